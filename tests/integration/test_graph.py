@@ -120,6 +120,7 @@ def test_the_towers_compute_at_the_same_time(shell: Shell) -> None:
     assert ended.status == 0, ended.text
     for line in (r"left\S* .*worker:0/cpu", r"right\S* .*worker:1/cpu"):
         assert re.search(line, ended.out), ended.out
+    assert "ms a step (within the requests)" in ended.out
     traces = list((shell.directory / "run" / "traces").iterdir())
     assert [path.name for path in traces] == ["steps-6-9.json.gz"]
     events = read_trace(traces[0])

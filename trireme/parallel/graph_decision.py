@@ -111,7 +111,9 @@ class Placed:
             {name: hardware.number(device) for name, device in devices.items()},
             hardware.number(devices[OUTPUT]),
             self.pieces,
-            _summary(picture, self.placement, self.pieces),
+            _summary(
+                picture, self.placement, self.pieces, free=not self.requests.constraints.pinned
+            ),
             self.requests.unmet,
             placement_table(picture),
             module_places(picture.nodes),
@@ -359,8 +361,16 @@ def _attributes_of(module: fx.GraphModule) -> dict[str, str]:
     return {node.name: str(node.target) for node in nodes}
 
 
-def _summary(picture: Picture, found: Placement, pieces: int) -> str:
-    """Returns a sentence about a placement, with the operators that its table counts."""
+def _summary(picture: Picture, found: Placement, pieces: int, *, free: bool) -> str:
+    """Returns a sentence about a placement, with the operators that its table counts.
+
+    Args:
+        picture: the picture.
+        found: the placement.
+        pieces: the number of micro-batches.
+        free: whether no operation has a place by request. Else each algorithm keeps to the
+            requests, and none has everything on one device.
+    """
     counts = Counter(node.place for node in picture.nodes if node.is_operator and node.place)
     devices = [each.device for each in found.prediction.devices]
     shares = ", ".join(f"{counts[place] or 'no'} operators on {place}" for place in devices)
@@ -370,8 +380,11 @@ def _summary(picture: Picture, found: Placement, pieces: int) -> str:
         for name, seconds in found.tried.items()
         if seconds is not None and name.startswith("single ") and "," not in name
     ]
-    beside = f", {1e3 * min(alone):.3g} ms on one device" if alone and len(devices) > 1 else ""
+    beside = ""
+    if alone and free and len(devices) > 1:
+        beside = f", {1e3 * min(alone):.3g} ms on one device"
+    how = found.algorithm if free else "within the requests"
     return (
         f"graph: {shares}{split}; predicted {1e3 * found.prediction.step_seconds:.3g} ms a "
-        f"step{beside} ({found.algorithm})"
+        f"step{beside} ({how})"
     )
