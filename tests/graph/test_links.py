@@ -9,7 +9,7 @@ import pytest
 
 from tests.graph.standing_group import standing_group
 from trireme.graph.costs import Link
-from trireme.graph.links import _rounds, measure_links
+from trireme.graph.links import _bandwidth, _rounds, measure_links
 
 
 def measured(rank: int, ranks: list[int]) -> tuple[dict[tuple[int, int], Link], float]:
@@ -30,6 +30,11 @@ def test_processes_of_one_machine() -> None:
     assert 1e-6 < one[0, 1].work_seconds < 0.1
     assert 0 <= one[0, 1].work_byte_seconds < 1e-6
     assert seconds < 3.0
+
+
+def test_a_bandwidth_is_finite_however_late_small_messages_are() -> None:
+    assert _bandwidth(1000, 0.5, 1.0) == 2000.0
+    assert _bandwidth(1000, 1.0, 1.0) == _bandwidth(1000, 2.0, 1.0) == 1e5
 
 
 @pytest.mark.parametrize("count", range(1, 8))

@@ -6,7 +6,6 @@ threads of the transport that wake up. A task with one core does not compute mea
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +41,10 @@ _LARGEST = 1 << 22
 _PYTHON_SECONDS = 6e-5
 """What the executor does for a transfer at each end, besides the calls that are measured here: it
 makes the memory, the leaf of autograd, and its own notes. Measured on an EPYC of 2023."""
+
+_NOISE = 0.01
+"""What a large message takes more than a small one is not less than this part of its whole time:
+smaller differences are noise, and show no bandwidth."""
 
 _ENOUGH_SECONDS = 0.01
 """A round trip that takes as long shows the bandwidth: larger messages are not tried."""
@@ -136,13 +139,25 @@ def _measured(other: int, group: dist.ProcessGroup | None, budget: float) -> Lin
         works.append(time.process_time() - used)
     more_work = statistics.median(works) - work
     _trip(other, group, size, 0)
-    more = min(large) - least
     return Link(
         statistics.quantiles(trips, n=4)[0] / 2,
-        2 * (size - _SMALL) / more if more > 0 else math.inf,
+        _bandwidth(2 * (size - _SMALL), least, min(large)),
         work / 2 + _PYTHON_SECONDS,
         max(more_work, 0.0) / (2 * (size - _SMALL)),
     )
+
+
+def _bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
+    """Returns the bytes per second of a link, on which a message of more bytes takes longer.
+
+    On a busy machine, all small messages may be later than a large one.
+
+    Args:
+        size: how many bytes more there are, there and back.
+        small_seconds: what a small message takes there and back.
+        large_seconds: what a large message takes there and back, more than 0.
+    """
+    return size / max(large_seconds - small_seconds, _NOISE * large_seconds)
 
 
 def _answer(other: int, group: dist.ProcessGroup | None) -> None:
