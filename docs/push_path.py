@@ -124,6 +124,7 @@ class _Tracer:
 
     def __init__(self) -> None:
         self.on = False
+        self.begun = 0
         self.path = PushPath()
         self._lock = threading.Lock()
 
@@ -134,6 +135,7 @@ class _Tracer:
 
     def begin(self) -> None:
         """Begins to note the calls of a step."""
+        self.begun += 1
         self.path = PushPath()
         self.on = True
 
@@ -212,7 +214,12 @@ def follow() -> PushPath:
         raise ran.raised[0]
     missing = [station for station in STATIONS if station not in tracer.path.legs]
     if missing:
-        raise RuntimeError(f"the push did not come by {missing[0].function}: {missing[0].title}")
+        tasks = [hop.task for hop in tracer.path.entered]
+        seen = ", ".join(f"{tasks.count(task)} in {task}" for task in STARTS)
+        raise RuntimeError(
+            f"the push did not come by {missing[0].function}: {missing[0].title}; "
+            f"{tracer.begun} steps were traced, and the last one entered functions: {seen}"
+        )
     path = tracer.path
     path.legs = {station: path.legs[station] for station in STATIONS}
     return path
