@@ -40,7 +40,7 @@ SECONDS = 600.0
 
 @dataclass
 class Run:
-    """What is known of one run so far.
+    """The times of one run, as far as they are known.
 
     Attributes:
         begun: the time of day at its start.

@@ -1,4 +1,4 @@
-"""What a program asks of a loader, from arguments or from a ready `DataLoader`."""
+"""The arguments of a loader, given one by one or taken from a ready `DataLoader`."""
 
 from __future__ import annotations
 
