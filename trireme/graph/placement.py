@@ -37,7 +37,7 @@ COARSE_NODES = 200
 _FAST: tuple[Algorithm, ...] = ("round-robin", "m-etf", "m-sct")
 
 RANDOM_CHOICES = 100
-"""How many random placements `best` looks at."""
+"""How many random placements `best` looks at, fewer of large graphs."""
 
 GAIN = 0.02
 """How much smaller the risk of a placement on several devices must be than that on the best one."""
@@ -204,7 +204,8 @@ def _starts(problem: Problem, algorithm: Algorithm, numbers: random.Random) -> d
     if every and np.isfinite(problem.simulator.limits).any():
         starts["packed"] = packed(problem)
     if every:
-        drawn = [at_random(problem, numbers) for _ in range(RANDOM_CHOICES)]
+        count = _affordable(problem, 10 * RANDOM_CHOICES) // 10
+        drawn = [at_random(problem, numbers) for _ in range(count)]
         starts["random"] = min(drawn, key=problem.score)
     elif algorithm == "random":
         starts["random"] = at_random(problem, numbers)
