@@ -66,6 +66,34 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("timeout", ["5", 0, -1.0, True])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any) -> None:
+    with pytest.raises(trireme.ConfigurationError, match="must be a number of seconds"):
+        trireme.launch(learn, timeout=timeout)
+
+
+@pytest.mark.parametrize("program", [None, 5, b"program.py"])
+def test_what_is_neither_a_function_nor_a_script_is_refused(program: Any) -> None:
+    with pytest.raises(trireme.ConfigurationError, match="give a function, or the path"):
+        trireme.launch(program)
+
+
+@pytest.mark.parametrize("args", [5, "--depth 2"])
+def test_arguments_that_are_no_list_are_refused(args: Any) -> None:
+    with pytest.raises(trireme.ConfigurationError, match="give a list or tuple"):
+        trireme.launch(learn, args=args)
+
+
+def test_a_job_that_is_not_waited_for_has_no_timeout() -> None:
+    with pytest.raises(trireme.ConfigurationError, match=r"wait=False.*job\.wait"):
+        trireme.launch(learn, wait=False, timeout=5)
+
+
+def test_a_run_directory_in_memory_is_refused() -> None:
+    with pytest.raises(trireme.ConfigurationError, match="in the memory of one process"):
+        trireme.launch("program.py", run_dir="memory://bucket/run")
+
+
 def test_a_script_or_module_that_is_not_there_is_refused() -> None:
     with pytest.raises(trireme.UsageError, match=r"there is no program nothing\.py"):
         trireme.launch("nothing.py")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import trireme
 from tests.data.sources import BATCH, SIZE, Flow, Resumable, Rows, Unequal, example, kinds, padded
@@ -90,6 +90,27 @@ def test_an_iteration_that_is_left_early_goes_on_in_the_next() -> None:
                 if epoch == 0 and number == 2:
                     break
         assert found == [*map(float, range(20)), *map(float, range(20))]
+
+
+def test_a_stream_s_batch_that_could_not_be_made_is_made_again() -> None:
+    failures = iter((False, True, False, True))
+
+    def collate(examples: list[Any]) -> Any:
+        if next(failures, False):
+            raise ValueError("damaged")
+        return torch.utils.data.default_collate(examples)
+
+    with make() as session:
+        loader = session.loader(Flow(20), 3, collate_fn=collate, epochs=1)
+        found: list[float] = []
+        for _ in range(3):
+            try:
+                for batch in loader:
+                    session.step(batch)
+                    found += batch[0][:, 0].tolist()
+            except ValueError:
+                continue
+    assert found == [*map(float, range(20))]
 
 
 def test_epochs_end_the_job_without_session_epochs() -> None:
@@ -175,3 +196,23 @@ def test_evaluation_counts_each_example_of_every_kind_once() -> None:
             assert session.evaluate(dataset, batch_size) == pytest.approx(expected)
         with pytest.raises(ConfigurationError, match="the DataLoader has its batch size"):
             session.evaluate(DataLoader(Rows(30), 7), 8)
+
+
+def test_an_evaluation_reads_a_stream_in_one_process() -> None:
+    with make() as session:
+        for arguments in (
+            (Flow(10), 5, {"num_workers": 2}),
+            (DataLoader(Flow(10), 5, num_workers=2), None, {}),
+        ):
+            dataset, batch_size, options = arguments
+            with pytest.raises(ConfigurationError, match="num_workers=2 with a Flow"):
+                session.evaluate(dataset, batch_size, **options)
+
+
+def test_an_evaluation_does_not_draw_examples_by_weight() -> None:
+    weighted = WeightedRandomSampler([0.0] * 9 + [1.0], 10)
+    with make() as session:
+        expected = session.evaluate(Rows(10))
+        assert session.evaluate(DataLoader(Rows(10), 5, sampler=weighted)) == pytest.approx(
+            expected
+        )

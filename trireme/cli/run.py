@@ -15,7 +15,7 @@ import msgspec
 from trireme.cli.announcer import Announcer
 from trireme.cli.live import job_watch
 from trireme.cli.parser import COMMANDS
-from trireme.errors import UsageError
+from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import COMMAND_LINE, JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
@@ -217,11 +217,17 @@ def _remote(run_dir: str) -> ObjectStore | None:
     """Returns the object store of a run directory that is a URL; fails before anything starts.
 
     Raises:
-        ConfigurationError: the URL is not complete, or its file system is not installed.
+        ConfigurationError: the URL is not complete, its file system is not installed, or it is one
+            process's memory.
     """
     where = location(run_dir)
     if not isinstance(where, RemotePath):
         return None
+    if where.scheme == "memory":
+        raise ConfigurationError(
+            f"--run-dir {run_dir}: what is saved there is in the memory of one process, and gone "
+            "with it. It is for tests in one process; name a directory or an object store"
+        )
     from trireme.remote.object_store import ObjectStore  # only for these runs: imports take long
 
     return ObjectStore(where)

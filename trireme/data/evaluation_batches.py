@@ -13,13 +13,17 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    WeightedRandomSampler,
     default_collate,
 )
 
 from trireme.data.loader import tensors_of
 from trireme.data.loading import Loading
-from trireme.data.stream import is_stream
+from trireme.data.stream import check_one_reader, is_stream
 from trireme.errors import ConfigurationError
+
+_OF_ALL = (RandomSampler, WeightedRandomSampler, DistributedSampler, SequentialSampler)
+"""The samplers that draw from the whole data set. For an evaluation each example counts once."""
 
 
 def evaluation_batches(dataset: Any, batch_size: int | None, loading: Loading) -> Iterator[Any]:
@@ -27,13 +31,14 @@ def evaluation_batches(dataset: Any, batch_size: int | None, loading: Loading) -
 
     Args:
         dataset: a data set, or a `DataLoader`, whose data set, batch size, sampler and loading are
-            taken. Its order does not matter, and the last batch is never left out; a
-            `DistributedSampler`, which would leave out or repeat examples, is not used.
+            taken. Its order does not matter, and the last batch is never left out; samplers of
+            torch that would leave out or repeat examples of the data set are not used.
         batch_size: the number of examples in a batch; None for 1000, or the `DataLoader`'s.
         loading: how examples are loaded.
 
     Raises:
-        ConfigurationError: an argument is given that the `DataLoader` has already.
+        ConfigurationError: an argument is given that the `DataLoader` has already, or several
+            processes would read a stream.
     """
     if isinstance(dataset, DataLoader):
         if batch_size is not None or loading != Loading():
@@ -55,18 +60,21 @@ def _again(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Returns a loader like another that leaves nothing out and draws no order."""
     named = Loading.of(loader).arguments
     named |= {"collate_fn": loader.collate_fn, "generator": _apart()}
+    if isinstance(loader.dataset, IterableDataset):
+        check_one_reader(loader.dataset, loader.num_workers)
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return DataLoader(loader.dataset, batch_size=loader.batch_size, **named)
     batches = loader.batch_sampler
     if type(batches) is not BatchSampler:
         return DataLoader(loader.dataset, batch_sampler=batches, **named)
     sampler = batches.sampler
-    if isinstance(sampler, RandomSampler | DistributedSampler | SequentialSampler):
+    if isinstance(sampler, _OF_ALL):
         sampler = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
     return DataLoader(loader.dataset, batch_size=batches.batch_size, sampler=sampler, **named)
 
 
 def _of_stream(dataset: Any, size: int, loading: Loading) -> Iterator[Any]:
+    check_one_reader(dataset, loading.num_workers)
     if isinstance(dataset, IterableDataset):
         yield from DataLoader(dataset, batch_size=size, generator=_apart(), **loading.arguments)
         return

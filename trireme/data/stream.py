@@ -30,6 +30,20 @@ _BETWEEN_BOOKMARKS = 1024
 _MOST_CURSORS = 3
 
 
+def check_one_reader(dataset: object, num_workers: int) -> None:
+    """Checks that at most one process reads a stream.
+
+    Raises:
+        ConfigurationError: several would.
+    """
+    if num_workers > 1:
+        raise ConfigurationError(
+            f"num_workers={num_workers} with a {type(dataset).__name__}: several processes would "
+            "read a stream in an order of their own, or each example several times. Use "
+            "num_workers=1, which reads ahead in one process"
+        )
+
+
 def is_stream(dataset: object) -> bool:
     """Returns whether a data set can only be read from the beginning.
 
@@ -83,12 +97,7 @@ class Stream:
         shuffle: bool = False,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        if loading.num_workers > 1:
-            raise ConfigurationError(
-                f"num_workers={loading.num_workers} with a {type(dataset).__name__}: several "
-                "processes would read a stream in an order of their own, or each example several "
-                "times. Use num_workers=1, which reads ahead in one process"
-            )
+        check_one_reader(dataset, loading.num_workers)
         if shuffle and shards == 1:
             raise ConfigurationError(
                 f"shuffle=True with a {type(dataset).__name__} without shards: a stream has the "

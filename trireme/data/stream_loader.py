@@ -144,7 +144,12 @@ class StreamLoader:
             elif examples:
                 self._last = examples
                 epoch = self.stream.epoch(spans[0][0])
-                batch = Batch(self._made(examples, spans[0][0]), tuple(spans), epoch=epoch)
+                try:
+                    data = self._made(examples, spans[0][0])
+                except BaseException:  # the program may catch it, and iterate again
+                    self._waiting.extendleft(reversed(spans))
+                    raise
+                batch = Batch(data, tuple(spans), epoch=epoch)
                 self._before = batch, examples
                 yield batch
 

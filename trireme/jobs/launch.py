@@ -92,6 +92,8 @@ def launch(
         KeyboardInterrupt: the job was interrupted; says whether it has saved.
     """
     check_no_task(LAUNCH_CALL)
+    _check(function_or_script, args)
+    _check_timeout(timeout, wait)
     given: dict[str, Any] = {"ps": ps, "workers": workers, "strategy": strategy, "mesh": mesh}
     given |= {"replicas": replicas, "run_dir": run_dir, "max_restarts": max_restarts, **options}
     file = None if config is None else os.fspath(config)
@@ -104,10 +106,39 @@ def launch(
     return _wait(job, timeout) if wait else job
 
 
+def _check(function_or_script: Any, args: Any) -> None:
+    if not callable(function_or_script) and not isinstance(function_or_script, str | os.PathLike):
+        raise ConfigurationError(
+            f"launch({function_or_script!r}): give a function, or the path of a script"
+        )
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise ConfigurationError(
+            f"launch(args={args!r}): give a list or tuple, such as args=({args!r},)"
+        )
+
+
+def _check_timeout(timeout: Any, wait: bool) -> None:
+    if timeout is None:
+        return
+    if not wait:
+        raise ConfigurationError(
+            "launch(timeout=..., wait=False): a job that is not waited for has no timeout; wait "
+            "for it by `job.wait(timeout)`, and end it by `job.stop()`"
+        )
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ConfigurationError(
+            f"launch(timeout={timeout!r}): it must be a number of seconds greater than 0"
+        )
+
+
 def _wait(job: LaunchedJob, timeout: float | None) -> Any:
     """Waits for a job, which Ctrl-C stops, and returns its result."""
     with job.interruptible() as interrupts:
-        late = not job.wait(timeout)
+        try:
+            late = not job.wait(timeout)
+        except BaseException:  # such as that of another signal: nobody has the job any more
+            job.stop()
+            raise
         if late:
             job.stop()
             if not job.wait(_STOP_SECONDS):

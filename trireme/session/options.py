@@ -57,7 +57,11 @@ class OptionValues(TypedDict, total=False):
     accumulate: int
     clip_norm: float | None
     ema: float | Average | None
-    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
+    scheduler: (
+        Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+        | torch.optim.lr_scheduler.LRScheduler
+        | None
+    )
     l2: float
     seed: int
     deterministic: bool
