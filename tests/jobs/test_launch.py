@@ -90,8 +90,9 @@ def test_a_job_that_is_not_waited_for_has_no_timeout() -> None:
 
 
 def test_a_run_directory_in_memory_is_refused() -> None:
-    with pytest.raises(trireme.ConfigurationError, match="in the memory of one process"):
-        trireme.launch("program.py", run_dir="memory://bucket/run")
+    Path("program.py").write_text("pass\n")
+    with pytest.raises(trireme.TriremeError, match="in the memory of one process"):
+        trireme.launch("program.py", run_dir="memory://bucket/run", verbose=False)
 
 
 def test_a_script_or_module_that_is_not_there_is_refused() -> None:

@@ -133,4 +133,9 @@ def _number(name: str, value: Any) -> float:
             f"metric {name!r} returned {found}: it must be one number. Give one metric for each "
             "number, such as with average='macro'; metrics=collection takes a MetricCollection"
         )
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"metric {name!r} returned {value!r}: it must be one number"
+        ) from error
