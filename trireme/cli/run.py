@@ -225,8 +225,8 @@ def _remote(run_dir: str) -> ObjectStore | None:
         return None
     if where.scheme == "memory":
         raise ConfigurationError(
-            f"--run-dir {run_dir}: what is saved there is in the memory of one process, and gone "
-            "with it. It is for tests in one process; name a directory or an object store"
+            f"--run-dir {run_dir}: checkpoints there are in the memory of one process and "
+            "are lost when it ends. Name a directory or an object store"
         )
     from trireme.remote.object_store import ObjectStore  # only for these runs: imports take long
 

@@ -43,8 +43,8 @@ _PYTHON_SECONDS = 6e-5
 makes the memory, the leaf of autograd, and its own notes. Measured on an EPYC of 2023."""
 
 _NOISE = 0.01
-"""What a large message takes more than a small one is not less than this part of its whole time:
-smaller differences are noise, and show no bandwidth."""
+"""The smallest share of a large message's time that counts as time for its bytes. A smaller
+difference between a large and a small message is noise."""
 
 _ENOUGH_SECONDS = 0.01
 """A round trip that takes as long shows the bandwidth: larger messages are not tried."""
@@ -154,8 +154,8 @@ def _bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
 
     Args:
         size: how many bytes more there are, there and back.
-        small_seconds: what a small message takes there and back.
-        large_seconds: what a large message takes there and back, more than 0.
+        small_seconds: the round-trip time of a small message.
+        large_seconds: the round-trip time of a large message, more than 0.
     """
     return size / max(large_seconds - small_seconds, _NOISE * large_seconds)
 

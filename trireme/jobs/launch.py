@@ -136,7 +136,7 @@ def _wait(job: LaunchedJob, timeout: float | None) -> Any:
     with job.interruptible() as interrupts:
         try:
             late = not job.wait(timeout)
-        except BaseException:  # such as that of another signal: nobody has the job any more
+        except BaseException:  # the caller gets no handle of the job
             job.stop()
             raise
         if late:
