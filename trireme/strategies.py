@@ -363,6 +363,18 @@ BUILT = tuple(each.name for each in _CLASSES)
 """The names of the available strategies."""
 
 
+def check_name(name: str) -> None:
+    """Checks that a strategy has that name.
+
+    Raises:
+        ConfigurationError: none has; suggests one.
+    """
+    if name not in BUILT:
+        raise ConfigurationError(
+            f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"
+        )
+
+
 def resolve(name: str, config: JobConfig) -> Strategy:
     """Returns the strategy of a name, with the options of the launch.
 
@@ -370,10 +382,7 @@ def resolve(name: str, config: JobConfig) -> Strategy:
         ConfigurationError: the name is unknown; or an option does not belong to the strategy, or
             has an invalid value.
     """
-    if name not in BUILT:
-        raise ConfigurationError(
-            f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"
-        )
+    check_name(name)
     chosen = _CLASSES[BUILT.index(name)]
     given: dict[str, Any] = {}
     for option in OPTIONS:

@@ -201,6 +201,17 @@ def test_who_reads_may_go_as_head_does(command: list[str]) -> None:
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_the_output_is_told() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [*TRIREME, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    wanted = "trireme: error: standard output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, wanted)
+
+
 def _children_s_processor_time() -> float:
     """In seconds; by the clock it would say what else this machine does."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -26,7 +26,8 @@ def test_a_remote_path_is_named_as_a_path() -> None:
 
 
 def test_the_scratch_directory_stays_below_runs() -> None:
-    assert local_directory("s3://bucket/../../etc/a b") == Path("runs/s3/bucket/etc/a_b")
+    assert local_directory("s3://bucket/../../etc/a b") == Path("runs/s3/bucket/etc/a%20b")
+    assert local_directory("s3://b/a+b") != local_directory("s3://b/a_b")
     assert local_directory("/x") == Path("/x")
 
 

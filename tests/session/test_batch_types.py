@@ -163,6 +163,12 @@ def test_no_loss_is_refused_by_name() -> None:
         train("dict", None, batch())  # type: ignore[arg-type]
 
 
+def test_a_loss_for_each_example_is_refused_by_its_shape() -> None:
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(ConfigurationError, match=r"the loss is a tensor of shape \(6,\).*mean"):
+        train("dict", lambda out, labels: loss(out.logits, labels), batch())
+
+
 @pytest.mark.parametrize("kind", [dict, Output, Encoding])
 def test_targets_go_out_of_a_batch_or_stay_in_it_and_its_class_stays(kind: type) -> None:
     whole = batch(kind)

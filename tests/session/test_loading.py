@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, random_split
 
 import trireme
 from tests.data.sources import BATCH, SIZE, Flow, Resumable, Rows, Unequal, example, kinds, padded
@@ -216,3 +216,41 @@ def test_an_evaluation_does_not_draw_examples_by_weight() -> None:
         assert session.evaluate(DataLoader(Rows(10), 5, sampler=weighted)) == pytest.approx(
             expected
         )
+
+
+def test_an_evaluation_of_nothing_is_refused() -> None:
+    with make() as session:
+        for nothing in (Rows(0), Flow(0), DataLoader(Rows(0), 7)):
+            with pytest.raises(ConfigurationError, match="the data set has no examples"):
+                session.evaluate(nothing)
+
+
+def halves_of(seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return random_split(Rows(40), [20, 20], generator=generator)[0]
+
+
+def test_workers_that_split_the_data_differently_are_told() -> None:
+    def program(session: Session) -> str:
+        try:
+            for batch in session.loader(halves_of(session.task.index), 4, epochs=2):
+                session.step(batch)
+        except trireme.Rejected as error:
+            return str(error)
+        return ""
+
+    for strategy in ("async", "sync"):
+        said = run_job(Cluster(workers=2, strategy=strategy), lambda _: make(), program).values
+        assert any(
+            "different orders within an epoch" in each and "random_split" in each for each in said
+        ), said
+
+
+def test_a_job_that_is_resumed_within_an_epoch_keeps_its_split(tmp_path: Path) -> None:
+    with make(tmp_path, max_steps=3) as session:
+        order(session, halves_of(0), {"batch_size": 4})
+    with make(tmp_path) as session, pytest.raises(trireme.Rejected, match="in another order"):
+        order(session, halves_of(1), {"batch_size": 4})
+    with make(tmp_path) as session:
+        parts = order(session, halves_of(1), {"batch_size": 4, "resized": True})
+    assert [epoch for epoch, *_ in parts] == [1] * 5 + [2] * 5

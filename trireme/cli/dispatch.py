@@ -40,6 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return 130
+    except OSError:
+        if (refused := _refusal_of_output()) is None:
+            raise
+        return _complain(TriremeError(f"standard output cannot be written: {refused}"), 1)
+
+
+def _refusal_of_output() -> str | None:
+    """Returns why standard output takes nothing, such as a full disk; None if it does.
+
+    If so, discards further output, which would fail again when Python ends.
+    """
+    try:
+        print(flush=True)
+    except OSError as error:
+        _discard_output()
+        return error.strerror or str(error)
+    return None
 
 
 def _reader_has_gone() -> bool:
@@ -52,10 +69,14 @@ def _reader_has_gone() -> bool:
     poller.register(output, 0)
     if not poller.poll(0):
         return False
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, output)
-    os.close(null)
+    _discard_output()
     return True
+
+
+def _discard_output() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "digits",
     "download",
     "evaluation_batches",
+    "fingerprint",
     "intervals",
     "ledger",
     "loader",

@@ -89,6 +89,13 @@ class Ledger:
         """The finished positions as ranges (start, stop), lowest first."""
         return tuple(self._done)
 
+    @property
+    def between_epochs(self) -> bool:
+        """Whether all that was dealt is finished, and makes whole epochs."""
+        return not self.frontier % self.size and self.consumed == tuple(
+            [(0, self.frontier)] if self.frontier else []
+        )
+
     def members(self, workers: Sequence[int]) -> None:
         """Sets the members, the workers that take part. The same members again change nothing.
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from trireme.data.seeds import derive, permutation
+
+SAME_ORDER = (
+    "indices, a random_split, weights or a sampler were drawn anew in each process. Draw them from "
+    "a seed that all share, such as random_split(..., generator=torch.Generator().manual_seed(0))"
+)
+"""What explains that workers have different orders, and what to do."""
 
 
 class Order:
@@ -59,6 +66,10 @@ class Order:
             pieces.append(self._epoch(epoch)[first : first + stop - start])
             start += len(pieces[-1])
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def content(self) -> tuple[Any, ...]:
+        """Returns what the order follows from: plain values, and arrays of NumPy."""
+        return type(self).__name__, self.size, self.seed, self.shuffle
 
     def _build(self, epoch: int) -> torch.Tensor:
         """Returns the examples of an epoch in their order."""

@@ -66,6 +66,10 @@ class WeightedOrder(Order):
         self._weights, self._replacement = values, replacement
         self._cumulative = np.cumsum(values)
 
+    def content(self) -> tuple[Any, ...]:
+        """Returns what the order follows from."""
+        return *super().content(), self._replacement, self._weights
+
     def _build(self, epoch: int) -> torch.Tensor:
         seed = derive(self.seed, epoch)
         if self._replacement:
@@ -94,6 +98,10 @@ class SubsetOrder(Order):
         self.examples = None
         self._indices = torch.as_tensor(indices, dtype=torch.int64)
 
+    def content(self) -> tuple[Any, ...]:
+        """Returns what the order follows from."""
+        return *super().content(), self._indices.numpy()
+
     def _build(self, epoch: int) -> torch.Tensor:
         return self._indices.index_select(0, super()._build(epoch))
 
@@ -119,6 +127,10 @@ class SamplerOrder(Order):
         super().__init__(size, seed)
         self.examples = None
         self._sampler, self._checked = sampler, False
+
+    def content(self) -> tuple[Any, ...]:
+        """Returns what the order follows from, as far as can be seen: its first epoch."""
+        return "sampler", self.size, self._epoch(0).numpy()
 
     def _build(self, epoch: int) -> torch.Tensor:
         return torch.as_tensor(self._items(epoch), dtype=torch.int64)
@@ -170,6 +182,10 @@ class BatchSamplerOrder(SamplerOrder):
     def __init__(self, sampler: Iterable[Any], seed: int = 0) -> None:
         super().__init__(sampler, seed)
         self._batches: dict[int, list[list[int]]] = {}
+
+    def content(self) -> tuple[Any, ...]:
+        """Returns what the order follows from, as far as can be seen: its first epoch."""
+        return "batches", self._of(0)
 
     def indices(self, start: int, stop: int) -> torch.Tensor:
         """Returns the examples of the batches at positions start to stop - 1."""

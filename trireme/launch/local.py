@@ -231,6 +231,8 @@ class HostEngine:
                 self._look_at_template()
             elif key.data.read() == 0:
                 self.selector.unregister(key.fileobj)
+        if self._waiting and self._template is not None:  # it may never say that it is ready
+            self._look_at_template()
         statuses = {name: process.poll() for name, process in self._processes.items()}
         ended: list[Event] = []
         for name, status in statuses.items():

@@ -306,8 +306,9 @@ class Lease(FromWorker, frozen=True, array_like=True):
     next epoch begins. `end` says what becomes of a batch that crosses the end of an epoch: it takes
     the rest from the next (0), is cut (1), or is left out (2). Positions from `until` on are not
     dealt, where it is not 0. `lacks` are positions that turned out to have no example, as the data
-    ended before them: they count as finished. With a `count` of 0 nothing is dealt; with a `size`
-    of 0 the data set's is taken that is known.
+    ended before them: they count as finished. `order` is a fingerprint of the order of examples,
+    which all workers must share; 0 where none can be told. With a `count` of 0 nothing is dealt;
+    with a `size` of 0 the data set's is taken that is known.
     """
 
     kind: ClassVar[int] = 72
@@ -321,6 +322,7 @@ class Lease(FromWorker, frozen=True, array_like=True):
     end: Number = 0
     until: Number = 0
     lacks: Pairs = ()
+    order: Number = 0
 
     @classmethod
     def of(
@@ -338,6 +340,7 @@ class LeaseTerms(TypedDict, total=False):
     end: int
     until: int
     lacks: Sequence[tuple[int, int]]
+    order: int
 
 
 class Leased(Message, frozen=True, array_like=True):

@@ -30,6 +30,7 @@ class ModelState:
         workers: the exactly-once table, of shard 0.
         consumed: the examples that are in the values.
         sizes: how many examples each data set has, by name, where that is known.
+        orders: the fingerprint of each data set's order, by name, where that is known.
         lacks: what is missing, in words, each with the reason.
     """
 
@@ -40,6 +41,7 @@ class ModelState:
     workers: tuple[WorkerProgress, ...] = ()
     consumed: tuple[Span, ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
+    orders: dict[str, int] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
 
 
@@ -92,6 +94,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
         workers=first.workers,
         consumed=first.consumed,
         sizes=first.sizes,
+        orders=first.orders,
     )
 
 

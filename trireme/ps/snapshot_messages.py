@@ -82,6 +82,7 @@ class Snapshot(Message, frozen=True, array_like=True):
         workers: the exactly-once table.
         consumed: the examples that are in the parameters (shard 0).
         sizes: how many examples each data set has (shard 0).
+        orders: the fingerprint of each data set's order (shard 0).
     """
 
     kind: ClassVar[int] = 83
@@ -90,6 +91,7 @@ class Snapshot(Message, frozen=True, array_like=True):
     workers: tuple[WorkerProgress, ...]
     consumed: tuple[Span, ...]
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
+    orders: dict[Name, Number] = msgspec.field(default_factory=dict)
 
 
 class Thaw(FromWorker, frozen=True, array_like=True):
@@ -113,6 +115,7 @@ class Load(FromWorker, frozen=True, array_like=True):
     workers: tuple[WorkerProgress, ...]
     consumed: tuple[Span, ...]
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
+    orders: dict[Name, Number] = msgspec.field(default_factory=dict)
 
 
 class Loaded(Message, frozen=True, array_like=True):

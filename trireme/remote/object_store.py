@@ -7,7 +7,9 @@ The one operation that a file system does not have is `create`, a conditional pu
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -17,15 +19,24 @@ from trireme.remote.url import EXTRAS, RemotePath
 CONNECT_SECONDS = 10
 """The longest that a connection to an S3 server may take to open."""
 
-READ_SECONDS = 60
-"""The longest that an S3 server may be silent."""
+READ_SECONDS = 30
+"""The longest that an S3 server may be silent. A request is tried again a few times."""
+
+PROBE_SECONDS = 60.0
+"""The longest that the check of a run directory may take, with all attempts."""
 
 _CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _T = TypeVar("_T")
 
 
 class StoreError(OSError):
-    """An object store has refused a request, or did not answer; says what to do."""
+    """An object store has refused a request, or did not answer; says what to do.
+
+    Attributes:
+        denied: whether the store denies it to this user: it would do so again.
+    """
+
+    denied = False
 
 
 class ObjectStore:
@@ -38,13 +49,21 @@ class ObjectStore:
         root: the URL.
         file_system: an fsspec file system; by default the one of the URL's scheme, which finds
             credentials and endpoint as it documents.
+        probe_seconds: the longest that `check_writable` may take.
 
     Raises:
         ConfigurationError: the package of the file system is not installed.
     """
 
-    def __init__(self, root: RemotePath, file_system: Any = None) -> None:
+    def __init__(
+        self,
+        root: RemotePath,
+        file_system: Any = None,
+        *,
+        probe_seconds: float = PROBE_SECONDS,
+    ) -> None:
         self.root = root
+        self.probe_seconds = probe_seconds
         self.file_system = _file_system(root) if file_system is None else file_system
         self._base = self.file_system._strip_protocol(str(root)).rstrip("/")
 
@@ -74,9 +93,11 @@ class ObjectStore:
                 f"{self.root / key} cannot be {what}: it is not there, or its bucket is not"
             ) from error
         except Exception as error:  # the libraries of file systems raise their own
-            raise StoreError(
+            refused = StoreError(
                 f"{self.root / key} cannot be {what}: {_why(self.root.scheme, error)}"
-            ) from error
+            )
+            refused.denied = _denied(error)
+            raise refused from error
 
     def create(self, key: str, content: bytes) -> bool:
         """Writes an object that is not there yet; returns False where there is one already.
@@ -146,8 +167,31 @@ class ObjectStore:
 
         Raises:
             ConfigurationError: the store ignores the condition.
-            OSError: an object cannot be written.
+            OSError: an object cannot be written, or that is not known after `PROBE_SECONDS`.
         """
+        # The deadlines of a file system's requests, attempts and connections multiply.
+        checked: Future[None] = Future()
+
+        def check() -> None:
+            try:
+                self._check_writable()
+            except BaseException as error:
+                checked.set_exception(error)
+            else:
+                checked.set_result(None)
+
+        threading.Thread(target=check, name="store-check", daemon=True).start()
+        try:
+            checked.result(self.probe_seconds)
+        except TimeoutError as error:
+            if checked.done():
+                raise
+            raise StoreError(
+                f"{self.root} did not answer within {self.probe_seconds:g} s: is the endpoint the "
+                "right one, and does the server behind it live?"
+            ) from error
+
+    def _check_writable(self) -> None:
         key = f".probe-{secrets.token_hex(8)}"
         try:
             refused = not self.create(key, b"first")
@@ -196,7 +240,7 @@ _S3_OPTIONS: Mapping[str, Any] = {
 
 def _why(scheme: str, error: Exception) -> str:
     """Returns in words why a request failed, and what to do."""
-    said = str(error) or type(error).__name__
+    said = _answer(error) or str(error) or type(error).__name__
     if type(error).__name__ in _CREDENTIALS:
         return (
             f"no credentials were found ({said}). Set them as for the other tools of {scheme}:// "
@@ -208,3 +252,33 @@ def _why(scheme: str, error: Exception) -> str:
             "write and delete there"
         )
     return said
+
+
+def _denied(error: Exception) -> bool:
+    """Returns whether the store knows this user, or none, and denies it the request."""
+    return type(error).__name__ in _CREDENTIALS or isinstance(error, PermissionError)
+
+
+def _answer(error: Exception) -> str:
+    """Returns the code and the message of an S3 server's refusal; "" for other errors.
+
+    s3fs raises an `OSError` in its place, which may have the message's first letter only.
+    """
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, Mapping) and isinstance(response.get("Error"), Mapping):
+            refusal = response["Error"]
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
+            words = [str(refusal.get(key, "")) for key in ("Code", "Message")]
+            return ": ".join(dict.fromkeys(filter(None, [f"HTTP status {status}", *words])))
+    return ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and those that it was raised from."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from trireme.errors import ConfigurationError
 
@@ -64,7 +64,7 @@ class RemotePath:
         stay there.
         """
         scheme, _, rest = self.url.partition("://")
-        parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in rest.split("/")]
+        parts = [quote(part, safe="", errors="surrogatepass") for part in rest.split("/")]
         return Path("runs", scheme, *(part for part in parts if part not in ("", ".", "..")))
 
 

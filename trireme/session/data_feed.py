@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trireme.data.batch import Batch
+from trireme.data.fingerprint import fingerprint
 from trireme.data.loader import Loader
 from trireme.data.positions import EpochEnd, parts_of
 from trireme.data.request import Request
@@ -127,7 +128,13 @@ class DataFeed:
         cuts = EpochEnd.SHORT if self._epochs is not None else EpochEnd.CROSS
         end = EpochEnd.DROP if request.drop_last else cuts
         dealer = Dealer(
-            self._worker.backend, name, order.size, batch_size, end=end, resized=resized
+            self._worker.backend,
+            name,
+            order.size,
+            batch_size,
+            end=end,
+            resized=resized,
+            order=fingerprint(order, dataset),
         )
         loader = Loader(
             dataset,

@@ -185,7 +185,7 @@ class DataMethods(JobView):
             loading: `collate_fn`, `num_workers` and so on; see `loader`.
 
         Raises:
-            ConfigurationError: an argument is out of range.
+            ConfigurationError: an argument is out of range, or the data set has no examples.
         """
         worker = self.worker
         if batch_size is not None:

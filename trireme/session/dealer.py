@@ -22,6 +22,7 @@ class Dealer:
         end: what becomes of a batch that crosses the end of an epoch.
         resized: whether the data set may be of another size than the checkpoint's.
         whole: whether whole parts are leased.
+        order: the fingerprint of the order of examples; 0 where there is none.
 
     Attributes:
         name, size, batch_size: the arguments.
@@ -39,6 +40,7 @@ class Dealer:
         end: EpochEnd,
         resized: bool = False,
         whole: bool = False,
+        order: int = 0,
     ) -> None:
         self.name = name
         self.size = size
@@ -48,6 +50,7 @@ class Dealer:
         self.batch_size = batch_size
         self._batch = MOST_POSITIONS if whole else batch_size
         self._end, self._resized, self._whole = end, resized, whole
+        self._order = order
         self._lacks: list[Span] = []
 
     def spans(self, count: int) -> list[Span]:
@@ -113,6 +116,7 @@ class Dealer:
             end=int(self._end),
             until=self.until if until is None else until,
             lacks=lacks,
+            order=self._order,
         )
 
     @property

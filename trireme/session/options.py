@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from trireme.errors import ConfigurationError, suggestion
 from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Average
+from trireme.strategies import Strategy, check_name
 
 if TYPE_CHECKING:
     import torch
 
     from trireme.session.hooks import Hook
-    from trireme.strategies import Strategy
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,13 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("float32", "bfloat16"))
         _one_of("nan", self.nan, ("raise", "skip", "ignore"))
+        if isinstance(self.strategy, str) and self.strategy != "auto":
+            check_name(self.strategy)
+        if not isinstance(self.strategy, str | Strategy):
+            raise ConfigurationError(
+                f"strategy={self.strategy!r}: give a name, such as 'sync', or a strategy, such as "
+                "trireme.Sync()"
+            )
         check_whole("accumulate", self.accumulate)
         check_whole("log_every", self.log_every)
         check_whole("seed", self.seed, least=None)

@@ -256,6 +256,29 @@ def test_a_template_that_cannot_import_torch_is_told_and_tasks_are_spawned(tmp_p
     assert "ended with status 1" in out.getvalue()
 
 
+def test_a_template_that_is_never_ready_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trireme.launch.forking.template.READY_SECONDS", 0.2)
+    (tmp_path / "program.py").write_text("print('runs')")
+    lines, out = [], io.StringIO()
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
+
+    def show(name: str, line: bytes, error: bool) -> None:
+        lines.append(line)
+
+    with HostEngine(["program.py"], environ, show, directory=tmp_path) as engine:
+        engine.fork_tasks(Console(out, out, {}))
+        assert engine._template is not None
+        os.kill(engine._template.pid, signal.SIGSTOP)
+        engine.start(TaskConfig(job="job"))
+        deadline = time.monotonic() + SECONDS
+        while not any(isinstance(event, TaskEnded) for event in engine.wait(0.1)):
+            assert time.monotonic() < deadline
+    assert lines == [b"runs"]
+    assert "had not imported PyTorch after 0.2 s" in out.getvalue()
+
+
 def test_a_program_that_sets_variables_before_torch_is_spawned(tmp_path: Path) -> None:
     source = "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n"
     (tmp_path / "program.py").write_text(textwrap.dedent(source))

@@ -157,3 +157,54 @@ def test_a_checkpoint_that_does_not_say_the_size_is_believed(sizes: dict[str, in
     book.members([0])
     book.restore([Span("a", 0, 8)], sizes)
     assert book.lease(*lease(0)).spans == (Span("a", 8, 12),)
+
+
+def in_order(order: int, **more: int | bool) -> Lease:
+    return msgspec.structs.replace(lease(0, count=1)[1], order=order, **more)
+
+
+def test_workers_with_different_orders_are_told() -> None:
+    book = book_of(0, 1)
+    book.lease(0, in_order(7))
+    book.lease(1, in_order(7))
+    with pytest.raises(ValueError, match=r"worker:1 and others deal.*'a' in different orders"):
+        book.lease(1, in_order(8))
+    assert book.lease(1, in_order(7)).spans == (Span("a", 8, 12),)
+
+
+def test_an_order_may_change_between_epochs_only() -> None:
+    book = book_of(0)
+    book.lease(0, in_order(7, batch=100))
+    with pytest.raises(ValueError, match="in different orders within an epoch"):
+        book.lease(0, in_order(8))
+    book.finish(0, [Span("a", 0, 100)])
+    assert book.lease(0, in_order(8)).spans == (Span("a", 100, 104),)
+    assert book.orders() == {"a": 8}
+
+
+@pytest.mark.parametrize("end, then", [(100, 100), (110, 200)])
+def test_a_checkpoint_within_an_epoch_is_of_one_order(end: int, then: int) -> None:
+    def restored() -> ExampleLedgers:
+        book = book_of(0)
+        book.restore([Span("a", 0, end)], {"a": 100}, {"a": 7})
+        return book
+
+    assert restored().lease(0, in_order(7)).spans == (Span("a", end, end + 4),)
+    assert restored().lease(0, in_order(0)).spans == (Span("a", end, end + 4),)
+    assert restored().lease(0, in_order(8, resized=True)).spans == (Span("a", then, then + 4),)
+    book = restored()
+    assert ExampleLedgers().orders() == {} and book.orders() == {"a": 7}
+    if end % 100:
+        with pytest.raises(ValueError, match=r"within an epoch of the data set 'a'.*resized=True"):
+            book.lease(0, in_order(8))
+        assert book.orders() == {"a": 7} and book.consumed() == (Span("a", 0, end),)
+    else:
+        assert book.lease(0, in_order(8)).spans == (Span("a", end, end + 4),)
+
+
+def test_ledgers_that_move_keep_their_orders() -> None:
+    book = book_of(0)
+    book.lease(0, in_order(7))
+    moved = ExampleLedgers()
+    moved.resume(book.export())
+    assert moved.orders() == {"a": 7}

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,9 @@ from trireme.launch.forking.fork_request import (
 FORK_SECONDS = 10.0
 """How long a fork may take; a loaded machine takes some hundredths of a second."""
 
+READY_SECONDS = 60.0
+"""How long the imports may take; a slow machine takes ten seconds."""
+
 ROOM = 4096
 """The longest command line of a task that a list of processes shows in full, in bytes."""
 
@@ -54,6 +57,7 @@ class TaskTemplate:
         environ: the environment of every task, but for what a request adds.
         path: the directory in which the user's program finds its modules first.
         directory: the directory to start tasks in; None for this process's own.
+        clock: tells the time, in seconds.
 
     Attributes:
         ready: whether it has imported everything.
@@ -61,9 +65,15 @@ class TaskTemplate:
     """
 
     def __init__(
-        self, environ: Mapping[str, str], path: Path, directory: Path | None = None
+        self,
+        environ: Mapping[str, str],
+        path: Path,
+        directory: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = False
+        self._clock = clock
+        self._late_at = clock() + READY_SECONDS
         self.trouble = ""
         self._received = b""
         self._socket, theirs = socket.socketpair()
@@ -109,11 +119,13 @@ class TaskTemplate:
         return self._socket.fileno()
 
     def look(self) -> None:
-        """Takes in what the template has said, without waiting."""
+        """Takes in what the template has said, without waiting; gives up one that is late."""
         self._socket.settimeout(0.0)
         with suppress(BlockingIOError):
             while self.usable:
                 self._take(self._receive())
+        if self.usable and not self.ready and self._clock() > self._late_at:
+            self._fail(f"it had not imported PyTorch after {READY_SECONDS:g} s")
 
     def fork(self, request: ForkRequest, descriptors: Sequence[int]) -> int | None:
         """Forks a task, and returns its process id; None if that failed, see `trouble`.

@@ -183,8 +183,11 @@ class ClientProtocol:
         """
         requests: dict[int, Request] = {}
         for server, (tensors, payload) in enumerate(parts):
-            consumed, sizes = (state.consumed, state.sizes) if server == 0 else ((), {})
-            load = Load(self._attached, state.step, tensors, state.workers, consumed, sizes)
+            load = Load(self._attached, state.step, tensors, state.workers, ())
+            if server == 0:
+                load = msgspec.structs.replace(
+                    load, consumed=state.consumed, sizes=state.sizes, orders=state.orders
+                )
             requests[server] = Request(load, payload, pinned=True)
         first = {0: requests.pop(0)}
         try:

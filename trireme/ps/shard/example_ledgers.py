@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from trireme.data.ledger import Ledger, LedgerState
+from trireme.data.order import SAME_ORDER
 from trireme.data.positions import MOST_DEALT, MOST_POSITIONS, EpochEnd, parts_of
 from trireme.ps.messages import Lease, Leased, Span
 
@@ -22,12 +23,14 @@ class ExamplesState(NamedTuple):
         sizes: the sizes of the checkpoint's data sets.
         answered: the last lease of each worker: its number, the examples, whether all are finished,
             and the epoch.
+        orders: the fingerprints of the orders of the data sets, also of the checkpoint's.
     """
 
     ledgers: tuple[tuple[str, LedgerState], ...] = ()
     restored: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     answered: tuple[tuple[int, int, tuple[Span, ...], bool, int], ...] = ()
+    orders: tuple[tuple[str, int], ...] = ()
 
 
 class ExampleLedgers:
@@ -42,6 +45,7 @@ class ExampleLedgers:
         self._ledgers: dict[str, Ledger] = {}
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._sizes: dict[str, int] = {}  # of the data sets of the checkpoint
+        self._orders: dict[str, int] = {}  # fingerprints, where one is known
         self._members: Sequence[int] = ()
         self._answered: dict[int, tuple[int, Leased]] = {}  # the last, and its number
         # What was finished and is not in the ledgers yet. Whatever looks at them settles first.
@@ -58,9 +62,9 @@ class ExampleLedgers:
         """Leases examples; a repeat of a worker's last request gets the same ones.
 
         Raises:
-            ValueError: another size than before, what the ledger refuses, or a request before the
-                last one: it comes late, on a connection that the worker has replaced, and nobody
-                would compute what it got.
+            ValueError: another size than before, another order within an epoch, what the ledger
+                refuses, or a request before the last one: it comes late, on a connection that the
+                worker has replaced, and nobody would compute what it got.
         """
         self._settle()
         last, answer = self._answered.get(worker, (0, Leased(())))
@@ -115,7 +119,12 @@ class ExampleLedgers:
             ledger = Ledger(request.size, interleave=self.interleave)
             ledger.members(self._members)
             done = self._restored.get(request.dataset, [])
-            ledger.restore(resized(worker, request, done, self._sizes.get(request.dataset)))
+            before = self._sizes.get(request.dataset)
+            done = resized(worker, request, done, before)
+            if before == request.size:
+                done = reordered(worker, request, done, self._orders.get(request.dataset, 0))
+            ledger.restore(done)
+            self._orders.pop(request.dataset, None)
             self._restored.pop(request.dataset, None)
             self._ledgers[request.dataset] = ledger
         if ledger.size != request.size:
@@ -123,6 +132,16 @@ class ExampleLedgers:
                 f"worker:{worker} has {_said(request.size)} of {request.dataset!r} and "
                 f"others have {_said(ledger.size)}: every worker must load the same data"
             )
+        if request.order:
+            order = self._orders.setdefault(request.dataset, request.order)
+            if order != request.order and not ledger.between_epochs:
+                raise ValueError(
+                    f"worker:{worker} and others deal the examples of {request.dataset!r} in "
+                    f"different orders within an epoch: {SAME_ORDER}. A program that changes the "
+                    "order itself does so between epochs, or gives the loaders different names "
+                    "(name=)"
+                )
+            self._orders[request.dataset] = request.order
         return ledger
 
     def senseless(self, spans: Iterable[Span]) -> str | None:
@@ -186,6 +205,10 @@ class ExampleLedgers:
         """Returns how many examples each data set has, the checkpoint's among them."""
         return self._sizes | {name: ledger.size for name, ledger in self._ledgers.items()}
 
+    def orders(self) -> dict[str, int]:
+        """Returns the fingerprints of the data sets' orders, where they are known."""
+        return dict(self._orders)
+
     def export(self) -> ExamplesState:
         """Returns all that the ledgers know."""
         self._settle()
@@ -197,21 +220,28 @@ class ExampleLedgers:
                 (worker, number, told.spans, told.finished, told.epoch)
                 for worker, (number, told) in self._answered.items()
             ),
+            tuple(self._orders.items()),
         )
 
     def resume(self, state: ExamplesState) -> None:
         """Goes on where other ledgers were exported."""
         self._ledgers = {name: Ledger.resumed(ledger) for name, ledger in state.ledgers}
         self._restored = {name: list(ranges) for name, ranges in state.restored}
-        self._sizes = dict(state.sizes)
+        self._sizes, self._orders = dict(state.sizes), dict(state.orders)
         self._answered = {
             worker: (number, Leased(spans, finished, epoch))
             for worker, number, spans, finished, epoch in state.answered
         }
 
-    def restore(self, consumed: Iterable[Span], sizes: Mapping[str, int] | None = None) -> None:
-        """Goes on from a snapshot's `consumed` and `sizes`."""
+    def restore(
+        self,
+        consumed: Iterable[Span],
+        sizes: Mapping[str, int] | None = None,
+        orders: Mapping[str, int] | None = None,
+    ) -> None:
+        """Goes on from a snapshot's `consumed`, `sizes` and `orders`."""
         self._settle()
+        self._orders = dict(orders or {})
         self._sizes = {name: size for name, size in (sizes or {}).items() if size > 0}
         self._restored = {}
         for span in consumed:
@@ -255,6 +285,37 @@ def resized(
     if epochs * request.size > MOST_DEALT:
         raise ValueError(f"{epochs} epochs of {request.size} examples are more than can be counted")
     return [(0, epochs * request.size)] if epochs else []
+
+
+def reordered(
+    worker: int, request: Lease, done: Sequence[tuple[int, int]], before: int
+) -> list[tuple[int, int]]:
+    """Returns what is finished of a data set whose order may be another one than it was.
+
+    Between epochs an order may change. Within one, positions would mean other examples: where that
+    is meant, the epochs that had begun count as finished.
+
+    Args:
+        worker: who asks for its examples.
+        request: the fingerprint of its order, and whether another data set is meant.
+        done: finished positions, as ranges (start, stop), lowest first.
+        before: the fingerprint in the checkpoint; 0 where it is not known.
+
+    Raises:
+        ValueError: it is another order within an epoch, and it is not said that this is meant.
+    """
+    dealt = max((stop for _, stop in done), default=0)
+    whole = not dealt % request.size and sum(stop - start for start, stop in done) == dealt
+    if whole or not before or not request.order or before == request.order:
+        return list(done)
+    if not request.resized:
+        raise ValueError(
+            f"the checkpoint was saved within an epoch of the data set {request.dataset!r}, and "
+            f"worker:{worker} deals its examples in another order: the seed or the sampler has "
+            f"changed, or {SAME_ORDER}. Or say that this is meant, "
+            "session.loader(..., resized=True), to go on with the next epoch"
+        )
+    return [(0, -(-dealt // request.size) * request.size)]
 
 
 def _said(size: int) -> str:

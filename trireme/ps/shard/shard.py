@@ -242,7 +242,7 @@ class Shard:
         self._decider.load()
         state.table.restore(request.workers)
         self._admit(0)
-        state.examples.restore(request.consumed, request.sizes)
+        state.examples.restore(request.consumed, request.sizes, request.orders)
         return [Reply(route, Loaded(state.step)), *self._answers.proceed()]
 
     def pull(self, now: float, route: object, who: Participant, request: Pull) -> list[Instruction]:
@@ -541,8 +541,15 @@ class Shard:
         assert state.values is not None
         tensors = state.values.copy(state=cut.state)
         specs = tuple(spec for spec, _ in tensors)
-        examples, table = state.examples, state.table.export()
-        snapshot = Snapshot(state.step, specs, table, examples.consumed(), examples.sizes())
+        examples = state.examples
+        snapshot = Snapshot(
+            state.step,
+            specs,
+            state.table.export(),
+            examples.consumed(),
+            examples.sizes(),
+            examples.orders(),
+        )
         state.barrier.end()
         self._decider.replay()
         return [Reply(route, snapshot, [tensor for _, tensor in tensors])]

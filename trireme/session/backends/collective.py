@@ -16,6 +16,7 @@ from typing import Unpack
 import msgspec
 import torch
 
+from trireme.data.order import SAME_ORDER
 from trireme.errors import ConfigurationError, Rejected
 from trireme.parallel.clock_trips import clock_trips
 from trireme.parallel.large_values import LargeValues
@@ -176,20 +177,25 @@ class Collective(Local):
         self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
     ) -> Leased:
         if size and dataset not in self._opened:
-            self._open(dataset, size, batch)
+            self._open(dataset, size, batch, terms.get("order", 0))
         return super().lease(dataset, size, batch, count, **terms)
 
-    def _open(self, dataset: str, size: int, batch: int) -> None:
+    def _open(self, dataset: str, size: int, batch: int, order: int) -> None:
         """Checks that all processes have the same data set.
 
         Raises:
             Rejected: another process has another one.
         """
         self._agree(_Action.OPEN)
-        said = msgspec.msgpack.encode((dataset, size, batch))
+        said = msgspec.msgpack.encode((dataset, size, batch, order))
         for rank, other in enumerate(self.group.exchange(said)):
             if other != said:
-                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int])
+                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
+                if theirs[:3] == (dataset, size, batch):
+                    raise Rejected(
+                        f"rank {rank} and rank {self.group.rank} deal the examples of {dataset!r} "
+                        f"in different orders: {SAME_ORDER}"
+                    )
                 raise Rejected(
                     f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
                     f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "

@@ -97,7 +97,7 @@ class Local(Backend):
                 self._average[name] = average
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
-        self._ledgers.restore(state.consumed, state.sizes)
+        self._ledgers.restore(state.consumed, state.sizes, state.orders)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""
@@ -227,6 +227,7 @@ class Local(Backend):
             optimizer,
             consumed=consumed,
             sizes=self._ledgers.sizes(),
+            orders=self._ledgers.orders(),
             lacks=lacks,
         )
 

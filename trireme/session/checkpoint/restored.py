@@ -28,6 +28,7 @@ class JobState(msgspec.Struct, frozen=True):
         applies: what the servers applied, such as `gradients`.
         workers: the number of workers; None where it is unknown.
         sizes: the number of examples of each data set.
+        orders: the fingerprint of each data set's order.
         consumed: the examples that are in the parameters: ranges [start, stop) by data set.
         streams: where reading streams may begin, in base64, by data set.
     """
@@ -36,6 +37,7 @@ class JobState(msgspec.Struct, frozen=True):
     applies: str = "gradients"
     workers: Index | None = None
     sizes: dict[Name, Number] = {}
+    orders: dict[Name, Number] = {}
     consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}
     streams: dict[Name, str] = {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
+from trireme.remote.object_store import StoreError
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,
@@ -82,6 +83,7 @@ class Storage:
 
         Raises:
             ConfigurationError: another job writes to it, or it is not writable; says which.
+            CheckpointError: an object store does not answer, or only that it cannot now.
         """
         if self._place is None or self._holds_lock:
             return
@@ -95,9 +97,10 @@ class Storage:
             if self._options is None:
                 self._progress.warn(f"no records are kept: {problem}")
                 return
-            raise ConfigurationError(
-                f"{problem}; choose another (run_dir= or --run-dir), or save nothing "
-                "(checkpoint=None)"
+            again = isinstance(error, StoreError) and not error.denied
+            raise (CheckpointError if again else ConfigurationError)(
+                f"{problem}; {'try again later, ' if again else ''}choose another (run_dir= or "
+                "--run-dir), or save nothing (checkpoint=None)"
             ) from error
 
     def follow(self, view: int, *, chief: bool) -> None:

@@ -37,6 +37,8 @@ LACKS = "lacks"
 
 _T = TypeVar("_T")
 
+_DATA_KEYS = ("consumed", "sizes", "orders", "streams")
+
 
 class WorkerCheckpoints:
     """Restores and saves a job, in a worker that is chief or may become chief.
@@ -192,6 +194,7 @@ class WorkerCheckpoints:
             average=data.average,
             optimizer=self._optimizer_of(data, then),
             sizes=dict(then.sizes),
+            orders=dict(then.orders),
             consumed=then.spans,
         )
 
@@ -348,7 +351,7 @@ class WorkerCheckpoints:
             """Returns a checkpoint of this worker's values, given the newest one's `state`."""
             parameters = self._setup.flat.parameters
             state = ModelState(step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
-            kept = {name: before.get(name, {}) for name in ("consumed", "sizes", "streams")}
+            kept = {name: before.get(name, {}) for name in _DATA_KEYS}
             return self._checkpoint_of(state, {LACKS: lacks, "rescued_from": lost, **kept})
 
         view, chief = lifecycle.view_number, lifecycle.is_chief
@@ -380,7 +383,7 @@ class WorkerCheckpoints:
         for span in state.consumed:
             consumed.setdefault(span.dataset, []).append([span.start, span.stop])
         described |= {"epoch": self._lifecycle.epoch, "consumed": consumed}
-        described |= {"sizes": dict(state.sizes), **(more or {})}
+        described |= {"sizes": dict(state.sizes), "orders": dict(state.orders), **(more or {})}
         if not more and (places := parts.get("where streams are read", self.places)):
             described["streams"] = places
         constants = parts.get("buffers and frozen parameters", self.buffers.constants)

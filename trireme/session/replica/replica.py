@@ -87,9 +87,12 @@ def scalar(loss: Any) -> torch.Tensor:
     if isinstance(loss, dict):
         loss = loss.get("loss")
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = type(loss).__name__
+        if isinstance(loss, torch.Tensor):
+            found = f"a tensor of shape {tuple(loss.shape)}"
         raise ConfigurationError(
-            f"the loss is {type(loss).__name__}: it must be one number as a tensor, or a dict "
-            'whose "loss" is that'
+            f"the loss is {found}: it must be one number as a tensor, such as the mean over the "
+            'batch (reduction="mean"), or a dict whose "loss" is that'
         )
     return loss
 
@@ -269,6 +272,9 @@ class Replica:
         Args:
             batches: the batches.
             transform: applied to each batch before it is computed.
+
+        Raises:
+            ConfigurationError: there are no examples.
         """
         totals: dict[str, float] = {"examples": 0.0, "loss": 0.0}
         values = {name: MetricValue(name, metric) for name, metric in self._metrics.items()}
@@ -295,7 +301,11 @@ class Replica:
         finally:
             self.model.train(training)
         totals = self._united(totals)
-        count = max(totals.pop("examples"), 1.0)
+        count = totals.pop("examples")
+        if not count:
+            raise ConfigurationError(
+                "session.evaluate: the data set has no examples, so there is no mean to compute"
+            )
         return {name: total / count for name, total in totals.items()}
 
     def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:

@@ -1,0 +1,72 @@
+"""Orders of examples are told apart by a number."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+
+from trireme.data.fingerprint import fingerprint
+from trireme.data.order import Order
+from trireme.data.sampled_order import BatchSamplerOrder, SamplerOrder, SubsetOrder, WeightedOrder
+
+DATA = TensorDataset(torch.arange(20))
+PLAIN = Order(20)
+
+
+def orders() -> list[Order]:
+    weights = torch.ones(20)
+    return [
+        Order(20),
+        Order(20, 1),
+        Order(21),
+        Order(20, shuffle=False),
+        WeightedOrder(weights),
+        WeightedOrder(weights, 19),
+        WeightedOrder(weights, 19, replacement=False),
+        WeightedOrder(torch.arange(20)),
+        SubsetOrder(range(20)),
+        SubsetOrder(range(1, 21)),
+        SamplerOrder([1, 2, 3]),
+        SamplerOrder([1, 3, 2]),
+        BatchSamplerOrder([[1, 2], [3]]),
+        BatchSamplerOrder([[1], [2, 3]]),
+    ]
+
+
+def test_each_order_has_its_own_and_keeps_it() -> None:
+    found = [fingerprint(order) for order in orders()]
+    assert all(one != other for one, other in combinations(found, 2))
+    assert all(0 < one <= 2**56 for one in found)
+    assert [fingerprint(order) for order in orders()] == found
+
+
+class Selected(Dataset[int]):
+    """A data set with a table of indices, as Hugging Face's."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self._indices = type("Table", (), {"column": lambda _, at: indices})()
+
+
+def test_selections_of_examples_are_told_apart() -> None:
+    first, second = (
+        random_split(DATA, [10, 10], generator=torch.Generator().manual_seed(seed))[0]
+        for seed in (0, 1)
+    )
+    data: list[Dataset[object]] = [
+        DATA,
+        first,
+        second,
+        Subset(first, range(5)),
+        Subset(second, range(5)),
+        Subset(DATA, np.arange(10)),
+        ConcatDataset([first, DATA]),
+        ConcatDataset([second, DATA]),
+        Selected([1, 2]),
+        Selected([2, 1]),
+    ]
+    found = [fingerprint(PLAIN, one) for one in data]
+    assert all(one != other for one, other in combinations(found, 2))
+    assert fingerprint(PLAIN, Subset(DATA, range(10))) == fingerprint(PLAIN, data[5])
