@@ -44,9 +44,8 @@ def test_every_module_of_data_is_in_the_reference(name: str) -> None:
 
 
 def test_help_explains_every_option_of_a_session_with_its_default() -> None:
-    shown, explained = explanations(trireme.Session), explanations(Options)
+    shown = explanations(trireme.Session)
     for option in dataclasses.fields(Options):
-        assert shown[option.name] == explained[option.name]
         default = re.match(r"\(default (.*?)\):", shown[option.name])
         assert default is not None, option.name
         if isinstance(option.default, (str, int, float)):

@@ -79,47 +79,7 @@ class OptionValues(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a session: how it trains its model.
-
-    Attributes:
-        precision (default "float32"): `bfloat16` computes forward and loss under autocast;
-            parameters and updates keep their dtype.
-        accumulate (default 1): the number of pieces in which each batch is computed, one after the
-            other, to save memory; the update is the same.
-        clip_norm (default None): the global L2 norm to which gradients are scaled down. Synchronous
-            strategies clip the mean of the round, as one process would; others clip each push.
-        ema (default None): the decay of an exponential moving average of the parameters, or an
-            `Average`; `evaluate` uses the average. A number includes warm-up: min(decay, (1 + n) /
-            (10 + n)).
-        scheduler (default None): a learning-rate scheduler over the optimizer, or a function that
-            builds one from it; it counts global steps.
-        l2 (default 0.0): adds l2 / 2 times the sum of the squares of all trained parameters with
-            two or more dimensions to the loss (not of biases). The displayed loss does not include
-            it.
-        seed (default 0): the seed of all randomness, including the order of the examples.
-        deterministic (default False): whether a run is bit-equal to its repetition, and a resumed
-            run to an uninterrupted one; for synchronous strategies, and for one worker. Pass a
-            function that builds the model, or seed torch before building it: the session cannot
-            seed the initial values of an existing module.
-        checkpoint (default Checkpoint()): when to save and which checkpoints to keep; None never
-            saves.
-        resume (default "auto"): `auto` continues from the newest undamaged checkpoint of the run
-            directory, if there is one; `never` refuses a run directory with checkpoints; a path
-            names a checkpoint.
-        hooks (default ()): the hooks; see `trireme.session.hooks`.
-        strategy (default "auto"): the strategy; `auto` takes that of the launch.
-        nan (default "raise"): the policy for a NaN or infinite loss: `raise` fails the job, `skip`
-            leaves the update out and counts it, `ignore` does not check.
-        log_every (default 100): the number of a worker's steps between two lines of progress, and
-            of the chief's steps between two records of the metrics.
-        device (default None): the device of the model; None leaves it where it is, or, where
-            several processes compute together, takes a GPU for each process.
-        pipeline (default PipelineConfig()): the configuration of the pipeline, where there is one.
-        graph (default GraphConfig()): the placement of the model as a dataflow graph, under the
-            strategy `graph`.
-        tensor_plan (default None): under tensor parallelism, pattern of a module's name ->
-            `column`, `row` or `gathered`; None derives a plan for transformer blocks and chains of
-            linear layers.
+    """The options of a session: the keywords of `trireme.Session`, which explains each.
 
     Raises:
         ConfigurationError: a value is out of range.
