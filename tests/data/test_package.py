@@ -12,8 +12,10 @@ import trireme.data
 
 
 def test_every_module_is_offered() -> None:
-    files = {path.stem for path in Path(trireme.data.__file__).parent.glob("*.py")}
-    assert set(trireme.data.__all__) == files - {"__init__"}
+    folder = Path(trireme.data.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")}
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert set(trireme.data.__all__) == (files | packages) - {"__init__"}
     assert set(trireme.data.__all__) <= set(dir(trireme.data))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = trireme.data.nothing

@@ -27,6 +27,7 @@ __all__ = [
     "request",
     "sampled_order",
     "seeds",
+    "sparse",
     "stream",
     "stream_loader",
     "text",
