@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 import trireme
-from tests.data.sources import BATCH, SIZE, kinds
+from tests.data.sources import BATCH, SIZE, Rows, kinds
 from tests.harness import Cluster, run_job
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.session.session import Session
@@ -119,3 +121,74 @@ def test_the_last_batch_is_left_out(cluster: Cluster) -> None:
         if kind in ("tensors", "rows", "sampler"):
             for epoch in range(EPOCHS):
                 assert sum(e == epoch for e, _ in found) == SIZE // together * together, kind
+
+
+def chosen(epoch: int, seed: int = 0) -> Subset[Any]:
+    """Some examples, which the program chooses anew in each epoch: more and more of them."""
+    indices = random.Random(seed * EPOCHS + epoch).sample(range(SIZE), 20 + 10 * epoch)
+    return Subset(Rows(SIZE), indices)
+
+
+def growing(session: Session) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for epoch in session.epochs(EPOCHS + 1):
+        dataset = chosen(epoch) if epoch < EPOCHS else Rows(SIZE)
+        for batch in session.loader(dataset, BATCH, resized=True):
+            session.step(batch)
+            numbers = batch[0][:, 0].tolist() if batch.spans else []
+            found += [(epoch, int(number)) for number in numbers]
+    return found
+
+
+def growing_in_a_process() -> list[tuple[int, int]]:
+    with make() as session:
+        return growing(session)
+
+
+def check_growing(counts: list[list[tuple[int, int]]]) -> None:
+    expected = Counter((e, n) for e in range(EPOCHS) for n in chosen(e).indices)
+    expected.update((EPOCHS, n) for n in range(SIZE))
+    assert Counter(each for one in counts for each in one) == expected
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(servers=0),
+        Cluster(workers=3),
+        Cluster(workers=3, servers=2, strategy="sync"),
+        pytest.param(Cluster(workers=2, strategy="averaging", every=3), marks=pytest.mark.thorough),
+        pytest.param(Cluster(workers=2, prefetch=True), marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_a_program_chooses_other_examples_in_each_epoch(cluster: Cluster) -> None:
+    check_growing(run_job(cluster, make, growing).values)
+
+
+def other_choice() -> str:
+    with make() as session:
+        try:
+            for epoch in session.epochs(EPOCHS):
+                dataset = chosen(1, seed=epoch * (1 + session.task.rank))
+                for batch in session.loader(dataset, BATCH):
+                    session.step(batch)
+        except trireme.Rejected as error:
+            return f"epoch {epoch}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        ProcessGroup(workers=2),
+        pytest.param(
+            ProcessGroup(workers=1, servers=1, mesh="dp=2", inside=2), marks=pytest.mark.thorough
+        ),
+    ],
+    ids=lambda group: group.mesh or "allreduce",
+)
+def test_processes_that_choose_differently_in_a_later_epoch_are_told(group: ProcessGroup) -> None:
+    check_growing(run_process_group(group, growing_in_a_process).values)
+    for said in run_process_group(group, other_choice).values:
+        assert said.startswith("epoch 1: rank") and "in different orders" in said

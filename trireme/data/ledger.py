@@ -89,12 +89,13 @@ class Ledger:
         """The finished positions as ranges (start, stop), lowest first."""
         return tuple(self._done)
 
-    @property
-    def between_epochs(self) -> bool:
-        """Whether all that was dealt is finished, and makes whole epochs."""
-        return not self.frontier % self.size and self.consumed == tuple(
-            [(0, self.frontier)] if self.frontier else []
-        )
+    def between_epochs(self, worker: int | None = None) -> bool:
+        """Returns whether all that was dealt is finished, and makes whole epochs.
+
+        Args:
+            worker: if given, what other members hold counts as finished.
+        """
+        return not self.frontier % self.size and self.finished(self.frontier, worker)
 
     def members(self, workers: Sequence[int]) -> None:
         """Sets the members, the workers that take part. The same members again change nothing.
@@ -275,9 +276,21 @@ class Ledger:
     def _lacks(self, start: int, stop: int) -> bool:
         return bool(self._done.gaps(start, stop))
 
-    def finished(self, until: int) -> bool:
-        """Returns whether all positions below `until` are finished."""
-        return not self._lacks(0, until)
+    def finished(self, until: int, worker: int | None = None) -> bool:
+        """Returns whether all positions below `until` are finished.
+
+        Args:
+            until: the position.
+            worker: if given, what other members hold counts as finished.
+        """
+        return not self._taken(worker).gaps(0, until)
+
+    def _taken(self, worker: int | None) -> IntervalSet:
+        """Returns what is finished, with what members other than `worker` hold, if it is given."""
+        if worker is None:
+            return self._done
+        held = [each for member, each in self._held.items() if member != worker]
+        return IntervalSet(chain(self._done, *held))
 
     def epoch(self, worker: int | None = None) -> int:
         """Returns the first epoch of which a position is not finished.
@@ -285,10 +298,7 @@ class Ledger:
         Args:
             worker: if given, what other members hold counts as finished.
         """
-        taken = self._done
-        if worker is not None:
-            held = [each for member, each in self._held.items() if member != worker]
-            taken = IntervalSet(chain(taken, *held))
+        taken = self._taken(worker)
         gaps = taken.gaps(0, taken.end)
         return (gaps[0][0] if gaps else taken.end) // self.size // parts_of(self.size)
 

@@ -303,12 +303,12 @@ class Lease(FromWorker, frozen=True, array_like=True):
     this incarnation, then one more with each: a repeat with the same number gets the same
     examples, and none are lost with an answer that did not arrive. A lower number is refused.
     `resized` says that the data set is meant to be of another size than the checkpoint's: then the
-    next epoch begins. `end` says what becomes of a batch that crosses the end of an epoch: it takes
-    the rest from the next (0), is cut (1), or is left out (2). Positions from `until` on are not
-    dealt, where it is not 0. `lacks` are positions that turned out to have no example, as the data
-    ended before them: they count as finished. `order` is a fingerprint of the order of examples,
-    which all workers must share; 0 where none can be told. With a `count` of 0 nothing is dealt;
-    with a `size` of 0 the data set's is taken that is known.
+    next epoch begins. It may also change between epochs. `end` says what becomes of a batch that
+    crosses the end of an epoch: it takes the rest from the next (0), is cut (1), or is left out
+    (2). Positions from `until` on are not dealt, where it is not 0. `lacks` are positions that
+    turned out to have no example, as the data ended before them: they count as finished. `order` is
+    a fingerprint of the order of examples, which all workers must share; 0 where none can be told.
+    With a `count` of 0 nothing is dealt; with a `size` of 0 the data set's is taken that is known.
     """
 
     kind: ClassVar[int] = 72

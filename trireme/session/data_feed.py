@@ -65,6 +65,8 @@ class DataFeed:
         self._last_epoch = 0  # of the batch before
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
+        # The last one that was iterated over, by the name of its data set.
+        self._latest: dict[str, tuple[Loader | StreamLoader, Dealer]] = {}
         # Positions that were leased and not handed out, by the data set's name and size.
         self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
@@ -230,7 +232,27 @@ class DataFeed:
                 self._worker.backend.set_end(-(-int(epochs * dealer.size) // per_step))
             else:
                 dealer.until = int(epochs * per_epoch)
+        if within is not None and within.epoch:
+            return self._iterate_epoch(loader, dealer, within.epoch, patient=patient)
+        self._latest[dealer.name] = loader, dealer
         return self._iterate(loader, dealer, patient=patient)
+
+    def _iterate_epoch(
+        self, loader: Loader | StreamLoader, dealer: Dealer, epoch: int, *, patient: bool
+    ) -> Iterator[Batch]:
+        """Iterates over an epoch.
+
+        Where the program has changed the order of examples, all of the epochs before come to the
+        end in theirs, those examples too that a lost worker has given back.
+        """
+        before, then = self._latest.get(dealer.name, (loader, dealer))
+        if then.order and (then.order, then.size) != (dealer.order, dealer.size):
+            then.until = epoch * then.size
+            then.end_epochs()
+            yield from self._iterate(before, then, patient=True)
+        self._latest[dealer.name] = loader, dealer
+        if not self._worker.backend.stopping:
+            yield from self._iterate(loader, dealer, patient=patient)
 
     def _iterate(
         self, loader: Loader | StreamLoader, dealer: Dealer, *, patient: bool
@@ -240,6 +262,7 @@ class DataFeed:
             self._finish()
             return
         within = self._epochs
+        dealer.begin()
         dealer.left += self._left_over.pop(key, [])
         batches = iter(loader)
         self._loader = loader

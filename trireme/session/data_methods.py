@@ -82,8 +82,8 @@ class DataMethods(JobView):
             epochs: the job ends after this many passes over the data set, unless `max_steps` is
                 set.
             resized: whether a resumed job accepts a data set of another size than the
-                checkpoint's, and continues with the next epoch of the present data set; a job
-                without it is refused.
+                checkpoint's, and continues with the next epoch of the present data set; and
+                whether a program may change the size between epochs. A job without it is refused.
             generator: its seed, as set by `manual_seed`, replaces the session's for the order.
             by: of data sets that are iterated over, what is dealt: `position` has every worker
                 read all examples and keep its own; `shard` has each read whole shards. `auto`

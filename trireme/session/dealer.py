@@ -25,7 +25,7 @@ class Dealer:
         order: the fingerprint of the order of examples; 0 where there is none.
 
     Attributes:
-        name, size, batch_size: the arguments.
+        name, size, batch_size, order: the arguments.
         until: positions from here on are not wanted now; 0 for no limit.
         left: positions that were leased and not handed out.
     """
@@ -50,8 +50,19 @@ class Dealer:
         self.batch_size = batch_size
         self._batch = MOST_POSITIONS if whole else batch_size
         self._end, self._resized, self._whole = end, resized, whole
-        self._order = order
+        self.order = order
         self._lacks: list[Span] = []
+        self._compared = False
+
+    def begin(self) -> None:
+        """Begins an iteration.
+
+        Raises:
+            Rejected: a process that computes with this one has another data set.
+        """
+        if not self._compared:
+            self._backend.compare_data(self.name, self.size, self._batch, self.order)
+            self._compared = True
 
     def spans(self, count: int) -> list[Span]:
         """Returns the next spans, fewer than `count` where no more are left.
@@ -116,7 +127,7 @@ class Dealer:
             end=int(self._end),
             until=self.until if until is None else until,
             lacks=lacks,
-            order=self._order,
+            order=self.order,
         )
 
     @property

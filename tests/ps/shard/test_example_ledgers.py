@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from trireme.ps.messages import Lease, Span
+from trireme.ps.messages import Lease, Leased, Span
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 
 
@@ -180,6 +180,43 @@ def test_an_order_may_change_between_epochs_only() -> None:
     book.finish(0, [Span("a", 0, 100)])
     assert book.lease(0, in_order(8)).spans == (Span("a", 100, 104),)
     assert book.orders() == {"a": 8}
+
+
+def test_who_asks_for_the_rest_of_the_order_before_hears_that_there_is_none() -> None:
+    book = book_of(0, 1)
+    book.lease(0, in_order(7, batch=100))
+    assert not book.lease(1, in_order(7, until=100)).finished
+    book.finish(0, [Span("a", 0, 100)])
+    book.lease(0, in_order(8, until=200))
+    assert book.lease(1, in_order(7, until=100)) == Leased((), finished=True, epoch=1)
+    assert book.orders() == {"a": 8}
+    with pytest.raises(ValueError, match="in different orders within an epoch"):
+        book.lease(1, in_order(7, until=200))
+
+
+def test_the_size_may_change_between_epochs_where_that_is_meant() -> None:
+    book = book_of(0, 1)
+    book.lease(0, in_order(7, batch=100))
+    with pytest.raises(ValueError, match="worker:1 has 30 examples of 'a' and others have 100"):
+        book.lease(1, in_order(8, size=30, resized=True))
+    book.finish(0, [Span("a", 0, 100)])
+    with pytest.raises(ValueError, match="with resized=True"):
+        book.lease(1, in_order(8, size=30))
+    assert book.lease(1, in_order(8, size=30, resized=True)).spans == (Span("a", 30, 34),)
+    assert (book.sizes(), book.orders()) == ({"a": 30}, {"a": 8})
+    assert book.consumed() == (Span("a", 0, 30),)
+    assert book.lease(0, in_order(7, until=100)) == Leased((), finished=True, epoch=1)
+
+
+def test_what_others_hold_counts_as_finished_in_a_process_of_a_group() -> None:
+    book = book_of(0, 1)
+    book.own = 1
+    book.lease(0, in_order(7, batch=50))
+    book.lease(1, in_order(7, batch=50))
+    with pytest.raises(ValueError, match="in different orders within an epoch"):
+        book.lease(0, in_order(8))
+    book.finish(1, [Span("a", 50, 100)])
+    assert book.lease(0, in_order(8)).spans == (Span("a", 100, 104),)
 
 
 @pytest.mark.parametrize("end, then", [(100, 100), (110, 200)])

@@ -38,10 +38,13 @@ class ExampleLedgers:
 
     Attributes:
         interleave: how examples are leased; see `trireme.data.ledger.Ledger`.
+        own: the worker whose process has these ledgers for itself, and hears of no examples that
+            others finish: what these hold counts as finished. None where all workers share them.
     """
 
     def __init__(self) -> None:
         self.interleave = False
+        self.own: int | None = None
         self._ledgers: dict[str, Ledger] = {}
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._sizes: dict[str, int] = {}  # of the data sets of the checkpoint
@@ -81,6 +84,8 @@ class ExampleLedgers:
     def _deal(self, worker: int, request: Lease) -> Leased:
         if not request.size:
             return Leased((), epoch=self.epoch(request.dataset))
+        if (epoch := self._left_behind(request)) is not None:
+            return Leased((), finished=True, epoch=epoch)
         ledger = self._ledger(worker, request)
         for start, stop in request.lacks:
             ledger.lack(worker, start, stop)
@@ -110,38 +115,67 @@ class ExampleLedgers:
         ledger = self._ledgers.get(dataset)
         return 0 if ledger is None else ledger.frontier
 
+    def _left_behind(self, request: Lease) -> int | None:
+        """Returns the present epoch, if others are in it with another order or size than `request`.
+
+        The worker asks for what is left of the epochs before, in the order that these had, and
+        nothing is. Otherwise None is returned.
+        """
+        ledger = self._ledgers.get(request.dataset)
+        if ledger is None or not request.until or not request.order:
+            return None
+        order = self._orders.get(request.dataset, request.order)
+        if (ledger.size, order) == (request.size, request.order):
+            return None
+        begun = request.until // request.size * ledger.size
+        return ledger.epoch(self.own) if ledger.finished(begun, self.own) else None
+
     def _ledger(self, worker: int, request: Lease) -> Ledger:
         """Returns the ledger of a data set, which may be new."""
-        ledger = self._ledgers.get(request.dataset)
-        if ledger is None and len(self._ledgers) >= _MOST_DATASETS:
-            raise ValueError(f"a job deals the examples of at most {_MOST_DATASETS} data sets")
+        name = request.dataset
+        ledger = self._ledgers.get(name)
         if ledger is None:
-            ledger = Ledger(request.size, interleave=self.interleave)
-            ledger.members(self._members)
-            done = self._restored.get(request.dataset, [])
-            before = self._sizes.get(request.dataset)
-            done = resized(worker, request, done, before)
-            if before == request.size:
-                done = reordered(worker, request, done, self._orders.get(request.dataset, 0))
-            ledger.restore(done)
-            self._orders.pop(request.dataset, None)
-            self._restored.pop(request.dataset, None)
-            self._ledgers[request.dataset] = ledger
-        if ledger.size != request.size:
-            raise ValueError(
-                f"worker:{worker} has {_said(request.size)} of {request.dataset!r} and "
-                f"others have {_said(ledger.size)}: every worker must load the same data"
-            )
-        if request.order:
-            order = self._orders.setdefault(request.dataset, request.order)
-            if order != request.order and not ledger.between_epochs:
+            ledger = self._restored_ledger(worker, request)
+        elif ledger.size != request.size:
+            if not request.resized or not ledger.between_epochs(self.own):
                 raise ValueError(
-                    f"worker:{worker} and others deal the examples of {request.dataset!r} in "
-                    f"different orders within an epoch: {SAME_ORDER}. A program that changes the "
-                    "order itself does so between epochs, or gives the loaders different names "
-                    "(name=)"
+                    f"worker:{worker} has {_said(request.size)} of {name!r} and others have "
+                    f"{_said(ledger.size)}: every worker must load the same data. A program that "
+                    "trains on several data sets gives their loaders different names (name=); one "
+                    "that changes the size does so between epochs, with resized=True"
                 )
-            self._orders[request.dataset] = request.order
+            done = [(0, ledger.frontier)] if ledger.frontier else []
+            ledger = self._new_ledger(request, resized(worker, request, done, ledger.size))
+            self._orders.pop(name, None)
+        self._ledgers[name] = ledger
+        if request.order:
+            order = self._orders.setdefault(name, request.order)
+            if order != request.order and not ledger.between_epochs(self.own):
+                raise ValueError(
+                    f"worker:{worker} and others deal the examples of {name!r} in different "
+                    f"orders within an epoch: {SAME_ORDER}. A program that changes the order "
+                    "itself does so between epochs, or gives the loaders different names (name=)"
+                )
+            self._orders[name] = request.order
+        return ledger
+
+    def _restored_ledger(self, worker: int, request: Lease) -> Ledger:
+        """Returns the ledger of a data set that nobody has asked for, with the checkpoint's."""
+        name = request.dataset
+        if len(self._ledgers) >= _MOST_DATASETS:
+            raise ValueError(f"a job deals the examples of at most {_MOST_DATASETS} data sets")
+        before = self._sizes.get(name)
+        done = resized(worker, request, self._restored.get(name, []), before)
+        if before == request.size:
+            done = reordered(worker, request, done, self._orders.get(name, 0))
+        self._orders.pop(name, None)
+        self._restored.pop(name, None)
+        return self._new_ledger(request, done)
+
+    def _new_ledger(self, request: Lease, done: Iterable[tuple[int, int]]) -> Ledger:
+        ledger = Ledger(request.size, interleave=self.interleave)
+        ledger.members(self._members)
+        ledger.restore(done)
         return ledger
 
     def senseless(self, spans: Iterable[Span]) -> str | None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias, Unpack
 import msgspec
 
 from trireme.data.intervals import joined
+from trireme.data.order import SAME_ORDER
+from trireme.errors import Rejected
 from trireme.ps.messages import GroupSpec, Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
@@ -218,6 +220,37 @@ class Backend(ABC):
             Rejected: other workers have another size of the data set, or in synchronous jobs
                 another batch size; or the checkpoint has another size, and `resized` is false.
         """
+
+    def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
+        """Checks that the processes of `group` have the same data set, before they lease of it.
+
+        All of them must call it, for each loader.
+
+        Args:
+            dataset: the data set's name.
+            size: the number of examples.
+            batch: the number of examples in a span.
+            order: the fingerprint of the order of examples; 0 where there is none.
+
+        Raises:
+            Rejected: another process has another one.
+        """
+        if self.group is None:
+            return
+        said = msgspec.msgpack.encode((dataset, size, batch, order))
+        for rank, other in enumerate(self.group.exchange(said)):
+            if other != said:
+                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
+                if theirs[:3] == (dataset, size, batch):
+                    raise Rejected(
+                        f"rank {rank} and rank {self.group.rank} deal the examples of {dataset!r} "
+                        f"in different orders: {SAME_ORDER}"
+                    )
+                raise Rejected(
+                    f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
+                    f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "
+                    f"batches of {batch}: every process must load the same data"
+                )
 
     @abstractmethod
     def stop(self, reason: str) -> int:

@@ -11,13 +11,11 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Unpack
 
 import msgspec
 import torch
 
-from trireme.data.order import SAME_ORDER
-from trireme.errors import ConfigurationError, Rejected
+from trireme.errors import ConfigurationError
 from trireme.parallel.clock_trips import clock_trips
 from trireme.parallel.large_values import LargeValues
 from trireme.parallel.model_part import join_parts
@@ -25,7 +23,7 @@ from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import full_tensor
 from trireme.parallel.straggler_watch import StragglerWatch
 from trireme.parallel.tensor_stream import TensorStream, spread
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
+from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -80,7 +78,6 @@ class Collective(Local):
         self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
         self._vote_totals: Callable[[], list[float]] | None = None
-        self._opened: set[str] = set()  # the data sets that all processes have agreed on
         self._last: ModelState | None = None
         self.streams = setup.lean
 
@@ -173,35 +170,9 @@ class Collective(Local):
         self.stopping |= stop > 0
         return msgspec.structs.replace(result, stop=self.stopping)
 
-    def lease(
-        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
-    ) -> Leased:
-        if size and dataset not in self._opened:
-            self._open(dataset, size, batch, terms.get("order", 0))
-        return super().lease(dataset, size, batch, count, **terms)
-
-    def _open(self, dataset: str, size: int, batch: int, order: int) -> None:
-        """Checks that all processes have the same data set.
-
-        Raises:
-            Rejected: another process has another one.
-        """
+    def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
         self._agree(_Action.OPEN)
-        said = msgspec.msgpack.encode((dataset, size, batch, order))
-        for rank, other in enumerate(self.group.exchange(said)):
-            if other != said:
-                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
-                if theirs[:3] == (dataset, size, batch):
-                    raise Rejected(
-                        f"rank {rank} and rank {self.group.rank} deal the examples of {dataset!r} "
-                        f"in different orders: {SAME_ORDER}"
-                    )
-                raise Rejected(
-                    f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
-                    f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "
-                    f"batches of {batch}: every process must load the same data"
-                )
-        self._opened.add(dataset)
+        super().compare_data(dataset, size, batch, order)
 
     def stop(self, reason: str) -> int:
         """Requests the end of the job after the next step; returns that step."""

@@ -67,6 +67,7 @@ class Local(Backend):
         self._end: int | None = None
         self._ledgers = ExampleLedgers()  # each process has the same ones
         self._ledgers.members(self._replicas)
+        self._ledgers.own = replica
         self._average: dict[str, torch.Tensor] = {}
 
     # -- joining --------------------------------------------------------------------------------
