@@ -213,7 +213,11 @@ def check_cores(facts: CoreFacts) -> list[Check]:
     checks = [Check("cores", "ok", text)]
     if facts.load > facts.usable:
         says = f"{text}: other processes use them"
-        checks = [Check("cores", "warning", says, "end them, or expect a slower job")]
+        advice = (
+            "end them, or expect a slower job; where `python` alone starts a program, "
+            "OMP_NUM_THREADS=1 often makes it faster"
+        )
+        checks = [Check("cores", "warning", says, advice)]
     if not facts.threads:
         return [*checks, Check("BLAS threads", "ok", "each task gets its part of the cores")]
     well = facts.threads.isdecimal() and 0 < int(facts.threads) <= facts.usable

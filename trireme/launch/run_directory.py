@@ -207,8 +207,8 @@ def read_record(path: Path) -> JobRecord:
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"no job was started in {path}: it has no {RECORD}. Give the directory that "
-            "`trireme run` named; `trireme top` and `trireme report` also read a program's own "
-            "run directory"
+            "`trireme run` named, or wait a moment if it has only just been called; "
+            "`trireme top` and `trireme report` also read a program's own run directory"
         ) from error
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
