@@ -227,3 +227,18 @@ def test_the_towers_need_no_launcher(tmp_path: Path) -> None:
     output = run(tmp_path, EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
     assert "by 0.0e+00, parameters after 20 steps by at most 0.0e+00" in output
     assert reached(output) >= 0.5
+
+
+def test_the_topics(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    corpus = tmp_path / "corpus.txt"
+    kinds = [[f"{kind}{thing}" for thing in ("one", "two", "six")] for kind in "abcdef"]
+    corpus.write_text("".join(f"{' '.join(kind)} {' '.join(kind)}\n" for kind in kinds * 20))
+    output = run(
+        tmp_path, EXAMPLES / "topics.py", "--file", corpus, "--topics", "8", "--sweeps", "40"
+    )
+    perplexities = [float(n) for n in re.findall(r"held-out perplexity (\d+\.\d)", output)]
+    assert len(perplexities) == 40
+    assert perplexities[-1] < 5 < perplexities[0] < 18, "three words of a kind, of eighteen"
+    shown = [set(line.split()[1:4]) for line in output.splitlines()[-8:]]
+    assert sum(kind in shown for kind in map(set, kinds)) >= 5

@@ -52,6 +52,17 @@ def test_ranges_have_each_line_once(
         assert place == 0 or whole[place - 1 : place] == b"\n"
 
 
+def test_a_line_belongs_to_the_range_of_its_first_byte(tmp_path: Path) -> None:
+    data = b"ab\n\ncde\nf\n"
+    path = written(tmp_path / "file", data)
+    starts = [0, 3, 4, 8]
+    for cut in range(len(data) + 1):
+        first = [place for place, _ in lines_of(path, 0, cut, 4, 1)]
+        second = [place for place, _ in lines_of(path, cut, len(data), 4, 1)]
+        assert first == [start for start in starts if start < cut]
+        assert second == [start for start in starts if start >= cut]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FILES, st.integers(2, 40))
 def test_reading_goes_on_at_the_place_of_any_line(tmp_path: Path, data: bytes, block: int) -> None:

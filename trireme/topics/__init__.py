@@ -1,0 +1,31 @@
+"""Topic models: latent Dirichlet allocation by collapsed Gibbs sampling.
+
+The model is that of Blei, Ng and Jordan (JMLR 2003). A `TopicSampler` assigns a topic to each token
+of its documents. The counts of words by topic, which all samplers share, are behind the interface
+`TopicCounts`: in memory, or wherever rows of integers can be read and added to::
+
+    counts = LocalCounts(len(documents.vocabulary), topics=100)
+    sampler = TopicSampler(documents, topics=100)
+    sampler.start(counts)
+    for _ in range(50):
+        sampler.sweep(counts)
+    learned = topic_words(counts.rows(every_word), sampler.beta)
+    print(perplexity(learned, held_out, alpha=sampler.alpha))
+
+The kernels are compiled by numba: `pip install 'trireme-train[tables]'`.
+"""
+
+from trireme.topics.counts import LocalCounts, TopicCounts, topic_words
+from trireme.topics.evaluation import complete, halves, perplexity
+from trireme.topics.sampler import Sweep, TopicSampler
+
+__all__ = [
+    "LocalCounts",
+    "Sweep",
+    "TopicCounts",
+    "TopicSampler",
+    "complete",
+    "halves",
+    "perplexity",
+    "topic_words",
+]
