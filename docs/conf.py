@@ -6,6 +6,7 @@ site as between files.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -47,6 +48,15 @@ nb_execution_in_temp = True
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
 
+home_of_commands = Path(tempfile.mkdtemp(prefix="trireme-docs-"))
+# The kernels listen on this host alone. Without this each warns that its connection is plain TCP.
+kernel_profile = home_of_commands / ".ipython" / "profile_default"
+kernel_profile.mkdir(parents=True)
+(kernel_profile / "ipython_kernel_config.py").write_text(
+    "get_config().IPKernelApp.log_level = 'ERROR'\n", encoding="utf-8"
+)
+logging.getLogger("traitlets").setLevel(logging.WARNING)  # nbclient names each page that it runs
+
 # What the commands find: this interpreter's programs, the pages (for docs/program.py), a terminal
 # that moves no cursor, and an empty home, whose .bashrc changes nothing and whose secrets are not
 # the user's.
@@ -54,7 +64,7 @@ os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     PYTHONPATH=str(ROOT),
     PAGES=str(ROOT / "docs"),
-    HOME=tempfile.mkdtemp(prefix="trireme-docs-"),
+    HOME=str(home_of_commands),
     TERM="dumb",
     NO_COLOR="1",
     OMP_NUM_THREADS="1",
