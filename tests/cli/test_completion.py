@@ -7,6 +7,8 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,18 +80,7 @@ def test_fish(directory: Path) -> None:
 
 def test_zsh(directory: Path) -> None:
     """Types each line and a tab at a real terminal: zsh completes only there."""
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [shell("zsh"), "-f", "-i"],
-        cwd=directory,
-        env={"PATH": os.environ["PATH"], "HOME": str(directory), "TERM": "dumb"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
+    with terminal(directory, shell("zsh"), "-f", "-i") as ours:
         type_in(ours, "PS1= PS2=; unsetopt zle_bracketed_paste; autoload -Uz compinit\n")
         type_in(ours, 'compinit -u -D; eval "$(<completion.zsh)"; echo rea""dy\n')
         read_until(ours, "ready")
@@ -100,6 +91,35 @@ def test_zsh(directory: Path) -> None:
             type_in(ours, f"{line}\t")
             read_until(ours, whole)
             type_in(ours, "\x15")
+
+
+def test_bash_goes_on_within_a_directory(directory: Path) -> None:
+    """A slash follows a directory, and no space: the next tab completes what is in it."""
+    for run in ("runs/a", "runs/b", "one"):
+        (directory / run / "job.json").unlink()
+    with terminal(directory, shell("bash"), "--norc", "-i") as ours:
+        type_in(ours, "PS1= PS2=; source completion.bash; echo rea''dy\n")
+        read_until(ours, "ready\n")
+        type_in(ours, "trireme stop ru\to\t")
+        read_until(ours, "trireme stop runs/other/")
+
+
+@contextmanager
+def terminal(directory: Path, *words: str) -> Iterator[int]:
+    """Starts a shell at a terminal of its own, and yields that terminal; kills the shell."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        words,
+        cwd=directory,
+        env={"PATH": os.environ["PATH"], "HOME": str(directory), "TERM": "dumb"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield ours
     finally:
         process.kill()
         process.wait()

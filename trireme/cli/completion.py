@@ -25,13 +25,16 @@ _WORDS: Mapping[tuple[str, str], Sequence[str]] = {
 }
 """The words that an argument of a command takes, or some of them, by command and argument."""
 
-_RUNS = {"bash": "_trireme_runs", "zsh": "_trireme_runs", "fish": "(_trireme_runs)"}
-"""The functions that list run directories, which the preambles define."""
+_RUNS = {"bash": "_trireme_run_dirs", "zsh": "_trireme_run_dirs", "fish": "(_trireme_run_dirs)"}
+"""The functions that list run directories, which the preambles define.
+
+By the `_dir` in its name shtab's script for bash knows that they are paths: `/` follows, no space.
+"""
 
 _PREAMBLE = {
     "bash": """
 # Run directories: what holds a job.json, at most three directories down; else any directory.
-_trireme_runs() {
+_trireme_run_dirs() {
   local file found=()
   for file in {,*/,*/*/}*/job.json; do
     [[ -e $file && ${file%/job.json} == "$1"* ]] && found+=("${file%/job.json}")
@@ -41,7 +44,7 @@ _trireme_runs() {
 """,
     "zsh": """
 # Run directories: what holds a job.json, at most three directories down; else any directory.
-_trireme_runs() {
+_trireme_run_dirs() {
   local -a found
   found=( */job.json(N:h) */*/job.json(N:h) */*/*/job.json(N:h) )
   if (( $#found )); then compadd -f -- $found || _files -/; else _files -/; fi
@@ -49,7 +52,7 @@ _trireme_runs() {
 """,
     "fish": """
 # Run directories: what holds a job.json, at most three directories down; else any directory.
-function _trireme_runs
+function _trireme_run_dirs
   set -l found */job.json */*/job.json */*/*/job.json
   if test (count $found) -gt 0
     string replace -r '/job.json$' '' -- $found
