@@ -31,7 +31,19 @@ SECONDS = 180.0
 
 _spawner = multiprocessing.get_context("forkserver")
 _spawner.set_forkserver_preload(
-    ["trireme.session.session", "trireme.session.replica.group_replica", "torch._dynamo"]
+    [
+        "pytest",
+        "tests.process_groups",
+        "tests.parity.loop",
+        "trireme.session.session",
+        "trireme.session.distribute",
+        "trireme.session.backends.collective",
+        "trireme.session.backends.sharded_worker",
+        "trireme.session.replica.group_replica",
+        "trireme.parallel.tensor_parallel",
+        "torch._dynamo",
+        "torch.export._trace",  # what captures a graph
+    ]
 )
 
 
