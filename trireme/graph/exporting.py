@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import (
     BUILTIN_TYPES,
     tree_flatten,
@@ -77,7 +76,7 @@ def export(
         program = _exported(model, args, kwargs, None)
     except Exception as error:
         what = sentence(error)
-        if isinstance(error, GuardOnDataDependentSymNode):
+        if _depends_on_values(error):
             what = "its Python code depends on the value of a tensor (an if, a loop, a print)"
             if module := error_module(error, model):
                 what = f"the code of its {module} depends on the value of a tensor"
@@ -87,6 +86,14 @@ def export(
             raise refusal(model, what, forward_line(model), remedy) from error
         raise refusal(model, what, error_line(error, model)) from error
     return program, Batch(size, dynamic=False, reason=reason)
+
+
+def _depends_on_values(error: Exception) -> bool:
+    """Returns whether the model's Python code has asked a tensor for its value."""
+    # Loads slowly, and every session imports this module.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def _dynamic_shapes(

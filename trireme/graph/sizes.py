@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from trireme.errors import ConfigurationError
-
-_OPERATORS = {
-    sympy.Add: operator.add,
-    sympy.Mul: operator.mul,
-    FloorDiv: operator.floordiv,
-    Mod: operator.mod,
-    PythonMod: operator.mod,
-}
 
 _SIZES = frozenset([torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default])
 
@@ -56,17 +46,31 @@ def _is_symbol(size: Any) -> bool:
     return isinstance(size, torch.SymInt)
 
 
+@cache
+def _operators() -> Mapping[type, Callable[[Any, Any], Any]]:
+    """Returns what computes each kind of expression from two parts."""
+    import sympy  # type: ignore[import-untyped]  # loads slowly, and every session imports this
+    from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+
+    return {
+        sympy.Add: operator.add,
+        sympy.Mul: operator.mul,
+        FloorDiv: operator.floordiv,
+        Mod: operator.mod,
+        PythonMod: operator.mod,
+    }
+
+
 def _computed(
     graph: fx.Graph, expression: Any, known: Mapping[Any, tuple[fx.Node, int]], node: fx.Node
 ) -> Any:
     """Returns a new node that computes an expression, or its value if it is a number."""
     if expression in known:
         made = graph.call_function(torch.ops.aten.sym_size.int, known[expression])
-    elif isinstance(expression, sympy.Integer):
+    elif expression.is_Integer:
         return int(expression)
-    elif type(expression) in _OPERATORS:
+    elif (function := _operators().get(type(expression))) is not None:
         parts = [_computed(graph, each, known, node) for each in expression.args]
-        function = _OPERATORS[type(expression)]
 
         def joined(one: Any, other: Any) -> fx.Node:
             both = graph.call_function(function, (one, other))
