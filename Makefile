@@ -4,6 +4,7 @@
 #   make test     tests of everything, in minutes   make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make test-all all tests: every case of every strategy, more random schedules and examples
+#   make test-slow   what takes too long for that: still more of them, every page's commands
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
 #   make fuzz     damaged frames, handshakes and checkpoints: a million, and ten thousand
@@ -64,7 +65,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all fuzz soak random-faults chaos recovery test-ray test-recipes browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all test-slow fuzz soak random-faults chaos recovery test-ray test-recipes browser-test parity mutants wheel wheel-test lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -81,11 +82,17 @@ demo: $(STAMP)
 	$(BIN)/trireme run --ps 1 --workers 2 --run-dir runs/demo/$$(date +%m%d-%H%M%S) examples/digits.py
 	@echo "look at the curves: $(BIN)/tensorboard --logdir runs/demo"
 
+# Tests start hundreds of processes, which share what Python has compiled, even where the
+# environment forbids it to write that.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-test-all: PYTEST_ARGS += -m 'not slow' --hypothesis-profile=all
+test-all: override PYTEST_ARGS += -m 'not slow' --hypothesis-profile=all
 test-all: test
+
+test-slow: override PYTEST_ARGS += -m slow
+test-slow: wheel test
 
 $(TRANSFORMERS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[transformers]'

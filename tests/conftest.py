@@ -29,20 +29,24 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), str(ROOT)])
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuses names of tests that differ from process to process: several share one run.
 
-    Of a test with `@pytest.mark.thorough(but=(...))` the cases that are named stay in `make test`.
+    Of a test with `@pytest.mark.thorough(but=(...))` the cases that are named stay in `make test`,
+    and of one with `@pytest.mark.slow(but=(...))` in `make test-all`.
     """
     for item in items:
-        mark = item.get_closest_marker("thorough")
-        if mark is not None and any(
-            f"[{case}]" in item.name for case in mark.kwargs.get("but", ())
-        ):
-            item.own_markers = [each for each in item.own_markers if each.name != "thorough"]
+        item.own_markers = [mark for mark in item.own_markers if not _excepted(item, mark)]
     named = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
     if named:
         raise pytest.UsageError(
             f"{len(named)} tests have an address of memory in their names, such as {named[0]}: "
             "give their parameters ids"
         )
+
+
+def _excepted(item: pytest.Item, mark: pytest.Mark) -> bool:
+    """Returns whether a marker is for other cases of a test than this one."""
+    return mark.name in ("slow", "thorough") and any(
+        f"[{case}]" in item.name for case in mark.kwargs.get("but", ())
+    )
 
 
 def real_data(name: str) -> Path:

@@ -130,6 +130,7 @@ def apart(output: str) -> list[float]:
 
 
 @pytest.mark.thorough
+@pytest.mark.slow(but=("one process", "two tasks"))
 @pytest.mark.parametrize(
     "launch",
     [

@@ -164,7 +164,7 @@ def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
     assert found["diloco"][1] < size + 2 * size / 3.5, "the first pull is whole"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_int8_takes_a_four_hundredth_of_the_bytes_of_sync_both_ways(
     shell: Shell, mnist_dir: Path
 ) -> None:
@@ -186,7 +186,7 @@ def test_int8_takes_a_four_hundredth_of_the_bytes_of_sync_both_ways(
         assert pulled <= steps * size / 400, "the first pull, which is whole, is in it"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_workers_of_several_processes_train_by_themselves_too(shell: Shell) -> None:
     found = []
     for mesh in ((), ("--mesh", "pp=2")):

@@ -27,8 +27,11 @@ from tests.simulation.schedule import Schedule
 SCHEDULES = 2000
 """Of all modes together, in `make test`."""
 
-ALL_SCHEDULES = 10_000
-"""In `make test-all`, beside the planted bugs' own. `make soak` goes on from there."""
+ALL_SCHEDULES = 4000
+"""In `make test-all`, beside the planted bugs' own."""
+
+MORE_SCHEDULES = 10_000
+"""With those of `make test-slow`. `make soak` goes on from there."""
 
 PART = 60
 """A test runs so many schedules of a mode, so that one that fails shows soon."""
@@ -51,8 +54,10 @@ def small_tensors() -> Iterator[None]:
 
 def parts() -> list[Any]:
     made = []
-    for first in range(0, ALL_SCHEDULES // len(MODES), PART):
+    for first in range(0, MORE_SCHEDULES // len(MODES), PART):
         marks = [] if first < SCHEDULES // len(MODES) else [pytest.mark.thorough]
+        if first >= ALL_SCHEDULES // len(MODES):
+            marks = [pytest.mark.slow]
         made.append(pytest.param(first, marks=marks))
     return made
 
