@@ -29,8 +29,8 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, decode_
 
 SECONDS = 180.0
 
-_spawner = multiprocessing.get_context("forkserver")
-_spawner.set_forkserver_preload(
+SPAWNER = multiprocessing.get_context("forkserver")
+SPAWNER.set_forkserver_preload(
     [
         "pytest",
         "tests.process_groups",
@@ -45,6 +45,7 @@ _spawner.set_forkserver_preload(
         "torch.export._trace",  # what captures a graph
     ]
 )
+"""Of the processes of a test run; they have one parent, that was started when the first was."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,11 @@ def _run(
     pipes: dict[Connection, int] = {}
     listeners = _listeners(tasks)
     for place, task in enumerate(tasks):
-        ours, theirs = _spawner.Pipe(duplex=False)
+        ours, theirs = SPAWNER.Pipe(duplex=False)
         listener = listeners.get(task.index if task.servers else 0)
         told = encode_task(_at(task, listener))
         inherited = listener if task.rank == 0 and task.processes > 1 else None
-        process = _spawner.Process(
+        process = SPAWNER.Process(
             target=_child, args=(theirs, told, inherited, program, args), daemon=True
         )
         process.start()

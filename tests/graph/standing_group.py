@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.processes import free_ports
+from tests.process_groups import SPAWNER
 
 Work = Callable[..., Any]
 """(rank, *arguments) -> the result, which can be pickled: a function of a module."""
@@ -29,11 +30,13 @@ class StandingGroup:
     Args:
         size: how many.
         seconds: the timeout of their process group.
+        fresh: whether they are new programs, in the environment of now, and not forked.
     """
 
-    def __init__(self, size: int, seconds: float = SECONDS) -> None:
+    def __init__(self, size: int, seconds: float = SECONDS, fresh: bool = False) -> None:
         self._size = size
         self._seconds = seconds
+        self._spawner = multiprocessing.get_context("spawn") if fresh else SPAWNER
         self._connections: list[Connection] = []
         self.processes: list[BaseProcess] = []
 
@@ -65,11 +68,10 @@ class StandingGroup:
         return answer
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         (port,) = free_ports(1)
         for rank in range(self._size):
-            ours, its = context.Pipe()
-            process = context.Process(
+            ours, its = self._spawner.Pipe()
+            process = self._spawner.Process(
                 target=_serve, args=(rank, self._size, port, its, self._seconds), daemon=True
             )
             process.start()
@@ -88,9 +90,11 @@ class StandingGroup:
 
 
 @contextmanager
-def standing_group(size: int, seconds: float = SECONDS) -> Iterator[StandingGroup]:
+def standing_group(
+    size: int, seconds: float = SECONDS, fresh: bool = False
+) -> Iterator[StandingGroup]:
     """A process group of this many new processes."""
-    group = StandingGroup(size, seconds)
+    group = StandingGroup(size, seconds, fresh)
     try:
         yield group
     finally:

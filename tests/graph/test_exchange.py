@@ -141,7 +141,7 @@ def _peak() -> float:
 def test_1f1b_keeps_fewer_micro_batches_than_gpipe(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else glibc keeps freed memory of this size for itself, with holes.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
-    with standing_group(2) as group:
+    with standing_group(2, fresh=True) as group:
         grown = group(peak_growth, 12)
     one_f_one_b, further = grown[1]  # task 1 keeps results of sigmoid, 8 MiB each
     assert one_f_one_b < 48

@@ -22,7 +22,7 @@ from trireme.graph.plan import Schedule
 from trireme.graph.transfers import Place
 
 TASKS = 4
-EXAMPLES = 60
+EXAMPLES = 30
 MANY_EXAMPLES = 400
 CPU = torch.device("cpu")
 OTHER_CPU = torch.device("cpu", 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 from collections.abc import Callable
 
 import torch
 
+from tests.process_groups import SPAWNER
 from trireme.mesh import Mesh
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.tensor_stream import TensorStream, spread
@@ -42,12 +42,11 @@ def _child(
 def _run(program: Callable[[ProcessGroup], object]) -> list[object]:
     with socket.create_server(("127.0.0.1", 0)) as found:
         address = f"127.0.0.1:{found.getsockname()[1]}"
-    spawner = multiprocessing.get_context("forkserver")
     results = []
     processes = []
     for rank in range(2):
-        ours, theirs = spawner.Pipe(duplex=False)
-        process = spawner.Process(target=_child, args=(program, rank, address, theirs), daemon=True)
+        ours, theirs = SPAWNER.Pipe(duplex=False)
+        process = SPAWNER.Process(target=_child, args=(program, rank, address, theirs), daemon=True)
         process.start()
         theirs.close()
         processes.append((process, ours))
