@@ -86,9 +86,20 @@ def say(text: str) -> None:
 
 
 def run(
-    options: argparse.Namespace, seconds: float, faults: list[Fault], hosts: Network | None
+    options: argparse.Namespace,
+    seconds: float,
+    faults: list[Fault],
+    hosts: Network | None,
+    once: bool = False,
 ) -> Outcome:
     """Runs a job for so many seconds, with faults or without, and counts.
+
+    Args:
+        options: of the command line.
+        seconds: how long.
+        faults: which faults to make; none for a quiet run.
+        hosts: where tasks are; None for all on this one.
+        once: whether to end when each fault was made, and the job has gone on for an interval.
 
     Raises:
         AssertionError: the job fails, or hangs, or leaves something behind.
@@ -103,7 +114,7 @@ def run(
             job.start(options.data, [*options.options.split(), *tls])
             before = sum(job.server_starts.values())
             start = time.monotonic()
-            struck = disturb(job, faults, seconds, options)
+            struck = disturb(job, faults, seconds, options, once)
             stop = time.monotonic()
             ended = job.end()
             assert ended.status in (0, 130), f"status {ended.status}: {ended.text[-3000:]}"
@@ -116,14 +127,18 @@ def run(
 
 
 def disturb(
-    job: Job, faults: list[Fault], seconds: float, options: argparse.Namespace
+    job: Job,
+    faults: list[Fault],
+    seconds: float,
+    options: argparse.Namespace,
+    once: bool = False,
 ) -> list[Struck]:
     """Lets the time pass; makes faults meanwhile, each when the job is whole again."""
     bag, begin, struck = Bag(faults, options.seed), time.monotonic(), list[Struck]()
-    due = begin + options.interval
-    while (now := time.monotonic()) < begin + seconds:
-        if not faults or now < due or due + options.interval > begin + seconds:
-            time.sleep(max(0.0, min(0.1, begin + seconds - now)))
+    due, end = begin + options.interval, begin + seconds
+    while (now := time.monotonic()) < end:
+        if not faults or now < due or due + options.interval > end:
+            time.sleep(max(0.0, min(0.1, end - now)))
             continue
         job.wait_until_whole()
         status = job.status()
@@ -131,6 +146,8 @@ def disturb(
         if drawn is not None:
             struck.append(strike(job, *drawn, begin))
         due = max(due + options.interval, time.monotonic())
+        if once and {each.fault for each in struck} == {fault.name for fault in faults}:
+            end = min(end, time.monotonic() + options.interval)
     return struck
 
 
