@@ -126,6 +126,7 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.slow(but=("async tcp fp16", "sync backup"))
 @pytest.mark.parametrize(
     "words",
     [
@@ -133,7 +134,7 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
         ("--strategy", "async", "--compress", "fp16", "--transport", "tcp"),
         ("--strategy", "sync", "--aggregate", 1),
     ],
-    ids=str,
+    ids=["async", "async tcp fp16", "sync backup"],
 )
 def test_a_worker_of_two_replicas_pushes_once_for_both(
     shell: Shell, words: tuple[object, ...]
@@ -149,7 +150,7 @@ def test_a_worker_of_two_replicas_pushes_once_for_both(
     assert sum(stop - start for start, stop in consumed(data)) == steps * 2 * BATCH
 
 
-@pytest.mark.thorough(but=("--prefetch --transport tcp --compress bf16",))
+@pytest.mark.slow(but=("--prefetch --transport tcp --compress bf16",))
 @pytest.mark.parametrize(
     "words",
     [

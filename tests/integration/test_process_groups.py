@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,19 @@ def result(shell: Shell, worker: int = 0) -> tuple[dict[str, Any], dict[str, tor
 
 
 @pytest.mark.thorough(but=("allreduce",))
+@pytest.mark.slow(but=("allreduce", "graph", "ps over dp"))
 @pytest.mark.parametrize("job", JOBS)
 def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> None:
     ended = run(shell, job, *TRAIN, "--fault", "1:5:before:kill", "--max-steps", 10**6)
     assert ended.status == 1
     assert report(ended).startswith("worker:1") and report(ended).endswith("killed by SIGKILL")
     assert "Traceback" not in ended.text
-    assert ended.seconds < 60
+    killed = (shell.directory / "out" / "fault-1-5").stat().st_mtime
+    assert time.time() - killed < 60
 
 
 @pytest.mark.thorough
+@pytest.mark.slow(but=("allreduce",))
 @pytest.mark.parametrize("job", ["allreduce", "pipeline"])
 def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(
     job: str, shell: Shell, tmp_path: Path
