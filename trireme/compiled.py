@@ -1,9 +1,15 @@
-"""Functions that numba compiles to machine code: loops for which Python and NumPy are too slow."""
+"""Functions that numba compiles to machine code: loops for which Python and NumPy are too slow.
+
+A compiled function computes the same bits on every machine, unless it calls the system's
+mathematical library (a logarithm, a power). The additions, multiplications, divisions and square
+roots of IEEE 754 are rounded correctly, and numba neither reorders them nor contracts a product and
+a sum, because `fastmath` is off.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trireme.errors import ConfigurationError
 
@@ -11,8 +17,8 @@ try:
     import numba
 except ImportError as error:
     raise ConfigurationError(
-        "numba is not installed. Readers of sparse rows, planted data and topic models need it: "
-        "pip install 'trireme-train[tables]'"
+        "numba is not installed. Tables, readers of sparse rows, planted data and topic models "
+        "need it: pip install 'trireme-train[tables]'"
     ) from error
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,3 +46,18 @@ def compiled(function: Function) -> Function:
     except RuntimeError:  # no folder for the machine code can be written
         made = numba.njit(**options)(function)
     return made  # type: ignore[no-any-return]
+
+
+def compile_for(function: Callable[..., Any], signature: str) -> None:
+    """Compiles a function ahead of its first call, or loads its machine code.
+
+    Args:
+        function: a result of `compiled`.
+        signature: the types of the arguments in numba's words, such as `"(int64[::1], uint64)"`.
+    """
+    cast("Any", function).compile(signature)
+
+
+def compiled_combinations(function: Callable[..., Any]) -> int:
+    """Returns for how many combinations of types a result of `compiled` is compiled by now."""
+    return len(cast("Any", function).signatures)

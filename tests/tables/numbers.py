@@ -1,0 +1,41 @@
+"""What kernels compute, once more in plain Python: integers without bounds, and its floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_BITS = (1 << 64) - 1
+
+
+def splitmix(state: int) -> int:
+    """The output of SplitMix64 for a state, as in the paper."""
+    z = (state + 0x9E3779B97F4A7C15) & _BITS
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _BITS
+    return z ^ (z >> 31)
+
+
+def random_bits(seed: int, key: int, column: int) -> int:
+    """The 64 random bits of an element."""
+    start = splitmix(splitmix(key & _BITS) ^ seed)
+    return splitmix((start + column * 0x9E3779B97F4A7C15) & _BITS)
+
+
+def _unshift(value: int, shift: int) -> int:
+    """Inverts z ^ (z >> shift)."""
+    result = value
+    for _ in range(64 // shift):
+        result = value ^ (result >> shift)
+    return result
+
+
+def keys_with_hashes(hashes: Iterable[int]) -> list[int]:
+    """The keys that have these hashes: what somebody would choose whose keys are to collide."""
+    keys = []
+    for hashed in hashes:
+        z = _unshift(hashed & _BITS, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & _BITS
+        z = _unshift(z, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & _BITS
+        z = (_unshift(z, 30) - 0x9E3779B97F4A7C15) & _BITS
+        assert splitmix(z) == hashed & _BITS
+        keys.append(z - (1 << 64) if z >> 63 else z)
+    return keys

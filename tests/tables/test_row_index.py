@@ -1,0 +1,157 @@
+"""The index and the storage: keys and their records, however they collide, grow and go."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.tables.numbers import keys_with_hashes
+from trireme.tables.keys import SLOTS, slots_of
+from trireme.tables.row_index import RowIndex
+from trireme.tables.row_storage import RowStorage
+from trireme.tables.row_values import read_headers
+
+
+def headers(index: RowIndex, keys: np.ndarray) -> list[tuple[int, int, int]]:  # type: ignore[type-arg]
+    """Key, step and touches of the records of keys, all of which have one."""
+    addresses, missing = index.find(keys)
+    assert missing == 0
+    found, steps, touches = (np.empty(keys.size, np.int64) for _ in range(3))
+    read_headers(addresses, found, steps, touches)
+    return list(zip(found.tolist(), steps.tolist(), touches.tolist(), strict=True))
+
+
+def add(index: RowIndex, keys: list[int], step: int) -> None:
+    batch = np.array(keys, np.int64)
+    index.reserve(batch)
+    index.add(batch, np.full(batch.size, step << 24 | 1, np.uint64))
+
+
+EDGES = [0, 1, -1, 2**63 - 1, -(2**63)]
+ONE_LINE = keys_with_hashes((7 << 56) | (each << 8) | 255 for each in range(40))
+"""Keys of one slot, with one home and one tag, the tag that an empty entry nearly has."""
+ONE_SLOT = keys_with_hashes(
+    (9 << 56) | (each * 0x9E3779B97F4A7C15 & (1 << 56) - 1) for each in range(4000)
+)
+LAST_LINE = keys_with_hashes((3 << 56) | (0xFFFFFFFF << 24) | each for each in range(60))
+"""Keys of one slot whose home is the last line of the index: their search goes round."""
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """An index against a dict, over keys that collide."""
+
+    known = (*EDGES, *ONE_LINE, *LAST_LINE, *ONE_SLOT[:300], *range(100, 400))
+    keys = st.lists(st.sampled_from(known), max_size=60)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = RowIndex(RowStorage(4))
+        self.model: dict[int, int] = {}
+        self.step = 0
+
+    @rule(keys=keys)
+    def add(self, keys: list[int]) -> None:
+        self.step += 1
+        add(self.index, keys, self.step)
+        for key in keys:
+            self.model.setdefault(key, self.step)
+
+    @rule(keys=keys)
+    def remove(self, keys: list[int]) -> None:
+        gone = set(keys) & set(self.model)
+        assert self.index.remove(np.array(keys, np.int64)) == len(gone)
+        for key in gone:
+            del self.model[key]
+
+    @rule(ago=st.integers(0, 5))
+    def drop(self, ago: int) -> None:
+        oldest = self.step - ago
+        gone = {key for key, step in self.model.items() if step < oldest}
+        assert set(self.index.drop(oldest).tolist()) == gone
+        for key in gone:
+            del self.model[key]
+
+    @rule(slot=st.sampled_from([3, 7, 9, *range(20)]))
+    def clear(self, slot: int) -> None:
+        self.index.clear(slot)
+        for key in [key for key in self.model if slots_of(np.array([key]))[0] == slot]:
+            del self.model[key]
+
+    @invariant()
+    def holds_the_same(self) -> None:
+        assert len(self.index) == len(self.model)
+        keys = np.array(list(self.model), np.int64)
+        assert headers(self.index, keys) == [(key, step, 1) for key, step in self.model.items()]
+        others = np.array([key for key in self.known if key not in self.model], np.int64)
+        assert self.index.find(others)[1] == others.size
+
+
+TestIndex = IndexMachine.TestCase
+TestIndex.settings = settings(stateful_step_count=20)
+
+
+@pytest.mark.parametrize("keys", [ONE_SLOT, list(range(-30_000, 30_000))], ids=["slot", "all"])
+def test_growth_and_removal_in_any_order(keys: list[int]) -> None:
+    index = RowIndex(RowStorage(4))
+    for first in range(0, len(keys), 1000):
+        add(index, keys[first : first + 1000], first // 1000 + 1)
+    assert len(index) == len(keys)
+    found = headers(index, np.array(keys, np.int64))
+    assert found == [(key, place // 1000 + 1, 1) for place, key in enumerate(keys)]
+    order = np.random.default_rng(0).permutation(np.array(keys, np.int64))
+    half = order.size // 2
+    assert index.remove(order[:half]) == half
+    assert index.find(order[:half])[1] == half
+    assert index.find(order[half:])[1] == 0
+    full = index.bytes
+    assert index.remove(order) == order.size - half
+    assert len(index) == 0 and index.bytes < full // 4
+
+
+def test_a_slot_grows_by_itself_and_by_less_than_half() -> None:
+    index, sizes = RowIndex(RowStorage(4)), []
+    for first in range(0, 4000, 50):
+        add(index, ONE_SLOT[first : first + 50], 1)
+        sizes.append(index.bytes)
+    grown = [new / old for old, new in pairwise(sizes[8:]) if new != old]
+    assert grown and max(grown) < 1.55
+    assert sizes[-1] <= 4 * 4000 / 0.8 * 1.45
+
+
+def test_slots_of_a_large_table_do_not_grow_at_once() -> None:
+    index, sizes = RowIndex(RowStorage(0)), []
+    for first in range(0, 600_000, 10_000):
+        keys = np.arange(first, first + 10_000, dtype=np.int64)
+        index.reserve(keys)
+        index.add(keys, np.zeros(keys.size, np.uint64))
+        sizes.append(index.bytes)
+    growth = np.diff(sizes[20:]) / sizes[20:-1]
+    assert growth.max() < 0.12  # a table of twice the size has room for 5% more in each of these
+
+
+def test_blocks_of_removed_records_are_used_again() -> None:
+    index = RowIndex(RowStorage(1000))
+    add(index, list(range(20_000)), 1)
+    size = index.storage.bytes
+    for step in range(2, 6):
+        assert index.drop(step).size == 20_000
+        add(index, list(range(step * 20_000, (step + 1) * 20_000)), step)
+    assert index.storage.bytes < 1.3 * size
+
+
+@pytest.mark.parametrize("payload", [0, 4, 68, 1 << 19])
+def test_records_are_aligned_and_do_not_overlap(payload: int) -> None:
+    storage = RowStorage(payload)
+    index = RowIndex(storage)
+    add(index, list(range(300)), 1)
+    addresses = np.sort(np.concatenate([storage.addresses(slot) for slot in range(SLOTS)]))
+    assert addresses.size == 300
+    assert (addresses % 4 == 0).all()
+    assert (np.diff(addresses) >= 16 + payload).all()
+    found, _ = index.find(np.arange(300))
+    assert np.array_equal(np.sort(found), addresses)

@@ -1,0 +1,102 @@
+"""Blocks: how a table's contents leave it, for checkpoints, replicas and migration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.errors import Rejected
+from trireme.tables.keys import Keys
+from trireme.tables.spec import MOST_STEPS, MOST_TOUCHES, Optimizer
+
+Counts = npt.NDArray[np.int64]
+
+
+def _none() -> Counts:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a table: rows, keys that wait for a row, and keys that were dropped.
+
+    Each array belongs to nobody else. What has no entries is of length 0.
+
+    Attributes:
+        keys: keys with rows, int64 of shape (n,).
+        rows: their rows, of the dtype of the table and of shape (n, width).
+        states: the optimizer's state of each row, of the same dtype and of shape (n, state).
+        steps: the step of each row's last update, int64 of shape (n,).
+        touches: how often each was touched, up to 2**24 - 1; int64 of shape (n,).
+        waiting_keys: keys that were touched too seldom to have rows, int64 of shape (m,).
+        waiting_steps, waiting_touches: the same for these, int64 of shape (m,).
+        dropped_keys: keys that were dropped, int64 of shape (d,).
+        dropped_steps: the step at which each was, int64 of shape (d,).
+        optimizer: the optimizer with its hyper-parameters at the time.
+    """
+
+    rows: npt.NDArray[Any]
+    states: npt.NDArray[Any]
+    optimizer: Optimizer
+    keys: Keys
+    steps: Counts
+    touches: Counts
+    waiting_keys: Keys
+    waiting_steps: Counts
+    waiting_touches: Counts
+    dropped_keys: Keys
+    dropped_steps: Counts
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: Optimizer,
+        width: int,
+        state: int,
+        dtype: str,
+        arrays: Mapping[str, npt.NDArray[Any]],
+    ) -> Block:
+        """Returns a block of some arrays; the others are empty."""
+        empty = {
+            each.name: _none()
+            for each in fields(cls)
+            if each.name not in ("rows", "states", "optimizer")
+        }
+        shapes = {"rows": np.empty((0, width), dtype), "states": np.empty((0, state), dtype)}
+        given: dict[str, Any] = {**empty, **shapes, **arrays}
+        return cls(**given, optimizer=optimizer)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(array.nbytes for array in self._arrays().values())
+
+    def check(self, optimizer: Optimizer, width: int, state: int, dtype: str) -> None:
+        """Raises Rejected where the block is not of such a table, or its arrays do not match."""
+        if type(self.optimizer) is not type(optimizer):
+            raise Rejected(
+                f"a block is of a table whose optimizer is {type(self.optimizer).__name__}; this "
+                f"one has {type(optimizer).__name__}"
+            )
+        sizes = {"waiting": self.waiting_keys.size, "dropped": self.dropped_keys.size}
+        for name, array in self._arrays().items():
+            size = sizes.get(name.split("_")[0], self.keys.size)
+            shape, kind = (size,), "int64"
+            if name in ("rows", "states"):
+                shape, kind = (size, width if name == "rows" else state), dtype  # type: ignore[assignment]
+            if array.shape != shape or array.dtype != kind:
+                raise Rejected(
+                    f"{name} of a block is of {array.dtype} and of shape {array.shape}; it should "
+                    f"be of {kind} and of shape {shape}"
+                )
+            most = {"steps": MOST_STEPS, "touches": MOST_TOUCHES}.get(name.split("_")[-1])
+            if most is not None and array.size and not 0 <= array.min() <= array.max() <= most:
+                raise Rejected(f"{name} of a block has numbers below 0 or above {most}")
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        names = (each.name for each in fields(self) if each.name != "optimizer")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,26 @@
+"""All kernels of tables, compiled ahead of their first use."""
+
+from __future__ import annotations
+
+from trireme.tables import initializers, keys, row_index, row_optimizers, row_storage, row_values
+from trireme.tables.spec import ITEM_SIZES, TableSpec
+
+
+def prepare(spec: TableSpec | None = None) -> None:
+    """Compiles all kernels of tables, or loads them from the cache.
+
+    Without it each is compiled when it is first needed. On one core of 2025 the kernels of one
+    table take 15 seconds to compile, all of them 60, and half a second and 1 second to load.
+
+    Args:
+        spec: the table whose kernels are needed; None for those of all tables.
+    """
+    row_storage.prepare()
+    row_index.prepare()
+    for dtype in ITEM_SIZES if spec is None else (spec.dtype,):
+        keys.prepare(dtype)
+        initializers.prepare(dtype)
+        row_values.prepare(dtype)
+    for optimizer, dtype in row_optimizers.supported():
+        if spec is None or (type(spec.optimizer), spec.dtype) == (optimizer, dtype):
+            row_optimizers.prepare(optimizer, dtype)

@@ -1,0 +1,170 @@
+"""Keys: where they belong, and batches in which they repeat.
+
+A key is any int64. Its *hash* decides all else: the upper 8 bits are its slot, the unit of
+placement on servers; the others find it within the slot (`trireme.tables.row_index`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.compiled import compile_for, compiled
+
+Keys = npt.NDArray[np.int64]
+"""Keys of rows, of shape (n,)."""
+
+SLOTS = 256
+"""The slots of a table, as many as those of a job's dense parameters."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_SLOT_SHIFT = np.uint64(56)
+_ONE = np.uint64(1)
+
+
+@compiled
+def mix(key: Any) -> Any:
+    """Returns the uint64 hash of a key: one step of SplitMix64 from it.
+
+    A bijection in which each bit of the key changes each bit of the hash with a probability near
+    one half. Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (OOPSLA
+    2014), figure 17, with the constants of Stafford's mix 13.
+    """
+    value = np.uint64(key) + _GOLDEN
+    value = (value ^ (value >> _S30)) * _FIRST
+    value = (value ^ (value >> _S27)) * _SECOND
+    return value ^ (value >> _S31)
+
+
+@compiled
+def slot_of(key: Any) -> Any:
+    """Returns the slot of a key, from 0 to `SLOTS` - 1."""
+    return np.int64(mix(key) >> _SLOT_SHIFT)
+
+
+@compiled
+def _slots_of(keys: Any) -> Any:
+    slots = np.empty(keys.size, np.int64)
+    for place in range(keys.size):
+        slots[place] = slot_of(keys[place])
+    return slots
+
+
+@compiled
+def _unique(keys: Any) -> Any:
+    bits = np.uint64(4)
+    while (np.int64(1) << np.int64(bits)) < 2 * keys.size:
+        bits += _ONE
+    shift = np.uint64(64) - bits
+    most = (_ONE << bits) - _ONE
+    numbers = np.full(np.int64(most) + 1, -1, np.int32)  # by hash: which unique key is there
+    unique = np.empty(keys.size, np.int64)
+    inverse = np.empty(keys.size, np.int64)
+    count = 0
+    for place in range(keys.size):
+        key = keys[place]
+        bucket = mix(key) >> shift
+        number = numbers[bucket]
+        while number >= 0 and unique[number] != key:
+            bucket = (bucket + _ONE) & most
+            number = numbers[bucket]
+        if number < 0:
+            number = np.int32(count)
+            numbers[bucket] = number
+            unique[count] = key
+            count += 1
+        inverse[place] = number
+    return unique[:count], inverse
+
+
+@compiled
+def _sum_rows(rows: Any, inverse: Any, sums: Any) -> None:
+    for place in range(inverse.size):
+        number = inverse[place]
+        for column in range(rows.shape[1]):
+            sums[number, column] += rows[place, column]
+
+
+@compiled
+def _split(keys: Any, owners: Any, parts: Any) -> Any:
+    ends = np.zeros(parts + 1, np.int64)
+    for place in range(keys.size):
+        ends[owners[slot_of(keys[place])] + 1] += 1
+    for part in range(parts):
+        ends[part + 1] += ends[part]
+    following = ends.copy()
+    order = np.empty(keys.size, np.int64)
+    for place in range(keys.size):
+        owner = owners[slot_of(keys[place])]
+        order[following[owner]] = place
+        following[owner] += 1
+    return order, ends
+
+
+def slots_of(keys: Keys) -> npt.NDArray[np.int64]:
+    """Returns the slot of each key: an int64 array of the shape of `keys`, (n,)."""
+    slots: npt.NDArray[np.int64] = _slots_of(keys)
+    return slots
+
+
+def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
+    """Returns each key once, in the order in which they first appear, and the inverse.
+
+    Args:
+        keys: a contiguous int64 array of shape (n,), with n below 2**30.
+
+    Returns:
+        The unique keys, of shape (u,), and for each of `keys` its place among them, int64 of shape
+        (n,): `unique[inverse]` equals `keys`.
+    """
+    found: tuple[Keys, npt.NDArray[np.int64]] = _unique(keys)
+    return found
+
+
+def sum_rows(
+    rows: npt.NDArray[Any], inverse: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[Any]:
+    """Returns the sums of the rows that belong to one key, added in the order of the batch.
+
+    Args:
+        rows: a contiguous array of shape (n, width) of one of the dtypes of a table.
+        inverse: for each row the number of its key, as `unique` returns it.
+        count: the number of unique keys.
+
+    Returns:
+        An array of shape (count, width) and of the dtype of `rows`.
+    """
+    sums = np.zeros((count, rows.shape[1]), rows.dtype)
+    _sum_rows(rows, inverse, sums)
+    return sums
+
+
+def split(
+    keys: Keys, owners: npt.NDArray[np.int64], parts: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Divides keys among the owners of their slots, such as servers.
+
+    Args:
+        keys: a contiguous int64 array of shape (n,).
+        owners: the owner of each slot, from 0 to `parts` - 1; int64 of shape (`SLOTS`,).
+        parts: the number of owners.
+
+    Returns:
+        The places of the keys, grouped by owner and in their order within one, int64 of shape
+        (n,); and where each group begins and the last one ends, int64 of shape (parts + 1,).
+    """
+    divided: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = _split(keys, owners, parts)
+    return divided
+
+
+def prepare(dtype: str) -> None:
+    """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
+    compile_for(_slots_of, "(int64[::1],)")
+    compile_for(_unique, "(int64[::1],)")
+    compile_for(_split, "(int64[::1], int64[::1], int64)")
+    compile_for(_sum_rows, f"({dtype}[:, ::1], int64[::1], {dtype}[:, ::1])")

@@ -1,0 +1,387 @@
+"""From a key to its record: open addressing, one small index for each slot.
+
+An entry is 4 bytes: 8 bits of the key's hash, and the number of the record within its slot. Keys
+are not repeated in it: they are in the records. Eight bits tell nearly all other keys apart, so a
+search reads one line of the index and the record that is wanted anyway. Entries are found by linear
+probing from a home, which is a product of hash and capacity rather than a remainder, so capacities
+need not be powers of two: the index of a slot grows by 1.4 when it is four fifths full, by itself,
+while those of other slots stay, and it is made anew from the records in order of memory. Slots
+begin at different capacities, so that in a large table they do not all grow at once. Homes are
+first places of lines of 16 entries, which are compared together. A removal moves the entries behind
+it back (Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R):
+there are no tombstones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.compiled import compile_for, compiled
+from trireme.errors import Rejected
+from trireme.tables.addresses import array_at, lowest_bit, read_ahead, upper_bytes_equal
+from trireme.tables.keys import SLOTS, Keys, mix
+from trireme.tables.row_storage import (
+    RowStorage,
+    copy_record,
+    read_key,
+    record_address,
+    write_key,
+    write_mark,
+)
+
+Addresses = npt.NDArray[np.uint64]
+"""Addresses of records, of shape (n,); 0 where there is none."""
+
+MOST_RECORDS = (1 << 24) - 1
+"""The most records of a slot: four thousand million in a table."""
+
+_GROWTH = 1.4
+_EMPTY = np.uint32(0xFFFFFFFF)
+_ROW = np.uint32(0xFFFFFF)
+_ENTRIES = 16  # of a line
+_LINE = np.uint64(_ENTRIES)
+_MOST_TAG = np.uint64(254)  # an empty entry looks like 255
+_S4, _S24, _S32, _S56 = np.uint64(4), np.uint64(24), np.uint64(32), np.uint64(56)
+_TAG_SHIFT = np.uint32(24)
+_BITS8, _BITS32 = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
+_ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
+_GROUP = 64  # keys whose memory is asked for together
+
+
+@compiled
+def _home(hashed: Any, capacity: Any) -> Any:
+    return ((((hashed >> _S24) & _BITS32) * (capacity >> _S4)) >> _S32) << _S4
+
+
+@compiled
+def _tag(hashed: Any) -> Any:
+    return np.uint32(min(hashed & _BITS8, _MOST_TAG))
+
+
+@compiled
+def _search(
+    key: Any, hashed: Any, place: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
+    record_bytes: Any,
+) -> Any:  # fmt: skip
+    """Returns place and record of a key, searching from a place on; the record is 0 for none."""
+    slot = hashed >> _S56
+    capacity = capacities[slot]
+    entries = array_at(indices[slot], np.int64(capacity), np.uint32)
+    tag = _tag(hashed)
+    while True:
+        entry = entries[place]
+        if entry == _EMPTY:
+            return place, _ZERO
+        if entry >> _TAG_SHIFT == tag:
+            row = np.uint64(entry & _ROW)
+            address = record_address(blocks, slot, row, shift, record_bytes)
+            if read_key(address) == key:
+                return place, address
+        place += _ONE
+        if place == capacity:
+            place = _ZERO
+
+
+@compiled
+def _find(
+    keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
+    found: Any,
+) -> Any:  # fmt: skip
+    hashes = np.empty(_GROUP, np.uint64)
+    lines = np.empty(_GROUP, np.uint64)
+    missing = 0
+    for first in range(0, keys.size, _GROUP):
+        size = min(_GROUP, keys.size - first)
+        for each in range(size):
+            hashed = mix(keys[first + each])
+            slot = hashed >> _S56
+            line = indices[slot] + _home(hashed, capacities[slot]) * _FOUR
+            read_ahead(line)
+            hashes[each] = hashed
+            lines[each] = line
+        for each in range(size):  # the first entry with the key's tag is nearly always its own
+            hashed = hashes[each]
+            place = lowest_bit(upper_bytes_equal(lines[each], _tag(hashed)))
+            address = _ZERO
+            if place < _LINE:
+                row = np.uint64(array_at(lines[each], _ENTRIES, np.uint32)[place] & _ROW)
+                address = record_address(blocks, hashed >> _S56, row, shift, record_bytes)
+                read_ahead(address)
+            found[first + each] = address
+        for each in range(size):
+            key = keys[first + each]
+            address = found[first + each]
+            if address == _ZERO or read_key(address) != key:
+                hashed = hashes[each]
+                home = _home(hashed, capacities[hashed >> _S56])
+                _, address = _search(
+                    key, hashed, home, indices, capacities, blocks, shift, record_bytes
+                )
+                found[first + each] = address
+                missing += address == _ZERO
+    return missing
+
+
+@compiled
+def _add(
+    keys: Any, marks: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
+    record_bytes: Any, counts: Any, addresses: Any, fresh: Any,
+) -> Any:  # fmt: skip
+    added = 0
+    for each in range(keys.size):
+        key = keys[each]
+        hashed = mix(key)
+        slot = hashed >> _S56
+        home = _home(hashed, capacities[slot])
+        place, address = _search(
+            key, hashed, home, indices, capacities, blocks, shift, record_bytes
+        )
+        if address == _ZERO:
+            row = np.uint64(counts[slot])
+            counts[slot] += 1
+            address = record_address(blocks, slot, row, shift, record_bytes)
+            write_key(address, key)
+            write_mark(address, marks[each])
+            entries = array_at(indices[slot], np.int64(capacities[slot]), np.uint32)
+            entries[place] = (_tag(hashed) << _TAG_SHIFT) | np.uint32(row)
+            fresh[added] = each
+            added += 1
+        addresses[each] = address
+    return added
+
+
+@compiled
+def _close_gap(
+    gap: Any, slot: Any, entries: Any, capacity: Any, blocks: Any, shift: Any, record_bytes: Any
+) -> None:
+    place = gap
+    while True:
+        place = place + _ONE if place + _ONE < capacity else _ZERO
+        entry = entries[place]
+        if entry == _EMPTY:
+            break
+        row = np.uint64(entry & _ROW)
+        key = read_key(record_address(blocks, slot, row, shift, record_bytes))
+        home = _home(mix(key), capacity)
+        from_home = place - home if place >= home else place + capacity - home
+        from_gap = place - gap if place >= gap else place + capacity - gap
+        if from_home >= from_gap:
+            entries[gap] = entry
+            gap = place
+    entries[gap] = _EMPTY
+
+
+@compiled
+def _remove(
+    keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
+    counts: Any,
+) -> Any:  # fmt: skip
+    removed = 0
+    for each in range(keys.size):
+        hashed = mix(keys[each])
+        slot = hashed >> _S56
+        capacity = capacities[slot]
+        place, address = _search(
+            keys[each], hashed, _home(hashed, capacity), indices, capacities, blocks, shift,
+            record_bytes,
+        )  # fmt: skip
+        if address == _ZERO:
+            continue
+        entries = array_at(indices[slot], np.int64(capacity), np.uint32)
+        removed += 1
+        counts[slot] -= 1
+        last = record_address(blocks, slot, np.uint64(counts[slot]), shift, record_bytes)
+        if last != address:
+            key = read_key(last)
+            moved = mix(key)
+            at, _ = _search(
+                key, moved, _home(moved, capacity), indices, capacities, blocks, shift,
+                record_bytes,
+            )  # fmt: skip
+            entries[at] = (entries[at] & ~_ROW) | (entries[place] & _ROW)
+            copy_record(last, address, record_bytes)
+        _close_gap(place, slot, entries, capacity, blocks, shift, record_bytes)
+    return removed
+
+
+@compiled
+def _rebuild(
+    slot: Any, count: Any, entries: Any, blocks: Any, shift: Any, record_bytes: Any
+) -> None:
+    capacity = np.uint64(entries.size)
+    for place in range(entries.size):
+        entries[place] = _EMPTY
+    for row in range(count):
+        address = record_address(blocks, slot, np.uint64(row), shift, record_bytes)
+        hashed = mix(read_key(address))
+        at = _home(hashed, capacity)
+        while entries[at] != _EMPTY:
+            at += _ONE
+            if at == capacity:
+                at = _ZERO
+        entries[at] = (_tag(hashed) << _TAG_SHIFT) | np.uint32(row)
+
+
+@compiled
+def _count_slots(keys: Any, counts: Any) -> None:
+    for each in range(keys.size):
+        counts[mix(keys[each]) >> _S56] += 1
+
+
+def _line_up(capacity: int) -> npt.NDArray[np.uint32]:
+    """Returns an array of entries whose lines are lines of the cache."""
+    array = np.empty(capacity + _ENTRIES, np.uint32)
+    first = -array.ctypes.data % 64 // 4
+    return array[first : first + capacity]
+
+
+class RowIndex:
+    """Finds, adds and removes the records of keys in a storage.
+
+    Args:
+        storage: the records; this index alone adds to them and removes from them.
+    """
+
+    def __init__(self, storage: RowStorage) -> None:
+        self.storage = storage
+        self._nothing = _line_up(_ENTRIES)  # the index of a slot without keys
+        self._nothing[:] = _EMPTY
+        self._entries = [self._nothing] * SLOTS
+        self._indices = np.full(SLOTS, self._nothing.ctypes.data, np.uint64)
+        self._capacities = np.full(SLOTS, _ENTRIES, np.uint64)
+
+    def __len__(self) -> int:
+        return int(self.storage.counts.sum())
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the entries."""
+        return sum(each.nbytes for each in self._entries if each is not self._nothing)
+
+    def find(self, keys: Keys) -> tuple[Addresses, int]:
+        """Returns the address of the record of each key, and the number of keys without one.
+
+        Args:
+            keys: a contiguous int64 array of shape (n,); keys may repeat.
+        """
+        found = np.empty(keys.size, np.uint64)
+        at = self.storage
+        missing: int = _find(
+            keys, self._indices, self._capacities, at.blocks, at.shift, at.record_bytes, found
+        )
+        return found, missing
+
+    def reserve(self, keys: Keys) -> None:
+        """Makes room for the records of keys that have none yet; nobody can see the difference.
+
+        Raises:
+            Rejected: a slot would have more than `MOST_RECORDS` records.
+            MemoryError: the system has no memory for them.
+        """
+        more = np.zeros(SLOTS, np.int64)
+        _count_slots(keys, more)
+        needed = self.storage.counts + more
+        if needed.max() > MOST_RECORDS:
+            raise Rejected(
+                f"slot {needed.argmax()} of a table would have {needed.max()} keys; a slot has at "
+                f"most {MOST_RECORDS}. Keys fall into slots by their hash, so these are too many "
+                "or chosen to collide"
+            )
+        for slot in self.storage.lacking(more):
+            self.storage.reserve(slot, int(needed[slot]))
+        full = (needed * 5 > self._room()) & (more > 0)
+        for place in np.flatnonzero(full):
+            self._resize(int(place), int(needed[place]))
+
+    def add(
+        self, keys: Keys, marks: npt.NDArray[np.uint64]
+    ) -> tuple[Addresses, npt.NDArray[np.int64]]:
+        """Adds records of keys, for which there is room; only their headers are written.
+
+        Args:
+            keys: the keys, int64 of shape (n,). One that has a record already keeps it.
+            marks: the mark of each new record, uint64 of shape (n,).
+
+        Returns:
+            The address of each key's record, and the places of those among `keys` that are new.
+        """
+        addresses = np.empty(keys.size, np.uint64)
+        fresh = np.empty(keys.size, np.int64)
+        at = self.storage
+        added = _add(
+            keys, marks, self._indices, self._capacities, at.blocks, at.shift, at.record_bytes,
+            at.counts, addresses, fresh,
+        )  # fmt: skip
+        return addresses, fresh[:added]
+
+    def remove(self, keys: Keys) -> int:
+        """Removes the records of those of the keys that have one, and returns their number.
+
+        Other records may move: addresses that were found before are no longer valid.
+        """
+        at = self.storage
+        removed: int = _remove(
+            keys, self._indices, self._capacities, at.blocks, at.shift, at.record_bytes, at.counts
+        )
+        if removed:
+            at.trim()
+            sparse = at.counts * 16 < self._room() - 16 * _ENTRIES
+            for slot in np.flatnonzero(sparse):
+                self._resize(int(slot), int(at.counts[slot]) * 3 // 2)
+        return removed
+
+    def drop(self, oldest: int) -> Keys:
+        """Removes the records whose last step is below `oldest`, and returns their keys."""
+        dropped = [np.empty(0, np.int64)]
+        for slot in np.flatnonzero(self.storage.counts):
+            keys = self.storage.drop(int(slot), oldest)
+            if keys.size:
+                dropped.append(keys)
+                self._resize(int(slot), int(self.storage.counts[slot]))
+        return np.concatenate(dropped)
+
+    def clear(self, slot: int) -> None:
+        """Removes all records of a slot."""
+        self.storage.clear(slot)
+        self._resize(slot, 0)
+
+    def _room(self) -> npt.NDArray[np.int64]:
+        """Returns four times the capacity of each slot's index, int64 of shape (slots,)."""
+        unused = self._indices == self._nothing.ctypes.data
+        return np.where(unused, 0, self._capacities.astype(np.int64) * 4)
+
+    def _resize(self, slot: int, needed: int) -> None:
+        """Makes the index of a slot anew, large enough for a number of records."""
+        entries = self._nothing
+        if needed:
+            lines = _GROWTH ** (slot / SLOTS)
+            while needed * 5 > int(lines) * _ENTRIES * 4:
+                lines *= _GROWTH
+            capacity = int(lines) * _ENTRIES
+            entries = self._entries[slot]
+            if capacity != entries.size or entries is self._nothing:
+                entries = _line_up(capacity)
+            at = self.storage
+            _rebuild(slot, at.counts[slot], entries, at.blocks, at.shift, at.record_bytes)
+        self._point(slot, entries)
+
+    def _point(self, slot: int, entries: npt.NDArray[np.uint32]) -> None:
+        self._entries[slot] = entries
+        self._indices[slot] = entries.ctypes.data
+        self._capacities[slot] = entries.size
+
+
+def prepare() -> None:
+    """Compiles what this module needs, or loads it from the cache."""
+    index, records = "uint64[::1], uint64[::1]", "uint64[:, ::1], uint64, uint64"
+    compile_for(_find, f"(int64[::1], {index}, {records}, uint64[::1])")
+    compile_for(
+        _add,
+        f"(int64[::1], uint64[::1], {index}, {records}, int64[::1], uint64[::1], int64[::1])",
+    )
+    compile_for(_remove, f"(int64[::1], {index}, {records}, int64[::1])")
+    compile_for(_rebuild, f"(int64, int64, uint32[::1], {records})")
+    compile_for(_count_slots, "(int64[::1], int64[::1])")

@@ -1,0 +1,378 @@
+"""A sparse table in one process: rows by key, made when they are needed, and their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.errors import Rejected
+from trireme.tables import row_optimizers, row_values
+from trireme.tables.block import Block
+from trireme.tables.drops import DropLog
+from trireme.tables.initializers import FirstValues
+from trireme.tables.keys import SLOTS, Keys
+from trireme.tables.recent import RecentSearches
+from trireme.tables.row_index import Addresses, RowIndex
+from trireme.tables.row_storage import RowStorage
+from trireme.tables.spec import MOST_STEPS, TableSpec, changed
+
+Rows = npt.NDArray[Any]
+"""Rows, of the dtype of a table and of shape (n, width)."""
+
+BLOCK_BYTES = 1 << 24
+"""The most bytes of an exported block, unless one row is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a table holds, and what has happened to it in this process.
+
+    Attributes:
+        rows: the keys with rows.
+        waiting: the keys that were touched too seldom to have rows.
+        bytes: the bytes that the table has allocated.
+        hits: how many keys that were pulled had rows.
+        misses: how many had none.
+        admitted: how many rows updates have made.
+        dropped: how many keys were dropped, waiting ones included.
+    """
+
+    rows: int
+    waiting: int
+    bytes: int
+    hits: int
+    misses: int
+    admitted: int
+    dropped: int
+
+
+class Table:
+    """Rows of numbers by 64-bit key.
+
+    A table computes and nothing else: it reads no clock and no file. The same operations in the
+    same order give the same rows, bit for bit, on every machine, and whatever part of the keys the
+    table holds: a row depends only on the operations on its key. One thread at a time may use a
+    table; kernels run without the GIL.
+
+    Args:
+        spec: what the table is made of.
+
+    Attributes:
+        spec: the same.
+        optimizer: its optimizer, with the present hyper-parameters.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.optimizer = spec.optimizer
+        self._first = FirstValues.of(spec.initializer, spec.dtype)
+        self._state = row_optimizers.ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+        self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
+        self._waiting = RowIndex(RowStorage(0))
+        self._drops = DropLog()
+        self._recent = RecentSearches()
+        self._changes = 0
+        self._hits = self._misses = self._admitted = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the table holds by now."""
+        indices = (self._rows, self._waiting)
+        return Statistics(
+            rows=len(self._rows),
+            waiting=len(self._waiting),
+            bytes=sum(each.bytes + each.storage.bytes for each in indices),
+            hits=self._hits,
+            misses=self._misses,
+            admitted=self._admitted,
+            dropped=self._drops.count,
+        )
+
+    # Reading and updating -----------------------------------------------------------------------
+
+    def pull(self, keys: Keys, out: Rows | None = None) -> Rows:
+        """Returns the rows of keys; of a key without one its first values. Changes no row.
+
+        Args:
+            keys: int64 of shape (n,), in any order; keys may repeat.
+            out: where to write the rows: contiguous, of the dtype of the table and of shape
+                (n, width); None for a new array.
+
+        Raises:
+            Rejected: `keys` or `out` has another shape or dtype.
+        """
+        keys = self._checked_keys(keys)
+        if out is None:
+            out = np.empty((keys.size, self.spec.width), self.spec.dtype)
+        elif not out.flags.c_contiguous:
+            raise Rejected(f"{self._name}: the rows to write are not contiguous")
+        self._check_rows("the rows to write", out, keys.size)
+        addresses, missing = self._find(keys)
+        row_values.gather(addresses, keys, out, *self._first)
+        self._hits += keys.size - missing
+        self._misses += missing
+        return out
+
+    def push(
+        self, keys: Keys, updates: Rows, *, step: int, hyper: Mapping[str, float] | None = None
+    ) -> None:
+        """Applies updates to the rows of keys, and makes the rows of those that are admitted.
+
+        An update is a touch of its key. The touch number `admit_after` makes the row, and its
+        update is the first that is applied to it; those of earlier touches are only counted.
+
+        Args:
+            keys: int64 of shape (n,). Each key once: `trireme.tables.keys.unique` and `sum_rows`
+                make them so.
+            updates: gradients, or what is added; of the dtype of the table and of shape (n, width).
+            step: the global step of the updates, from 1. It is the rows' last step from now on, and
+                the step of Adam's bias correction.
+            hyper: hyper-parameters by name, where they have changed since the last push.
+
+        Raises:
+            Rejected: an array has another shape or dtype, the step is out of range, or the table
+                is full. Nothing has changed.
+            ConfigurationError: the optimizer has no such hyper-parameter, or a value is out of
+                range. Nothing has changed.
+            MemoryError: there is no memory for new rows. Nothing has changed.
+        """
+        keys = self._checked_keys(keys)
+        updates = np.ascontiguousarray(updates)
+        self._check_rows("updates", updates, keys.size)
+        self._check_step(step)
+        optimizer = changed(self.optimizer, hyper) if hyper else self.optimizer
+        addresses, missing = self._find(keys)
+        if missing:
+            absent = np.flatnonzero(addresses == 0)
+            self._reserve(keys[absent])
+            self.optimizer = optimizer
+            self._admit(keys, absent, addresses, step)
+            if self.spec.admit_after > 1:
+                have_rows = np.flatnonzero(addresses)
+                addresses, updates = addresses[have_rows], updates[have_rows]
+        self.optimizer = optimizer
+        self._changes += 1
+        row_optimizers.apply(optimizer, addresses, updates, step)
+
+    def drop_unused(self, step: int) -> int:
+        """Drops the keys that no update has touched in the last `drop_after` steps.
+
+        Args:
+            step: the present global step.
+
+        Returns:
+            The number of keys that were dropped, with rows and without; 0 where `drop_after` is 0.
+        """
+        self._check_step(step)
+        if not self.spec.drop_after:
+            return 0
+        oldest = step - self.spec.drop_after + 1
+        dropped = np.concatenate([each.drop(oldest) for each in (self._rows, self._waiting)])
+        self._drops.add(dropped, np.full(dropped.size, step))
+        self._changed()
+        return int(dropped.size)
+
+    def _find(self, keys: Keys) -> tuple[Addresses, int]:
+        known = self._recent.find(keys)
+        if known is not None:
+            return known, 0
+        addresses, missing = self._rows.find(keys)
+        if not missing:
+            self._recent.keep(keys, addresses)
+        return addresses, missing
+
+    def _touches(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """Returns how often keys without rows were touched."""
+        touches = np.zeros(keys.size, np.int64)
+        addresses, _ = self._waiting.find(keys)
+        known = np.flatnonzero(addresses)
+        headers = [np.empty(known.size, np.int64) for _ in range(3)]
+        row_values.read_headers(addresses[known], *headers)
+        touches[known] = headers[2]
+        return touches
+
+    def _reserve(self, absent: Keys) -> None:
+        """Makes room for what a push of keys without rows adds; nobody can see the difference."""
+        if self.spec.admit_after == 1:
+            self._rows.reserve(absent)
+            return
+        touches = self._touches(absent) + 1
+        self._rows.reserve(absent[touches >= self.spec.admit_after])
+        self._waiting.reserve(absent[touches == 1])
+
+    def _admit(
+        self, keys: Keys, absent: npt.NDArray[np.int64], addresses: Addresses, step: int
+    ) -> None:
+        """Counts a touch of keys without rows; makes rows and writes their addresses."""
+        admitted, touches = absent, np.zeros(absent.size, np.int64)
+        if self.spec.admit_after > 1:
+            touches = self._touches(keys[absent])
+            ready = touches + 1 >= self.spec.admit_after
+            rest = absent[~ready]
+            waiting, _ = self._waiting.add(keys[rest], np.zeros(rest.size, np.uint64))
+            row_values.write_marks(waiting, np.full(rest.size, step), touches[~ready] + 1)
+            admitted, touches = absent[ready], touches[ready]
+            self._waiting.remove(keys[admitted])
+        marks = touches.astype(np.uint64)  # the update counts its own touch
+        addresses[admitted], fresh = self._make(keys[admitted], marks)
+        self._admitted += fresh.size
+
+    def _make(
+        self, keys: Keys, marks: npt.NDArray[np.uint64]
+    ) -> tuple[Addresses, npt.NDArray[np.int64]]:
+        """Makes rows with their first values; returns all addresses, and the places of new ones."""
+        addresses, fresh = self._rows.add(keys, marks)
+        initial = np.array([row_optimizers.initial_state(self.optimizer)], self.spec.dtype)
+        row_values.begin(
+            addresses, keys, fresh, self.spec.width, self._state, initial, *self._first
+        )
+        return addresses, fresh
+
+    # Leaving and coming -------------------------------------------------------------------------
+
+    def export(
+        self,
+        since: int | None = None,
+        *,
+        slots: Iterable[int] = range(SLOTS),
+        block_bytes: int = BLOCK_BYTES,
+    ) -> Iterator[Block]:
+        """Yields what the table holds, block by block: first dropped keys, then rows, then others.
+
+        A table of the same specification that loads all blocks in this order continues as this
+        one, bit for bit.
+
+        Args:
+            since: None for all rows; a step for what has changed after it: rows and waiting keys
+                whose last step is above it, and keys that were dropped after it.
+            slots: the slots to export.
+            block_bytes: the most bytes of a block, unless one row is larger.
+
+        Raises:
+            Rejected: there is no such slot.
+            RuntimeError: the table was changed before the last block was asked for and the end
+                was reached.
+        """
+        changes = self._changes
+        after = -1 if since is None else since
+        made = self._blocks(after, self._checked_slots(slots), block_bytes)
+        while (block := next(made, None)) is not None:
+            yield block
+            if self._changes != changes:
+                raise RuntimeError(f"{self._name} was changed while it was exported")
+
+    def take(self, slots: Iterable[int]) -> Iterator[Block]:
+        """Yields all that the table holds of some slots, as `export` does."""
+        return self.export(slots=slots)
+
+    def load(self, block: Block) -> None:
+        """Takes a block over: drops its dropped keys, then sets its rows and waiting keys.
+
+        What the block has of a key replaces what the table has of it.
+
+        Raises:
+            Rejected: the block is of another kind of table, or its arrays do not match. Nothing
+                has changed.
+        """
+        block.check(self.optimizer, self.spec.width, self._state, self.spec.dtype)
+        self._reserve_block(block)
+        self._changed()
+        self.optimizer = block.optimizer
+        for index, loaded in ((self._rows, block.waiting_keys), (self._waiting, block.keys)):
+            index.remove(np.ascontiguousarray(block.dropped_keys))
+            index.remove(np.ascontiguousarray(loaded))
+        self._reserve_block(block)  # removals may have given room back
+        self._drops.note(block.dropped_keys, block.dropped_steps)
+        addresses, _ = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
+        row_values.write_records(addresses, block.rows, block.states)
+        row_values.write_marks(addresses, block.steps, block.touches)
+        waiting, _ = self._waiting.add(
+            block.waiting_keys, np.zeros(block.waiting_keys.size, np.uint64)
+        )
+        row_values.write_marks(waiting, block.waiting_steps, block.waiting_touches)
+
+    def _reserve_block(self, block: Block) -> None:
+        self._rows.reserve(block.keys)
+        self._waiting.reserve(block.waiting_keys)
+
+    def remove(self, slots: Iterable[int]) -> None:
+        """Forgets all of some slots, which are now elsewhere; they do not count as dropped."""
+        self._changed()
+        gone = self._checked_slots(slots)
+        for slot in gone:
+            self._rows.clear(slot)
+            self._waiting.clear(slot)
+        self._drops.remove(gone)
+
+    def forget_drops(self, until: int) -> None:
+        """Forgets which keys were dropped at steps up to `until`.
+
+        `export` has no use for them any more once it is only asked for what came after.
+        """
+        self._drops.forget(until)
+
+    def _blocks(self, after: int, slots: list[int], block_bytes: int) -> Iterator[Block]:
+        spec = self.spec
+        form = (self.optimizer, spec.width, self._state, spec.dtype)
+        most = max(1, block_bytes // 24)
+        for dropped, at in self._drops.after(after, slots, most):
+            yield Block.of(*form, {"dropped_keys": dropped, "dropped_steps": at})
+        size = 24 + (spec.width + self._state) * spec.item_size
+        for addresses in self._rows.storage.changed(after, slots, max(1, block_bytes // size)):
+            header = [np.empty(addresses.size, np.int64) for _ in range(3)]
+            row_values.read_headers(addresses, *header)
+            rows = np.empty((addresses.size, spec.width), spec.dtype)
+            states = np.empty((addresses.size, self._state), spec.dtype)
+            row_values.read_records(addresses, rows, states)
+            named = dict(zip(("keys", "steps", "touches"), header, strict=True))
+            yield Block.of(*form, {"rows": rows, "states": states, **named})
+        for addresses in self._waiting.storage.changed(after, slots, most):
+            header = [np.empty(addresses.size, np.int64) for _ in range(3)]
+            row_values.read_headers(addresses, *header)
+            names = ("waiting_keys", "waiting_steps", "waiting_touches")
+            yield Block.of(*form, dict(zip(names, header, strict=True)))
+
+    # Checks -------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"table {self.spec.name!r}"
+
+    def _changed(self) -> None:
+        """Notes a change after which addresses are no longer valid."""
+        self._changes += 1
+        self._recent.clear()
+
+    def _checked_keys(self, keys: Keys) -> Keys:
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            raise Rejected(
+                f"{self._name}: keys are of {keys.dtype} and of shape {keys.shape}; they should be "
+                "of int64 and of shape (n,)"
+            )
+        return np.ascontiguousarray(keys)
+
+    def _check_rows(self, what: str, rows: Rows, count: int) -> None:
+        shape = (count, self.spec.width)
+        if rows.dtype != self.spec.dtype or rows.shape != shape:
+            raise Rejected(
+                f"{self._name}: {what} are of {rows.dtype} and of shape {rows.shape}; for {count} "
+                f"keys they should be of {self.spec.dtype} and of shape {shape}"
+            )
+
+    def _checked_slots(self, slots: Iterable[int]) -> list[int]:
+        chosen = sorted(set(slots))
+        if chosen and not 0 <= chosen[0] <= chosen[-1] < SLOTS:
+            wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
+            raise Rejected(f"{self._name} has no slot {wrong}; slots are from 0 to {SLOTS - 1}")
+        return chosen
+
+    def _check_step(self, step: int) -> None:
+        if not 1 <= step <= MOST_STEPS:
+            raise Rejected(f"{self._name}: the step is {step}; it is from 1 to {MOST_STEPS}")
