@@ -1,5 +1,20 @@
-"""Data with a planted truth, from which follows how well a model can do at all."""
+"""Data with a planted truth, from which follows how well a model can do at all.
 
+They need `trireme-train[tables]`.
+"""
+
+from trireme.data.planted.clicks import PlantedBlock, PlantedClicks
+from trireme.data.planted.ranking import area_under_curve
+from trireme.data.planted.regression import PlantedRegression, PlantedRows
 from trireme.data.planted.topics import PlantedTopics, planted_topics, recovered
 
-__all__ = ["PlantedTopics", "planted_topics", "recovered"]
+__all__ = [
+    "PlantedBlock",
+    "PlantedClicks",
+    "PlantedRegression",
+    "PlantedRows",
+    "PlantedTopics",
+    "area_under_curve",
+    "planted_topics",
+    "recovered",
+]

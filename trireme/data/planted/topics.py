@@ -43,7 +43,7 @@ def planted_topics(
         length: the mean number of tokens of a document, which is a Poisson variable.
         alpha: the concentration of documents' topics, for each topic.
         beta: the concentration of topics' words, for each word.
-        seed: the same one gives the same documents with one version of NumPy.
+        seed: the same one gives the same documents on one machine, with one NumPy.
     """
     generator = np.random.Generator(np.random.Philox(key=seed))
     by_topic = generator.dirichlet(np.full(words, beta), topics)
