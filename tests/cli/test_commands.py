@@ -547,3 +547,14 @@ def test_top_refuses_a_speed_that_is_none(
 ) -> None:
     assert main(["top", "--speed", speed, str(tmp_path)]) == 2
     assert f"--speed is {speed!r}: it must be a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
+def test_a_program_without_standard_streams_starts_jobs(closed: str) -> None:
+    Path("program.py").write_text("print('runs')\n")
+    words = " ".join([*TRIREME, "run", "--run-dir", "run", "program.py"])
+    ended = subprocess.run(
+        ["sh", "-c", f"exec {words} {closed}"], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "runs" in Path("run/logs/worker-0.log").read_text()

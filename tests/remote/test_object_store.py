@@ -84,3 +84,49 @@ def test_a_job_says_whether_to_try_again(
     monkeypatch.setattr("trireme.session.checkpoint.storage.place_of", lambda _: place)
     with pytest.raises(kind, match=words), session(tmp_path):
         pass
+
+
+class HttpError(Exception):
+    """As gcsfs's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class HttpResponseError(Exception):
+    """As azure.core's."""
+
+    def __init__(self, status_code: int, message: str) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        HttpError(401, "Anonymous caller does not have storage.objects.create access"),
+        OSError("Forbidden: https://storage.googleapis.com/b/o\nbob does not have access"),
+        HttpResponseError(403, "AuthorizationFailure\nRequestId:1\nTime:2"),
+    ],
+)
+def test_refusals_of_google_and_azure_are_told_in_one_line(error: Exception) -> None:
+    with pytest.raises(StoreError, match="Check the credentials") as told:
+        fails_with(lambda: error).check_writable()
+    assert told.value.denied
+    assert "\n" not in str(told.value)
+
+
+def test_a_container_that_is_not_there_is_told() -> None:
+    missing = HttpResponseError(404, "ContainerNotFound\nRequestId:1")
+    with pytest.raises(FileNotFoundError, match="its bucket is not"):
+        fails_with(lambda: missing).check_writable()
+
+
+def test_a_store_that_fails_is_asked_once_by_the_check() -> None:
+    def fail(number: int) -> None:
+        assert number == 1, "each request may take as long as the library tries again"
+        raise TimeoutError("name or service not known")
+
+    with pytest.raises(StoreError, match="name or service not known"):
+        ObjectStore(URL, View(Bucket(), before=fail)).check_writable()

@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted after a clean save, 141 if the reader of the output has gone, as with `| head`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _open_standard_streams()
     try:
         try:
             return _run(arguments)
@@ -44,6 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (refused := _refusal_of_output()) is None:
             raise
         return _complain(TriremeError(f"standard output cannot be written: {refused}"), 1)
+
+
+def _open_standard_streams() -> None:
+    """Opens `/dev/null` as each standard stream that is closed, as in some background programs.
+
+    Else the next file that this process opens would be taken for it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # in this order: each takes the lowest free descriptor
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _refusal_of_output() -> str | None:

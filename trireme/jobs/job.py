@@ -261,9 +261,12 @@ class LaunchedJob:
         if ended.error:
             return (ConfigurationError if ended.usage else JobFailed)(ended.error)
         if ended.status == INTERRUPTED:
+            step = self._progress.step
+            if not step:
+                return JobStopped(f"the job in {self._run_dir} was stopped before its first step")
             return JobStopped(
-                f"the job in {self._run_dir} was stopped at global step {self._progress.step}, "
-                "and has saved; the same call goes on from there"
+                f"the job in {self._run_dir} was stopped at global step {step}, and has saved; the "
+                "same call goes on from there"
             )
         if ended.status:
             report = "\n".join(ended.failure) or "the job was ended before all workers had saved"

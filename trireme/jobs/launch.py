@@ -20,7 +20,7 @@ from trireme.launch.config.sources import check_removed
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import check_no_task
 from trireme.launch.function import function_name, new_result, pack_call
-from trireme.launch.nameless_file import nameless_file
+from trireme.launch.nameless_file import nameless_file, not_standard
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 
 _LEAST_WAIT = 10.0
@@ -216,7 +216,7 @@ def _start(
     It has a session of its own too: signals for the group of this process do not reach it.
     """
     errors = nameless_file("errors")
-    reader, writer = os.pipe()
+    reader, writer = map(not_standard, os.pipe())
     fds = (writer, order.task.call_fd, order.task.result_fd)
     try:
         launcher = subprocess.Popen(

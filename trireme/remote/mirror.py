@@ -27,6 +27,7 @@ _SMALL = 1 << 20
 _COARSE_NS = 1_000_000_000  # files have coarser times than the clock
 _GROWTH = 1.05
 _CLOSE_SECONDS = 60.0
+_CLOSE_FAILING_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -73,9 +74,12 @@ class Mirror:
         self.close()
 
     def close(self) -> None:
-        """Uploads what has changed, for a minute at most. May be called again."""
+        """Uploads what has changed, for a minute at most, or less where the last upload failed.
+
+        May be called again.
+        """
         self._closed.set()
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(_CLOSE_FAILING_SECONDS if self._failing else _CLOSE_SECONDS)
         if self._thread.is_alive():
             _log.warning(
                 "what was written last in %s is not uploaded: %s does not answer",

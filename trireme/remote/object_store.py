@@ -6,6 +6,7 @@ The one operation that a file system does not have is `create`, a conditional pu
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,10 @@ READ_SECONDS = 30
 PROBE_SECONDS = 60.0
 """The longest that the check of a run directory may take, with all attempts."""
 
+_DENIED = (401, 403)
+_NOT_FOUND = 404
+_MOST_SAID = 500
+_TALKATIVE = {"gs": ("gcsfs", "google.auth")}
 _CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _T = TypeVar("_T")
 
@@ -89,10 +94,10 @@ class ObjectStore:
         except FileExistsError:
             raise
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{self.root / key} cannot be {what}: it is not there, or its bucket is not"
-            ) from error
+            raise _not_found(self.root / key, what) from error
         except Exception as error:  # the libraries of file systems raise their own
+            if _status(error) == _NOT_FOUND:
+                raise _not_found(self.root / key, what) from error
             refused = StoreError(
                 f"{self.root / key} cannot be {what}: {_why(self.root.scheme, error)}"
             )
@@ -193,12 +198,14 @@ class ObjectStore:
 
     def _check_writable(self) -> None:
         key = f".probe-{secrets.token_hex(8)}"
+        # A plain request first: where the store does not answer, each takes its library's attempts.
+        self.put(key, b"first")
         try:
-            refused = not self.create(key, b"first")
             overwritten = self.create(key, b"second")
+            refused = not self.create(f"{key}-new", b"third")
         finally:
             with suppress(OSError):
-                self.delete([key])
+                self.delete([key, f"{key}-new"])
         if refused or overwritten:
             raise ConfigurationError(
                 f"{self.root} ignores the condition of a conditional put (If-None-Match: *), so "
@@ -209,6 +216,12 @@ class ObjectStore:
 
 def _file_system(root: RemotePath) -> Any:
     extra = EXTRAS[root.scheme]
+    for name in _TALKATIVE.get(extra, ()):
+        # Without a handler Python prints warnings, here with tracebacks, of what is reported
+        # below. What a program has set up for its loggers goes on.
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())
     try:
         import fsspec
 
@@ -240,13 +253,14 @@ _S3_OPTIONS: Mapping[str, Any] = {
 
 def _why(scheme: str, error: Exception) -> str:
     """Returns in words why a request failed, and what to do."""
-    said = _answer(error) or str(error) or type(error).__name__
+    # The answers of some servers have several lines, of which a report shows the first.
+    said = " ".join((_answer(error) or str(error) or type(error).__name__).split())[:_MOST_SAID]
     if type(error).__name__ in _CREDENTIALS:
         return (
             f"no credentials were found ({said}). Set them as for the other tools of {scheme}:// "
             "(docs/file_systems.md)"
         )
-    if isinstance(error, PermissionError):
+    if _denied(error):
         return (
             f"the store denies it ({said}). Check the credentials, and that they may read, list, "
             "write and delete there"
@@ -256,7 +270,25 @@ def _why(scheme: str, error: Exception) -> str:
 
 def _denied(error: Exception) -> bool:
     """Returns whether the store knows this user, or none, and denies it the request."""
-    return type(error).__name__ in _CREDENTIALS or isinstance(error, PermissionError)
+    return (
+        type(error).__name__ in _CREDENTIALS
+        or isinstance(error, PermissionError)
+        or _status(error) in _DENIED
+        or str(error).startswith("Forbidden: ")  # as gcsfs says it
+    )
+
+
+def _status(error: Exception) -> int:
+    """Returns the HTTP status in an error of Azure's or Google's libraries; 0 where it has none."""
+    for name in ("status_code", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int | str) and str(status).isdigit():
+            return int(status)
+    return 0
+
+
+def _not_found(path: RemotePath, what: str) -> FileNotFoundError:
+    return FileNotFoundError(f"{path} cannot be {what}: it is not there, or its bucket is not")
 
 
 def _answer(error: Exception) -> str:
