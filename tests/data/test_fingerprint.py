@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,18 @@ class Selected(Dataset[int]):
         self._indices = type("Table", (), {"column": lambda _, at: indices})()
 
 
+class Doubled(Dataset[int]):
+    """A data set of the program's own, made of others."""
+
+    def __init__(self, *parts: Dataset[Any], itself: bool = False) -> None:
+        self.first = parts[0]
+        self.named = {"others": parts[1]} if len(parts) > 1 else {}
+        self.kept = [self] if itself else []
+
+    def __getitem__(self, index: int) -> int:
+        return 2 * self.first[index]
+
+
 def test_selections_of_examples_are_told_apart() -> None:
     first, second = (
         random_split(DATA, [10, 10], generator=torch.Generator().manual_seed(seed))[0]
@@ -66,7 +79,13 @@ def test_selections_of_examples_are_told_apart() -> None:
         ConcatDataset([second, DATA]),
         Selected([1, 2]),
         Selected([2, 1]),
+        Doubled(Doubled(second, first)),
+        Doubled(Doubled(second, second)),
+        Doubled(Selected([2, 1, 3])),
     ]
     found = [fingerprint(PLAIN, one) for one in data]
     assert all(one != other for one, other in combinations(found, 2))
+    for one in (first, second):
+        assert fingerprint(PLAIN, Doubled(one)) == fingerprint(PLAIN, one)
+    assert fingerprint(PLAIN, Doubled(first, itself=True)) == fingerprint(PLAIN, Doubled(first))
     assert fingerprint(PLAIN, Subset(DATA, range(10))) == fingerprint(PLAIN, data[5])
