@@ -147,7 +147,10 @@ def test_a_status_says_what_little_it_can() -> None:
 @pytest.mark.parametrize(
     ("error", "summary"),
     [
-        ("ValueError: damaged\nmore", "ValueError: damaged, in DataLoader worker process 1 (a.py:3)"),
+        (
+            "ValueError: damaged\nmore",
+            "ValueError: damaged, in DataLoader worker process 1 (a.py:3)",
+        ),
         ("ValueError", "ValueError: in DataLoader worker process 1 (a.py:3)"),
     ],
 )
