@@ -258,7 +258,7 @@ def _join(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigurationError(
-            f"no Ray cluster is joined at --ray-address {address}: {first_line(error)}. "
+            f"no Ray cluster is joined at --ray-address {address}: {first_line(error).rstrip('.')}. "
             "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
             "node to it; the launcher has to be on one of its nodes"
         ) from error
