@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.driver import Driver
 from trireme.cluster.membership import Paused, Tick
 from trireme.cluster.messages import Heartbeat, Refused, StatusValue
+from trireme.cluster.progress import FIRST_BATCH
 from trireme.cluster.state import cluster_status
 from trireme.errors import ConfigurationError
 from trireme.monitor.job_state import findings, from_cluster
@@ -108,6 +109,31 @@ def test_before_the_first_step_nobody_is_late() -> None:
         job.now += 1.0
         job.say(a, Heartbeat({"progress": 0}))
         job.feed(Tick())
+    assert job.state.tasks["worker:0"].state == "live"
+
+
+def test_who_waits_for_its_first_batch_is_named_after_a_minute_and_kept() -> None:
+    job = Driver(workers=1, servers=0, progress_timeout=5.0)
+    a = job.join("worker:0")
+    reasons = []
+
+    def wait(seconds: int, **status: StatusValue) -> None:
+        for _ in range(seconds):
+            job.now += 1.0
+            job.say(a, Heartbeat({"progress": 0, **status}))
+            job.feed(Tick())
+            reasons.append(job.reason)
+
+    wait(100, excuse="no step was made yet")
+    wait(60, excuse=FIRST_BATCH, at="program.py:7 in train")
+    assert not any("stuck" in reason for reason in reasons)
+    wait(1000, excuse=FIRST_BATCH, at="program.py:7 in train")
+    (named,) = [reason for reason in reasons if "stuck" in reason]
+    assert "has made no step for 60 s; its main thread is at program.py:7 in train" in named
+    (finding,) = findings(from_cluster("", cluster_status(job.now, job.state), 0.0))
+    assert finding.startswith("worker:0 is stuck: it lives, and has made no step for 1059 s")
+    wait(1, excuse="no step was made yet")
+    assert findings(from_cluster("", cluster_status(job.now, job.state), 0.0)) == []
     assert job.state.tasks["worker:0"].state == "live"
 
 

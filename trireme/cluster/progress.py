@@ -18,11 +18,15 @@ from trireme.cluster.state import Policy, Task
 STEPS, EXCUSE, LOCATION = "progress", "excuse", "at"
 """The names in a heartbeat's status: the steps, the excuse, and the main thread's location."""
 
+FIRST_BATCH = "its first batch is made"
+"""The excuse of a worker that waits for its first batch: it is named after a while, and kept."""
+
 STUCK = "stuck"
 """The name that the coordinator adds to the status of a worker that is late."""
 
 _USUAL_STEPS = 10
 _LEAST_SECONDS = 10.0
+_FIRST_BATCH_SECONDS = 60.0
 _SMOOTHING = 0.2
 
 
@@ -36,13 +40,13 @@ def heard(now: float, task: Task, status: Mapping[str, StatusValue]) -> Task:
             never late.
     """
     steps = status.get(STEPS)
+    if status.get(EXCUSE) == task.status.get(EXCUSE) == FIRST_BATCH:
+        return replace(task, status=_told(now, task, status))
     if not isinstance(steps, int) or status.get(EXCUSE) or not steps:
         made = steps if isinstance(steps, int) else 0
         return replace(task, status=status, steps=made, moved=now, late=False)
     if steps == task.steps:
-        if task.late:
-            status = {**status, STUCK: standstill(now, replace(task, status=status))}
-        return replace(task, status=status)
+        return replace(task, status=_told(now, task, status))
     usual = task.usual
     if 0 < task.steps < steps:
         sample = (now - task.moved) / (steps - task.steps)
@@ -50,8 +54,20 @@ def heard(now: float, task: Task, status: Mapping[str, StatusValue]) -> Task:
     return replace(task, status=status, steps=steps, moved=now, usual=usual, late=False)
 
 
+def _told(now: float, task: Task, status: Mapping[str, StatusValue]) -> Mapping[str, StatusValue]:
+    """Returns the status of a worker that has made no step since; says so if it is late."""
+    if not task.late:
+        return status
+    return {**status, STUCK: standstill(now, replace(task, status=status))}
+
+
 def is_late(now: float, policy: Policy, task: Task) -> bool:
-    """Returns whether a worker has made no step for as long as several of its usual steps take."""
+    """Returns whether a worker has made no step for as long as several of its usual steps take.
+
+    How long the first batch may take nobody knows: one that takes a minute is worth a word.
+    """
+    if task.state == "live" and task.status.get(EXCUSE) == FIRST_BATCH:
+        return now - task.moved >= _FIRST_BATCH_SECONDS
     least = _LEAST_SECONDS
     if policy.progress_timeout:
         least = min(least, policy.progress_timeout / 2)

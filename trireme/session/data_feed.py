@@ -278,7 +278,8 @@ class DataFeed:
                     batches = iter(loader)
                 began = time.monotonic()
                 try:
-                    batch = next(batches, None)
+                    with worker.lifecycle.liveness.loading():
+                        batch = next(batches, None)
                     if batch is None and loader.pause():
                         batch = self._without_examples(loader)
                         batches = iter(loader)

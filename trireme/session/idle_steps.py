@@ -9,6 +9,7 @@ from trireme.session.worker import Worker
 
 _FIRST_SECONDS = 0.02
 _MOST_SECONDS = 0.5
+_TELL_SECONDS = 30.0
 
 
 class IdleSteps:
@@ -22,16 +23,25 @@ class IdleSteps:
     Args:
         worker: the worker.
         flush: waits for the update that is under way, and exchanges local ones.
+        sleep: waits some seconds.
     """
 
-    def __init__(self, worker: Worker, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        flush: Callable[[], None],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._worker = worker
         self._flush = flush
+        self._sleep = sleep
         self._times = 0  # in a row
+        self._slept = self._told = 0.0
 
     def over(self) -> None:
         """Notes that the worker has examples again."""
         self._times = 0
+        self._slept = self._told = 0.0
 
     def wait(self) -> None:
         """Waits a little for what others do; the first time only for the worker's own update."""
@@ -58,4 +68,11 @@ class IdleSteps:
 
     def _pause(self) -> None:
         with self._worker.lifecycle.liveness.excused("it waits for the examples of others"):
-            time.sleep(min(_FIRST_SECONDS * 2 ** min(self._times, 10), _MOST_SECONDS))
+            seconds = min(_FIRST_SECONDS * 2 ** min(self._times, 10), _MOST_SECONDS)
+            self._sleep(seconds)
+        self._slept += seconds
+        if self._slept - self._told >= _TELL_SECONDS:
+            self._told = self._slept
+            self._worker.progress.waiting_for_update(
+                "for the examples that they hold", ("other workers",), self._slept
+            )

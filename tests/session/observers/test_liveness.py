@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import bdb
+import queue
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
+from tests.data.sources import Rows
+from trireme.cluster.progress import FIRST_BATCH
+from trireme.data.loader import Loader
+from trireme.data.order import Order
 from trireme.session.observers.liveness import Liveness
 
 SECONDS = 10.0
@@ -60,6 +66,45 @@ def test_a_stuck_thread_is_told_with_its_place() -> None:
     assert "excuse" not in status
     assert str(status["at"]).startswith("test_liveness.py:")
     assert str(status["at"]).endswith(" in hold")
+
+
+def test_a_thread_that_waits_for_a_batch_is_told_at_the_line_of_its_program() -> None:
+    liveness, spans = Liveness(), queue.Queue[list[tuple[int, int]]]()
+    liveness.stepped()
+    watched = threading.Event()
+
+    def iterate() -> None:
+        liveness.watch()
+        watched.set()
+        # `spans.get`: what waits is a library, and no line of this file.
+        for _ in Loader(Rows(3), Order(3), spans.get, batch_size=1):
+            pass
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    assert watched.wait(SECONDS)
+    place, deadline = "", time.monotonic() + SECONDS
+    while not place.endswith("batch") and time.monotonic() < deadline:
+        place = str(liveness.status().get("at"))
+    spans.put([])
+    thread.join(SECONDS)
+    assert place.startswith("test_liveness.py:")
+    assert place.endswith(" in iterate, where it waits for its next batch")
+
+
+def test_the_first_batch_is_an_excuse_with_its_place() -> None:
+    liveness = Liveness()
+
+    def load(hold: Callable[[], None]) -> None:
+        with liveness.loading():
+            hold()
+
+    status = status_while(liveness, load)
+    assert (status["progress"], status["excuse"]) == (0, FIRST_BATCH)
+    assert str(status["at"]).startswith("test_liveness.py:")
+    assert liveness.status() == {"progress": 0, "excuse": "no step was made yet"}
+    liveness.stepped()
+    assert "excuse" not in status_while(liveness, load)
 
 
 def test_what_takes_its_time_is_an_excuse_while_it_lasts() -> None:

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from trireme.cluster.progress import EXCUSE, LOCATION, STEPS
+from trireme.cluster.progress import EXCUSE, FIRST_BATCH, LOCATION, STEPS
 
 _LIBRARIES = (
     str(Path(threading.__file__).parent),
-    str(Path(__file__).parent.parent),
+    str(Path(__file__).parent.parent.parent),  # this package
     sysconfig.get_path("purelib"),
     "<frozen",
 )
+_LOADERS = ("trireme.data.loader", "trireme.data.stream")
 _DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy", "IPython")
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._export", "triton")
 
@@ -54,12 +55,21 @@ class Liveness:
         finally:
             self.excuse = before
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Says during the block that a batch is made. Only the first one may take its time."""
+        if self.steps:
+            yield
+            return
+        with self.excused(FIRST_BATCH):
+            yield
+
     def status(self) -> Mapping[str, int | str]:
         """Returns the fields that the next heartbeat adds to the reported status."""
         steps, excuse, status = self.steps, self.excuse, dict[str, int | str]()
-        if not excuse and steps == self._told:  # look closer
+        if excuse in ("", FIRST_BATCH) and steps == self._told:  # look closer
             frame = sys._current_frames().get(self._thread)
-            excuse = _excuse_of(frame)
+            excuse = _excuse_of(frame) or excuse
             if frame is not None:
                 status[LOCATION] = _place_of(frame)
         self._told = steps
@@ -71,14 +81,18 @@ class Liveness:
 def _place_of(frame: FrameType) -> str:
     """Returns the innermost line of the program that a thread runs, else of a library.
 
-    Libraries are the files in the directories of Python and of this package.
+    Libraries are the files in the directories of Python and of this package. A program that waits
+    for the processes of its loader is told so.
     """
     own: FrameType | None = frame
+    loads = False
     while own is not None and own.f_code.co_filename.startswith(_LIBRARIES):
+        loads = loads or str(own.f_globals.get("__name__", "")).startswith(_LOADERS)
         own = own.f_back
     shown = own or frame
     name = Path(shown.f_code.co_filename).name
-    return f"{name}:{shown.f_lineno} in {shown.f_code.co_name}"
+    place = f"{name}:{shown.f_lineno} in {shown.f_code.co_name}"
+    return f"{place}, where it waits for its next batch" if loads else place
 
 
 def _excuse_of(frame: FrameType | None) -> str:
