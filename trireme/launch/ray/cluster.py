@@ -257,8 +257,9 @@ def _join(ray: Any, address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = first_line(error).rstrip(".")
         raise ConfigurationError(
-            f"no Ray cluster is joined at --ray-address {address}: {first_line(error).rstrip('.')}. "
+            f"no Ray cluster is joined at --ray-address {address}: {reason}. "
             "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
             "node to it; the launcher has to be on one of its nodes"
         ) from error
