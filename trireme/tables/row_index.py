@@ -14,7 +14,7 @@ there are no tombstones.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,11 @@ from trireme.tables.row_storage import (
 Addresses = npt.NDArray[np.uint64]
 """Addresses of records, of shape (n,); 0 where there is none."""
 
+Places: TypeAlias = tuple[Addresses, Addresses, Addresses, np.uint64, np.uint64]
+
+TYPES_OF_PLACES = "uint64[::1], uint64[::1], uint64[:, ::1], uint64, uint64"
+"""The types of `RowIndex.places`, as a part of a signature."""
+
 MOST_RECORDS = (1 << 24) - 1
 """The most records of a slot: four thousand million in a table."""
 
@@ -48,6 +53,7 @@ _S4, _S24, _S32, _S56 = np.uint64(4), np.uint64(24), np.uint64(32), np.uint64(56
 _TAG_SHIFT = np.uint32(24)
 _BITS8, _BITS32 = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 _ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
+_LINE_BYTES = np.uint64(64)
 _GROUP = 64  # keys whose memory is asked for together
 
 
@@ -86,10 +92,21 @@ def _search(
 
 
 @compiled
-def _find(
+def search(
     keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
     found: Any,
 ) -> Any:  # fmt: skip
+    """Writes the address of the record of each key, 0 for none; returns how many have none.
+
+    Args:
+        keys: int64 of shape (n,).
+        indices: the address of the entries of each slot, uint64.
+        capacities: how many there are, uint64.
+        blocks: see `trireme.tables.row_storage.RowStorage`, as for those that follow.
+        shift: see there.
+        record_bytes: see there.
+        found: is written; uint64 of shape (n,).
+    """
     hashes = np.empty(_GROUP, np.uint64)
     lines = np.empty(_GROUP, np.uint64)
     missing = 0
@@ -110,6 +127,7 @@ def _find(
                 row = np.uint64(array_at(lines[each], _ENTRIES, np.uint32)[place] & _ROW)
                 address = record_address(blocks, hashed >> _S56, row, shift, record_bytes)
                 read_ahead(address)
+                read_ahead(address + _LINE_BYTES)
             found[first + each] = address
         for each in range(size):
             key = keys[first + each]
@@ -261,6 +279,12 @@ class RowIndex:
         """The bytes of the entries."""
         return sum(each.nbytes for each in self._entries if each is not self._nothing)
 
+    @property
+    def places(self) -> Places:
+        """Where everything is: the arguments of `search` between keys and result."""
+        at = self.storage
+        return self._indices, self._capacities, at.blocks, at.shift, at.record_bytes
+
     def find(self, keys: Keys) -> tuple[Addresses, int]:
         """Returns the address of the record of each key, and the number of keys without one.
 
@@ -268,10 +292,7 @@ class RowIndex:
             keys: a contiguous int64 array of shape (n,); keys may repeat.
         """
         found = np.empty(keys.size, np.uint64)
-        at = self.storage
-        missing: int = _find(
-            keys, self._indices, self._capacities, at.blocks, at.shift, at.record_bytes, found
-        )
+        missing: int = search(keys, *self.places, found)
         return found, missing
 
     def reserve(self, keys: Keys) -> None:
@@ -311,10 +332,7 @@ class RowIndex:
         addresses = np.empty(keys.size, np.uint64)
         fresh = np.empty(keys.size, np.int64)
         at = self.storage
-        added = _add(
-            keys, marks, self._indices, self._capacities, at.blocks, at.shift, at.record_bytes,
-            at.counts, addresses, fresh,
-        )  # fmt: skip
+        added = _add(keys, marks, *self.places, at.counts, addresses, fresh)
         return addresses, fresh[:added]
 
     def remove(self, keys: Keys) -> int:
@@ -323,9 +341,7 @@ class RowIndex:
         Other records may move: addresses that were found before are no longer valid.
         """
         at = self.storage
-        removed: int = _remove(
-            keys, self._indices, self._capacities, at.blocks, at.shift, at.record_bytes, at.counts
-        )
+        removed: int = _remove(keys, *self.places, at.counts)
         if removed:
             at.trim()
             sparse = at.counts * 16 < self._room() - 16 * _ENTRIES
@@ -376,12 +392,11 @@ class RowIndex:
 
 def prepare() -> None:
     """Compiles what this module needs, or loads it from the cache."""
-    index, records = "uint64[::1], uint64[::1]", "uint64[:, ::1], uint64, uint64"
-    compile_for(_find, f"(int64[::1], {index}, {records}, uint64[::1])")
+    compile_for(search, f"(int64[::1], {TYPES_OF_PLACES}, uint64[::1])")
     compile_for(
         _add,
-        f"(int64[::1], uint64[::1], {index}, {records}, int64[::1], uint64[::1], int64[::1])",
+        f"(int64[::1], uint64[::1], {TYPES_OF_PLACES}, int64[::1], uint64[::1], int64[::1])",
     )
-    compile_for(_remove, f"(int64[::1], {index}, {records}, int64[::1])")
-    compile_for(_rebuild, f"(int64, int64, uint32[::1], {records})")
+    compile_for(_remove, f"(int64[::1], {TYPES_OF_PLACES}, int64[::1])")
+    compile_for(_rebuild, "(int64, int64, uint32[::1], uint64[:, ::1], uint64, uint64)")
     compile_for(_count_slots, "(int64[::1], int64[::1])")

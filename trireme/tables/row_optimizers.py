@@ -32,7 +32,7 @@ from trireme.tables.spec import (
 
 _HEADER = np.uint64(HEADER_BYTES)
 _ZERO, _LINE = np.uint64(0), np.uint64(64)
-_AHEAD = 8  # records: what is read ahead is there when its turn comes
+_AHEAD = 12  # records: what is read ahead is there when its turn comes
 
 
 @compiled
@@ -42,6 +42,7 @@ def _open(addresses: Any, each: Any, step: Any, size: Any, updates: Any) -> Any:
         following = addresses[each + _AHEAD]
         read_ahead(following)
         read_ahead(following + _LINE)
+        read_ahead(following + _HEADER + np.uint64(size * updates.itemsize - 1))
     touch(addresses[each], step)
     return array_at(addresses[each] + _HEADER, size, updates.dtype)
 

@@ -29,7 +29,7 @@ from trireme.tables.keys import SLOTS
 HEADER_BYTES = 16
 """The bytes of a record before its row."""
 
-_BLOCK_BYTES = 1 << 18  # at most, unless a record is larger: a slot wastes half of one on average
+_BLOCK_BYTES = 1 << 17  # at most, unless a record is larger: a slot wastes half of one on average
 _LINE = 64
 
 # Pieces of at least 4 MiB get huge pages from numpy, and with them faster access, but memory in

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from trireme.compiled import compile_for, compiled
-from trireme.tables.addresses import array_at, read_ahead
+from trireme.tables.addresses import array_at
 from trireme.tables.initializers import fill_row, types_of_first_values
+from trireme.tables.row_index import TYPES_OF_PLACES, search
 from trireme.tables.row_storage import (
     HEADER_BYTES,
     mark_of,
@@ -20,8 +21,40 @@ from trireme.tables.row_storage import (
 )
 
 _HEADER = np.uint64(HEADER_BYTES)
-_ZERO, _LINE = np.uint64(0), np.uint64(64)
-_AHEAD = 8  # records
+_ZERO = np.uint64(0)
+_GROUP = 256  # keys that are searched for together
+
+
+@compiled
+def search_and_gather(
+    keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
+    found: Any, rows: Any, kind: Any, constant: Any, numbers: Any, seed: Any,
+) -> Any:  # fmt: skip
+    """Searches for keys and copies their rows, a few at a time, while they are near.
+
+    Args:
+        keys: int64 of shape (n,).
+        indices: see `trireme.tables.row_index.search`, as for those that follow.
+        capacities: see there.
+        blocks: see there.
+        shift: see there.
+        record_bytes: see there.
+        found: see there.
+        rows: see `gather`, as for those that follow.
+        kind: see there.
+        constant: see there.
+        numbers: see there.
+        seed: see there.
+
+    Returns:
+        How many keys have no record.
+    """
+    missing = 0
+    for first in range(0, keys.size, _GROUP):
+        part = slice(first, min(first + _GROUP, keys.size))
+        missing += search(keys[part], indices, capacities, blocks, shift, record_bytes, found[part])
+        gather(found[part], keys[part], rows[part], kind, constant, numbers, seed)
+    return missing
 
 
 @compiled
@@ -41,8 +74,6 @@ def gather(
     """
     width = rows.shape[1]
     for each in range(addresses.size):
-        if each + _AHEAD < addresses.size:
-            read_ahead(addresses[each + _AHEAD] + _LINE)  # the first line was read by the search
         address = addresses[each]
         if address == _ZERO:
             fill_row(rows[each], width, keys[each], kind, constant, numbers, seed)
@@ -122,6 +153,10 @@ def write_marks(addresses: Any, steps: Any, touches: Any) -> None:
 def prepare(dtype: str) -> None:
     """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
     batch, first = "uint64[::1], int64[::1]", types_of_first_values(dtype)
+    compile_for(
+        search_and_gather,
+        f"(int64[::1], {TYPES_OF_PLACES}, uint64[::1], {dtype}[:, ::1], {first})",
+    )
     compile_for(gather, f"({batch}, {dtype}[:, ::1], {first})")
     compile_for(begin, f"({batch}, int64[::1], int64, int64, {dtype}[::1], {first})")
     compile_for(read_records, f"(uint64[::1], {dtype}[:, ::1], {dtype}[:, ::1])")

@@ -114,8 +114,16 @@ class Table:
         elif not out.flags.c_contiguous:
             raise Rejected(f"{self._name}: the rows to write are not contiguous")
         self._check_rows("the rows to write", out, keys.size)
-        addresses, missing = self._find(keys)
-        row_values.gather(addresses, keys, out, *self._first)
+        addresses, missing = self._recent.find(keys), 0
+        if addresses is None:
+            addresses = np.empty(keys.size, np.uint64)
+            missing = row_values.search_and_gather(
+                keys, *self._rows.places, addresses, out, *self._first
+            )
+        else:
+            row_values.gather(addresses, keys, out, *self._first)
+        if not missing:
+            self._recent.keep(keys, addresses)
         self._hits += keys.size - missing
         self._misses += missing
         return out
@@ -148,7 +156,8 @@ class Table:
         self._check_rows("updates", updates, keys.size)
         self._check_step(step)
         optimizer = changed(self.optimizer, hyper) if hyper else self.optimizer
-        addresses, missing = self._find(keys)
+        known = self._recent.find(keys)
+        addresses, missing = self._rows.find(keys) if known is None else (known, 0)
         if missing:
             absent = np.flatnonzero(addresses == 0)
             self._reserve(keys[absent])
@@ -178,15 +187,6 @@ class Table:
         self._drops.add(dropped, np.full(dropped.size, step))
         self._changed()
         return int(dropped.size)
-
-    def _find(self, keys: Keys) -> tuple[Addresses, int]:
-        known = self._recent.find(keys)
-        if known is not None:
-            return known, 0
-        addresses, missing = self._rows.find(keys)
-        if not missing:
-            self._recent.keep(keys, addresses)
-        return addresses, missing
 
     def _touches(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Returns how often keys without rows were touched."""
