@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +23,17 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), str(ROOT)])
 """For the processes that tests start."""
+
+
+def python_path(words: Iterable[object]) -> str:
+    """Returns `PYTHONPATH` for a command.
+
+    Processes that hold one model together need torch's compiler from the start: the process that
+    `trireme run` forks them from loads it once, where with `tests/startup` each would by itself.
+    """
+    given = [str(word) for word in words]
+    together = "run" in given and ("--mesh" in given or "--ps" not in given)
+    return str(ROOT) if together else PYTHONPATH
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers

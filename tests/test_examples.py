@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import PYTHONPATH
+from tests.conftest import python_path
 from trireme.session.checkpoint import load
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 def run(directory: Path, *command: str | Path) -> str:
     """Runs a command with this interpreter and returns what it printed."""
     environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
-    environ |= {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    environ |= {"PYTHONPATH": python_path(command), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, *command],
         cwd=directory,

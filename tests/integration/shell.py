@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import PYTHONPATH
+from tests.conftest import PYTHONPATH, python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -162,7 +162,7 @@ class Shell:
         process = subprocess.Popen(
             [*command, *map(str, words)],
             cwd=self.directory,
-            env={**self._environ, **(environ or {})},
+            env={**self._environ, "PYTHONPATH": python_path([*command, *words]), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

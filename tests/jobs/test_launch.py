@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import trireme
+from tests.conftest import PYTHONPATH
 from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import is_running, read_record, wait_until_free
 
@@ -27,8 +28,8 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("TRIREME_")]:
         monkeypatch.delenv(name)
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join([PYTHONPATH, os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
     return tmp_path
 
 

@@ -13,7 +13,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import PYTHONPATH, ROOT
+
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 CELL = """
@@ -38,7 +39,8 @@ trireme.launch(train, workers=1, run_dir="run")
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Kernels import this clone, and stand in a directory of their own."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join([PYTHONPATH, os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     for name in [name for name in os.environ if name.startswith("TRIREME_")]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import PYTHONPATH
+from tests.conftest import python_path
 
 pytestmark = pytest.mark.processes
 
@@ -70,7 +70,7 @@ def test_the_graph_of_a_placed_model_has_the_devices_of_the_tasks(
     environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
     ended = subprocess.run(
         [sys.executable, "-m", "trireme", *launch, program, *options],
-        env={**environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+        env={**environ, "PYTHONPATH": python_path(launch), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=110,

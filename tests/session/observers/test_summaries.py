@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
-from tests.conftest import PYTHONPATH
+from tests.conftest import python_path
 from trireme.errors import ConfigurationError
 from trireme.session.observers.summaries import KINDS, Summaries
 
@@ -377,7 +377,7 @@ def test_of_a_model_in_parts_there_is_what_the_chief_holds(tmp_path: Path) -> No
     environ = {name: value for name, value in os.environ.items() if name != "TRIREME_TASK"}
     ended = subprocess.run(
         [sys.executable, "-m", "trireme", *launch, program],
-        env={**environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+        env={**environ, "PYTHONPATH": python_path(launch), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=110,
