@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 from trireme.data.documents import Documents
 from trireme.data.planted.topics import planted_topics, recovered
 from trireme.errors import ConfigurationError
-from trireme.topics import LocalCounts, TopicSampler, topic_words
+from trireme.topics import LocalCounts, TopicCounts, TopicSampler, topic_words
 from trireme.topics.proposals import propose
 
 PLANTED = planted_topics(6, 60, 80, length=30)
@@ -64,6 +64,44 @@ def test_samplers_share_counts() -> None:
         for made in samplers:
             made.sweep(counts)
     assert np.array_equal(counts.rows(WORDS), counted(*zip(samplers, parts, strict=True)))
+
+
+class View(TopicCounts):
+    """Shared counts as they were at the last look, and what was added through this view since."""
+
+    def __init__(self, shared: LocalCounts) -> None:
+        self._shared = shared
+        self.look()
+
+    def look(self) -> None:
+        self._rows, self._totals = self._shared.rows(WORDS), self._shared.totals()
+
+    def rows(self, words: np.ndarray) -> np.ndarray:
+        return self._rows[words]
+
+    def totals(self) -> np.ndarray:
+        return self._totals.copy()
+
+    def add(self, words: np.ndarray, deltas: np.ndarray) -> None:
+        self._shared.add(words, deltas)
+        self._rows[words] += deltas
+        self._totals += deltas.sum(axis=0)
+
+
+def test_samplers_may_see_old_counts_of_each_other() -> None:
+    parts = [DOCUMENTS.shard(2, index) for index in range(2)]
+    samplers = [TopicSampler(part, 6, seed=seed) for seed, part in enumerate(parts)]
+    counts = LocalCounts(60, 6)
+    views = [View(counts) for _ in samplers]
+    for made, view in zip(samplers, views, strict=True):
+        made.start(view)
+    for _ in range(100):
+        for view in views:
+            view.look()
+        for made, view in zip(samplers, views, strict=True):
+            made.sweep(view)
+    assert np.array_equal(counts.rows(WORDS), counted(*zip(samplers, parts, strict=True)))
+    assert recovered(PLANTED.topics, topic_words(counts.rows(WORDS), 0.01)) >= 0.5
 
 
 def test_a_state_leads_to_the_same_sweeps() -> None:
