@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from trireme.strategies import PipelineParallel as PipelineParallel
     from trireme.strategies import Sync as Sync
     from trireme.strategies import TensorParallel as TensorParallel
+    from trireme.tables.embedding import Embedding as Embedding
+    from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
 
 __version__ = "0.1.0.dev0"
 
@@ -62,6 +64,7 @@ _HOME = {
     "trireme.session.replica.replica": ("model_loss",),
     "trireme.session.result": ("StepResult", "accuracy"),
     "trireme.session.session": ("Session",),
+    "trireme.tables.embedding": ("Embedding", "EmbeddingBag"),
     "trireme.strategies": (
         *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo", "Graph"),
         *("PipelineParallel", "Sync", "TensorParallel"),

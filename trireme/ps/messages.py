@@ -19,7 +19,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
+from trireme.tables.spec import TableSpec
 from trireme.wire.message import Index, Message, Name, Number
 
 # The description of a model ---------------------------------------------------------------------
@@ -153,13 +155,17 @@ class FromAnyone(Message, frozen=True, array_like=True):
 
 
 class Attach(FromWorker, frozen=True, array_like=True):
-    """A worker shows its model. The first one creates the values; the others must be the same."""
+    """A worker shows its model. The first one creates the values; the others must be the same.
+
+    `tables` are the model's sparse tables.
+    """
 
     kind: ClassVar[int] = 64
     view: Number
     layout: LayoutSpec
     optimizer: OptimizerSpec
     rule: Rule
+    tables: Annotated[tuple[TableSpec, ...], msgspec.Meta(max_length=1 << 12)] = ()
 
 
 class Attached(Message, frozen=True, array_like=True):
@@ -206,6 +212,8 @@ class Push(FromWorker, frozen=True, array_like=True):
             gradient, in ascending order. The payload is zero there. A parameter that is absent in
             every update of a step is left out of it: neither its value nor its optimizer state
             changes.
+        rows: updates of rows of sparse tables, by table: the server's share.
+        wanted: keys of tables whose rows the answer brings, as they are after the update.
     """
 
     kind: ClassVar[int] = 66
@@ -220,6 +228,8 @@ class Push(FromWorker, frozen=True, array_like=True):
     order: tuple[Number, ...] = ()
     steps: Number = 1
     absent: tuple[Number, ...] = ()
+    rows: tuple[RowUpdates, ...] = ()
+    wanted: tuple[RowKeys, ...] = ()
 
 
 class PushReply(Message, frozen=True, array_like=True):
@@ -234,6 +244,7 @@ class PushReply(Message, frozen=True, array_like=True):
             None where the payload is the values.
         notice: a notice for the worker's program, such as that the workers of a round disagree
             about the learning rate; empty as a rule.
+        rows: the rows that the push wanted, one entry for each of its `wanted`.
     """
 
     kind: ClassVar[int] = 67
@@ -243,6 +254,7 @@ class PushReply(Message, frozen=True, array_like=True):
     stop: bool
     since: Number | None = None
     notice: str = ""
+    rows: tuple[bytes, ...] = ()
 
 
 class Pull(FromWorker, frozen=True, array_like=True):
@@ -266,6 +278,25 @@ class PullReply(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 69
     step: Number
     stop: bool
+
+
+class PullRows(FromWorker, frozen=True, array_like=True):
+    """Asks for the rows of keys of sparse tables, as they are now.
+
+    Refused before values are loaded. Keys without a row have the first values that a row of theirs would have; no row is made.
+    """
+
+    kind: ClassVar[int] = 124
+    view: Number
+    wanted: tuple[RowKeys, ...]
+
+
+class PulledRows(Message, frozen=True, array_like=True):
+    """The answer to `PullRows`: the global step, and the rows, one entry for each of `wanted`."""
+
+    kind: ClassVar[int] = 125
+    step: Number
+    rows: tuple[bytes, ...]
 
 
 class Waiting(Message, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ from trireme.ps.flat import dtype_of
 from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Span, WorkerProgress
 from trireme.ps.optimizers import COUNTERS, state_misfit
-from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
 
@@ -32,6 +32,8 @@ class ModelState:
         sizes: how many examples each data set has, by name, where that is known.
         orders: the fingerprint of each data set's order, by name, where that is known.
         lacks: what is missing, in words, each with the reason.
+        tables: the rows of each sparse table, by name, in the order of their keys: the arrays of a
+            `trireme.tables.table.Block` by name.
     """
 
     step: int
@@ -43,6 +45,7 @@ class ModelState:
     sizes: dict[str, int] = field(default_factory=dict)
     orders: dict[str, int] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    tables: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def lacking(what: str, error: Exception) -> str:
@@ -57,7 +60,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
 
     Args:
         layout: the model's layout.
-        parts: one snapshot a server, all of one cut.
+        parts: one snapshot a server, all of one cut. Their tables are left out.
     """
     first = parts[0][0]
     tensors = [entry for _, part in parts for entry in part]
@@ -65,6 +68,8 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     flat: dict[tuple[str, str], tuple[torch.Tensor, list[TensorSpec]]] = {}
     named: dict[str, dict[str, torch.Tensor]] = {}
     for spec, tensor in tensors:
+        if spec.key.startswith(TABLE):
+            continue
         if spec.group >= 0:
             scalar = tensor.detach().clone()
             for placed in vectors[spec.vector].placed:

@@ -81,7 +81,9 @@ class Stepper:
             loss: replaces the session's loss for this step.
             examples: the positions of the examples, where the ledger dealt them.
         """
-        worker, joint = self._worker, self._joint
+        worker, joint, tables = self._worker, self._joint, self._worker.setup.tables
+        if tables is not None:
+            tables.forget()
         if self._options.deterministic:
             step = worker.global_step
             seed = derive(self._options.seed, _SEED_STEP, self._replica_number, step)
@@ -101,7 +103,7 @@ class Stepper:
                     for parameter in parameters:
                         parameter.grad = None
         if self._clip_norm is not None:
-            clip(self._replica.flat, self._clip_norm)
+            clip(self._replica.flat, self._clip_norm, tables)
         return result
 
     def compute_only(self, batch: Any, loss: Loss | None) -> StepResult:

@@ -20,6 +20,7 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.session.replica.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
 from trireme.session.settings import Settings
+from trireme.session.table_rows import TableRows, tables_of
 
 if TYPE_CHECKING:
     from trireme.parallel.deferred import Deferred
@@ -54,6 +55,7 @@ class TrainingSetup:
         process_group: the processes that hold the model together; None for one process.
         part: this process's part of the model; None where it holds the whole model.
         reducer: averages the gradients of all replicas; None for one process.
+        tables: the rows of the model's sparse tables; None where it has none.
     """
 
     settings: Settings
@@ -63,6 +65,7 @@ class TrainingSetup:
     process_group: ProcessGroup | None = None
     part: ModelPart | None = None
     reducer: Reducer | None = None
+    tables: TableRows | None = None
 
     @property
     def trained(self) -> FlatModel | ModelPart:
@@ -315,13 +318,37 @@ def assemble(
             shared=task.servers > 0,
             staged=settings.prefetches,
         )
-        return TrainingSetup(settings, model, optimizer, flat)
+        tables = tables_of(model, optimizer)
+        if tables is not None:
+            _check_tables(settings)
+        return TrainingSetup(settings, model, optimizer, flat, tables=tables)
     from trireme.session.replica.group_replica import assemble_together  # loads slowly
 
     here = device or device_of(settings) or torch.device("cpu")
     return assemble_together(
         settings, here, make_model, make_optimizer, in_place=in_place, defer=defer
     )
+
+
+def _check_tables(settings: Settings) -> None:
+    """Checks that sparse tables can be trained as the launch requests.
+
+    Raises:
+        ConfigurationError: they cannot; says how they can.
+    """
+    rule = settings.rule
+    refused = [
+        (settings.strategy.name, rule.every is not None),
+        ("prefetch", settings.prefetches),
+        ("compress", rule.codec != "none"),
+        ("ema", settings.options.ema is not None),
+    ]
+    for name, is_chosen in refused:
+        if is_chosen:
+            raise ConfigurationError(
+                f"sparse tables (trireme.Embedding) under {name} are not built yet: they train in "
+                "one process, and with parameter servers under async, ssp and sync"
+            )
 
 
 def replicas_of(

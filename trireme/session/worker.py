@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from torch import nn
@@ -20,6 +21,7 @@ from trireme.errors import (
 from trireme.ps.messages import OptimizerSpec, Span, Stale
 from trireme.ps.optimizers import name_of, spec_of
 from trireme.ps.results import PushResult
+from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend
@@ -116,6 +118,8 @@ class Worker:
         self.rejoined = 0
         self.update_times = UpdateTimes()
         self.lifecycle.exits.callback(self.storage.close)
+        if setup.tables is not None:
+            self.lifecycle.exits.callback(setup.tables.close)
         self._hyper = Hyperparameters(setup, self.progress)
         # Servers hold none of their values, and receive no gradients of them.
         self._frozen: list[nn.Parameter] = [
@@ -174,10 +178,22 @@ class Worker:
     def _start(self, first: Callable[[], ModelState | None]) -> bool:
         """Receives the job's values; returns False where this worker must rejoin the job first."""
         try:
-            self.backend.start(self._optimizer_spec(), self.setup.settings.rule, first)
+            backend, tables = self.backend, self.setup.tables
+            backend.tables = () if tables is None else tables.specs
+            backend.start(self._optimizer_spec(), self.setup.settings.rule, first)
+            if tables is not None:
+                tables.open(self._pull_rows)
         except Fenced:
             return False
         return True
+
+    def _pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Any]:
+        """Returns rows of tables, which forward computes with."""
+        while True:
+            try:
+                return self.backend.pull_rows(wanted)
+            except Fenced:
+                self.come_back()
 
     def _optimizer_spec(self) -> OptimizerSpec:
         optimizer = self.setup.optimizer
@@ -275,7 +291,9 @@ class Worker:
                 result = self._push_ahead(weight, examples)
             else:
                 began = time.monotonic()
-                backend.push(weight, hyper=self._hyper.now(), examples=examples)
+                tables = self.setup.tables
+                rows = {} if tables is None else {"rows": tables.updates()}
+                backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()

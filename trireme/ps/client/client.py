@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from trireme.errors import CopiesLost, Fenced, FrameError
 from trireme.ps.client.lanes import Answer, Divided, Request
@@ -46,11 +46,16 @@ from trireme.ps.messages import (
     Verdict,
 )
 from trireme.ps.results import PushResult, ServerClock
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
-from trireme.ps.shard.values.snapshot_tensors import tensors_from
+from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.tables.spec import TableSpec
 from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
+
+if TYPE_CHECKING:
+    from trireme.ps.rows import Rows
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -101,7 +106,7 @@ class Client:
         self._carried: list[tuple[Sequence[memoryview], int]] = []
         self._packers: list[Packer] = []
         self._subscription: Subscription | None = None  # where values come packed too
-        self._shown: tuple[OptimizerSpec, Rule] | None = None
+        self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
         self._pushed: Push | None = None  # whose answers are missing
         self._lost = False  # whether all copies of a shard were lost since
         self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
@@ -137,8 +142,10 @@ class Client:
 
     # -- joining the job -------------------------------------------------------------------------
 
-    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
-        """Shows every server the model, the optimizer and the rule.
+    def attach(
+        self, optimizer: OptimizerSpec, rule: Rule, tables: Sequence[TableSpec] = ()
+    ) -> bool:
+        """Shows every server the model, the optimizer, the rule and the sparse tables.
 
         Returns:
             Whether the values are loaded already, on every server.
@@ -147,12 +154,12 @@ class Client:
             ModelMismatchError: another worker showed another model; names the first difference.
             UnsupportedOptimizerError: the server has no such optimizer.
         """
-        self._shown = optimizer, rule
+        self._shown = optimizer, rule, tuple(tables)
         if self._lost:
             self._begin_anew()
         if not self._packers:
             self._pack_by(rule)
-        return self._run(self._protocol.attach(self._layout.spec, optimizer, rule))
+        return self._run(self._protocol.attach(self._layout.spec, optimizer, rule, tables))
 
     def _pack_by(self, rule: Rule) -> None:
         """Makes the packed form of gradients and values, where a rule wants one."""
@@ -171,7 +178,10 @@ class Client:
         """
         parts = []
         for server in range(len(self._values)):
-            tensors = disassemble(self._layout, state, server)
+            tensors = [
+                *disassemble(self._layout, state, server),
+                *self._tensors_of_tables(state, server),
+            ]
             payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
             parts.append((tuple(spec for spec, _ in tensors), payload))
         self._run(self._protocol.load(state, parts))
@@ -199,6 +209,8 @@ class Client:
         mode = self.options.overlap
         if mode == "off" or self._packers or not self._flat.pushes_in_place:
             return False
+        if self._shown is not None and self._shown[2]:
+            return False  # the updates of rows are known when backward has ended
         return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
 
     def begin(
@@ -231,6 +243,8 @@ class Client:
         pulled: int | None = None,
         steps: int = 1,
         absent: tuple[int, ...] | None = None,
+        rows: Sequence[RowUpdates] = (),
+        wanted: Sequence[RowKeys] = (),
     ) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
@@ -244,13 +258,23 @@ class Client:
             steps: the number of this worker's steps that a delta is the sum of.
             absent: the positions of the parameters that it leaves out; None for those that have no
                 gradient now.
+            rows: updates of rows of tables, at most one entry for each table.
+            wanted: keys whose rows the answer is to bring: see `wanted_rows`.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
         """
         protocol, missing = self._protocol, self._flat.absent if absent is None else absent
         made = protocol.next_push(
-            weight, hyper, examples, pull=pull, pulled=pulled, steps=steps, absent=missing
+            weight,
+            hyper,
+            examples,
+            pull=pull,
+            pulled=pulled,
+            steps=steps,
+            absent=missing,
+            rows=tuple(rows),
+            wanted=tuple(wanted),
         )
         protocol.push(made)
         self._pushed = made
@@ -309,6 +333,20 @@ class Client:
         """
         return self._run(self._protocol.wait())
 
+    pull_rows = _carried_out(ClientProtocol.pull_rows)
+
+    def wanted_rows(self) -> list[Rows]:
+        """Returns the rows that the last push wanted, once `wait` has taken its answers.
+
+        Nothing is returned where the shards were divided anew meanwhile: pull them.
+        """
+        pushed, replies = self._pushed, self._protocol.replies
+        if pushed is None or len(replies) != len(self._values):
+            return []
+        if any(len(reply.rows) != len(pushed.wanted) for reply in replies):
+            return []
+        return self._protocol.united(pushed.wanted, [reply.rows for reply in replies])
+
     def end(self) -> None:
         """Makes no further update: this worker is to leave, and the job goes on without it."""
         self._protocol.stopping = True
@@ -350,9 +388,22 @@ class Client:
             WaitTimeout: no cut could be completed in time.
         """
         copy = self._run(self._protocol.snapshot(state=state))
-        return assemble(
-            self._layout, [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
-        )
+        parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
+        found = assemble(self._layout, parts)
+        if self._shown is None or not self._shown[2]:
+            return found
+        from trireme.ps.shard.values.tables import tables_in
+
+        return replace(found, tables=tables_in([tensors for _, tensors in parts]))
+
+    def _tensors_of_tables(self, state: ModelState, server: int) -> Tensors:
+        """Returns a shard's part of the tables of a state."""
+        if self._shown is None or not self._shown[2] or not state.tables:
+            return []
+        from trireme.ps.shard.values.tables import tensors_for
+
+        bounds = self._layout.spec.bounds
+        return tensors_for(state.tables, (bounds[server], bounds[server + 1]))
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.
@@ -484,7 +535,7 @@ class Client:
                 SharedBuffer(flat.memory, gradients.views, values.views)
                 for gradients, values in zip(self._gradients, self._values, strict=True)
             ]
-        self._protocol.divide(shards)
+        self._protocol.divide(shards, bounds)
         self._overlap.lay_out(self._gradients)
 
     def _count(self, answers: Mapping[int, Answer]) -> None:

@@ -40,7 +40,9 @@ from trireme.ps.messages import (
     LeaseTerms,
     OptimizerSpec,
     Pull,
+    PulledRows,
     PullReply,
+    PullRows,
     Push,
     PushReply,
     Refused,
@@ -57,6 +59,7 @@ from trireme.ps.messages import (
     Traced,
 )
 from trireme.ps.results import PushResult, decided
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
     Cut,
@@ -69,9 +72,11 @@ from trireme.ps.snapshot_messages import (
     Thaw,
 )
 from trireme.ps.termination import after_the_end
+from trireme.tables.spec import TableSpec
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
+    from trireme.ps.rows import Rows
     from trireme.ps.snapshot import ModelState
 
 
@@ -142,6 +147,9 @@ class ClientProtocol:
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
         self._absent: tuple[int, ...] = ()  # of the last update; the next early one's, probably
         self._rule = Rule()
+        self._tables: tuple[TableSpec, ...] = ()
+        self._bounds: tuple[int, ...] = ()  # the slots at which shards begin
+        self._parts: tuple[int, int, list[Push]] = (0, 0, [])  # of the push with tables under way
         self._pushed = False
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
@@ -152,11 +160,18 @@ class ClientProtocol:
 
     # -- joining the job -------------------------------------------------------------------------
 
-    def attach(self, layout: LayoutSpec, optimizer: OptimizerSpec, rule: Rule) -> Operation[bool]:
+    def attach(
+        self,
+        layout: LayoutSpec,
+        optimizer: OptimizerSpec,
+        rule: Rule,
+        tables: Sequence[TableSpec] = (),
+    ) -> Operation[bool]:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
+        self._tables, self._bounds = tuple(tables), layout.bounds
         self._hyper = None  # the servers may use what an earlier worker has shown
-        attach = Request(Attach(0, layout, optimizer, rule))
+        attach = Request(Attach(0, layout, optimizer, rule, self._tables))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
         except Divided:
@@ -198,13 +213,15 @@ class ClientProtocol:
         except Divided:
             return  # and the new shards have values
 
-    def divide(self, servers: int) -> None:
+    def divide(self, servers: int, bounds: Sequence[int] = ()) -> None:
         """Goes on with other shards.
 
         Args:
             servers: how many there are.
+            bounds: the slots at which they begin, and the number of slots; where there are tables.
         """
         self._servers = servers
+        self._bounds = tuple(bounds)
         self._divisions += 1
 
     def renew(self) -> None:
@@ -253,6 +270,8 @@ class ClientProtocol:
         pulled: int | None = None,
         steps: int = 1,
         absent: tuple[int, ...] | None = None,
+        rows: tuple[RowUpdates, ...] = (),
+        wanted: tuple[RowKeys, ...] = (),
     ) -> Push:
         """Returns the message of the next push without the view; see `Client.push`.
 
@@ -270,6 +289,8 @@ class ClientProtocol:
             pull=pull,
             steps=steps,
             absent=self._absent if absent is None else absent,
+            rows=rows,
+            wanted=wanted,
         )
 
     def push(self, push: Push) -> None:
@@ -290,9 +311,32 @@ class ClientProtocol:
 
     def message(self, push: Push, server: int) -> Push:
         """Returns the message of a push to one server, without the view."""
+        if push.rows or push.wanted:
+            push = self._part_of(push, server)
         if server == 0 or not push.examples:
             return push
         return msgspec.structs.replace(push, examples=())
+
+    def _part_of(self, push: Push, server: int) -> Push:
+        """Returns a push with one shard's part of the rows of tables."""
+        key = push.sequence, self._divisions
+        if self._parts[:2] != key:
+            from trireme.ps.rows import parts_of
+
+            rows, wanted = (
+                [parts_of(each, self._tables, self._bounds) for each in entries]
+                for entries in (push.rows, push.wanted)
+            )
+            parts = [
+                msgspec.structs.replace(
+                    push,
+                    rows=tuple(each[shard] for each in rows),
+                    wanted=tuple(each[shard] for each in wanted),
+                )
+                for shard in range(self._servers)
+            ]
+            self._parts = (*key, parts)
+        return self._parts[2][server]
 
     def completes(self, push: Push) -> bool:
         """Returns whether a push is the one that was announced; none is announced afterwards."""
@@ -316,6 +360,38 @@ class ClientProtocol:
         self.step = self._settled_step
         yield PUBLISH
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
+
+    def pull_rows(self, wanted: Sequence[RowKeys]) -> Operation[list[Rows]]:
+        """Returns the rows of keys of tables, as they are now, each of shape (n, width)."""
+        from trireme.ps.rows import parts_of
+
+        while True:
+            parts = [parts_of(each, self._tables, self._bounds) for each in wanted]
+            requests = {
+                shard: Request(PullRows(0, tuple(each[shard] for each in parts)))
+                for shard in range(self._servers)
+            }
+            try:
+                answers = self._all((yield from self._ask(requests)), PulledRows)
+            except Divided:
+                continue
+            return self.united(wanted, [answer.rows for answer in answers])
+
+    def united(self, wanted: Sequence[RowKeys], answers: Sequence[tuple[bytes, ...]]) -> list[Rows]:
+        """Returns the rows of keys of tables, from what the shards have answered.
+
+        Raises:
+            FrameError: an answer is of another size.
+        """
+        from trireme.ps.rows import united
+
+        try:
+            return [
+                united(each, [answer[place] for answer in answers], self._tables, self._bounds)
+                for place, each in enumerate(wanted)
+            ]
+        except (IndexError, ValueError) as error:
+            raise FrameError(f"a parameter server answered with other rows: {error}") from error
 
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.

@@ -33,6 +33,7 @@ from trireme.ps.messages import (
     FromWorker,
     Lease,
     Pull,
+    PullRows,
     Push,
     Retire,
     SetEnd,
@@ -102,6 +103,7 @@ class Dispatcher(Generic[_S]):
         self._of_participants: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             Attach: shard.attach,
             Pull: shard.pull,
+            PullRows: shard.pull_rows,
             Lease: shard.lease,
             Retire: shard.retire,
         }

@@ -23,6 +23,7 @@ from trireme.wire.message import Message
 _SHARE_BYTES = 1 << 32
 _MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
 _SLACK_BYTES = 1 << 20  # for scalars
+_TABLE_BYTES = 1 << 40  # the size of a table is not known before its rows come
 
 
 def memory_for(message: Message, length: int, state: ShardState) -> Sequence[memoryview]:
@@ -91,6 +92,8 @@ def _most_loaded(state: ShardState) -> int:
     """Returns the most bytes of a load: values, average, and any optimizer's state."""
     if state.layout is None:
         return 0
+    if state.tables is not None:
+        return _TABLE_BYTES
     elements = sum(part.length for part in state.layout.parts(state.server))
     return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 

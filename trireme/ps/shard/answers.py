@@ -160,7 +160,12 @@ class Answers:
         if push.pull:
             assert state.values is not None
             since, payload = state.values.since(push.pulled)
-        message = PushReply(answer.verdict, state.step, answer.staleness, stop, since, self.notice)
+        rows: tuple[bytes, ...] = ()
+        if push.wanted and state.tables is not None:
+            rows = state.tables.pull(push.wanted)
+        message = PushReply(
+            answer.verdict, state.step, answer.staleness, stop, since, self.notice, rows
+        )
         return Reply(answer.pending.route, message, payload)
 
     def _highest_clock(self) -> float:

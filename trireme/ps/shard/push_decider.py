@@ -67,7 +67,7 @@ class PushDecider:
 
     def load(self) -> None:
         """Begins the first round, as values are loaded."""
-        self._round = Round(self._state.step, self._spare)
+        self._round = self._new_round()
 
     def resume(self) -> None:
         """Goes on counting where the shards before have stopped."""
@@ -93,6 +93,8 @@ class PushDecider:
         if push.hyper is not None:
             state.hyper = push.hyper
         state.values.apply(update, push.hyper, state.step, push.steps)
+        if push.rows and push.weight > 0 and state.tables is not None:
+            state.tables.apply(push.rows, state.step)
         return self._decide(pending, Applied(state.step), staleness)
 
     def consider(self, pending: Pending) -> None:
@@ -244,7 +246,7 @@ class PushDecider:
         """Applies the round; updates that came too late for it are stale."""
         state, current = self._state, self._round
         assert state.values is not None
-        update = current.update(decision)
+        update, rows = current.update(decision), current.rows(decision)
         members = [current.pending.pop(member) for member in decision.members]
         steps = max((pending.push.steps for pending in members), default=0)
         hyper = self._hyper.of(members)
@@ -253,15 +255,21 @@ class PushDecider:
         if hyper is not None:
             state.hyper = hyper
         state.values.apply(update, hyper, state.step, steps)
+        if state.tables is not None:
+            state.tables.apply(rows, state.step)
         state.counters["rounds"] += 1
         if self._hyper.disagreements:
             state.counters["disagreements"] = self._hyper.disagreements
-        self._round = Round(state.step, self._spare)
+        self._round = self._new_round()
         self._coordinator.begin()
         late = [pending for _, pending in sorted(current.pending.items()) if not pending.answered]
         decided = [self._decide(pending, Applied(state.step), 0) for pending in members]
         decided += map(self._decide_stale, late)
         self._answers.due += [each for each in decided if not each.pending.answered]
+
+    def _new_round(self) -> Round:
+        tables = self._state.tables
+        return Round(self._state.step, self._spare, () if tables is None else tables.specs)
 
     def _spare(self) -> PartBuffer:
         """Returns memory for the sum of a round, made when the first round needs it."""

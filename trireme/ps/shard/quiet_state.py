@@ -18,6 +18,7 @@ from trireme.ps.shard.example_ledgers import ExamplesState
 from trireme.ps.shard.push_table import RecordState
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.tables.spec import TableSpec
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +33,7 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
         counters: the counts.
         out: the participants that are out, whose half-applied pushes are counted: (worker,
             incarnation).
+        tables: the sparse tables of the model.
         last: the job's last step; None for none.
         under_way: the workers that compute an update.
         examples: the ledgers of the data sets.
@@ -51,13 +53,14 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
     examples: ExamplesState = ExamplesState()
     topics: tuple[tuple[str, int, int], ...] = ()
     out: tuple[tuple[int, int], ...] = ()
+    tables: tuple[TableSpec, ...] = ()
 
     @property
     def shown(self) -> ShownModel:
         """The model that was shown, with the shards of then."""
         from trireme.ps.layout import Layout
 
-        return ShownModel(self.task, Layout(self.layout), self.optimizer, self.rule)
+        return ShownModel(self.task, Layout(self.layout), self.optimizer, self.rule, self.tables)
 
 
 class Quiet(msgspec.Struct, frozen=True):
@@ -94,8 +97,12 @@ def export(state: ShardState) -> Quiet | None:
         examples=state.examples.export(),
         topics=tuple((topic, worker, data.numel()) for topic, worker, data in topics),
         out=tuple(sorted(state.out)),
+        tables=shown.tables,
     )
-    return Quiet(quiet, values.live(state=True), [data for _, _, data in topics])
+    tensors = values.live(state=True)
+    if state.tables is not None:
+        tensors += state.tables.copy()
+    return Quiet(quiet, tensors, [data for _, _, data in topics])
 
 
 def with_hyper(optimizer: OptimizerSpec, hyper: Sequence[GroupSpec] | None) -> OptimizerSpec:

@@ -24,12 +24,14 @@ import msgspec
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import GroupSpec, Push
+from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
+from trireme.tables.spec import TableSpec
 
 Live = Mapping[int, int]
 """The workers that still train, by index, with their incarnations."""
@@ -49,11 +51,13 @@ class Round:
     Attributes:
         step: the global step of the values that its gradients are computed from.
         spare: returns memory for a sum or a mean; called only when one is needed.
+        tables: the sparse tables.
         pending: the updates that are here, by participant.
     """
 
     step: int
     spare: Callable[[], PartBuffer]
+    tables: tuple[TableSpec, ...] = ()
     pending: dict[Participant, Pending] = field(default_factory=dict)
     _mean: tuple[tuple[Participant, ...], PartBuffer | None] = ((), None)
 
@@ -112,6 +116,19 @@ class Round:
         self._mean = (), None
         return Total(scaled, absent=absent)
 
+    def rows(self, decision: Decision) -> tuple[RowUpdates, ...]:
+        """Returns the mean updates of rows of tables that a decision makes."""
+        return self._rows(decision.members, decision.scale)
+
+    def _rows(self, members: tuple[Participant, ...], scale: float = 1.0) -> tuple[RowUpdates, ...]:
+        if not self.tables:
+            return ()
+        from trireme.ps.rows import mean_of
+
+        pushes = [self.pending[member].push for member in members]
+        updates = [(push.weight, push.rows) for push in pushes if push.weight > 0]
+        return mean_of(updates, self.tables, scale) if updates else ()
+
     def absent(self, members: tuple[Participant, ...]) -> tuple[int, ...]:
         """Returns the parameters of which none of the members' updates has a gradient.
 
@@ -126,7 +143,12 @@ class Round:
     def square(self, members: tuple[Participant, ...]) -> float:
         """Returns the squared L2 norm of this server's part of the members' mean gradient."""
         mean = self.mean(members)
-        return 0.0 if mean is None else squared_norm(mean)
+        total = 0.0 if mean is None else squared_norm(mean)
+        if self.tables:
+            from trireme.ps.rows import square
+
+            total += square(self._rows(members), self.tables)
+        return total
 
 
 class RoundLeader:

@@ -26,6 +26,7 @@ a repeat gets the same verdict.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -50,6 +51,8 @@ from trireme.ps.messages import (
     FromServer,
     Lease,
     Pull,
+    PulledRows,
+    PullRows,
     Push,
     PushReply,
     Refused,
@@ -74,6 +77,9 @@ from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, Thaw
+
+if TYPE_CHECKING:
+    from trireme.ps.shard.values.tables import ShardTables
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
@@ -199,7 +205,7 @@ class Shard:
                 f"{task} lays its model out in {layout.spec.shards} shards that begin at the slots "
                 f"{layout.spec.bounds[:-1]}, and the job has {len(bounds) - 1}, at {bounds[:-1]}"
             )
-        shown = ShownModel(task, layout, request.optimizer, request.rule)
+        shown = ShownModel(task, layout, request.optimizer, request.rule, request.tables)
         if state.shown is None:
             self._create(shown)
         else:
@@ -209,6 +215,7 @@ class Shard:
         state, rule, layout = self.state, shown.rule, shown.layout
         rule.check()
         state.values = self._factory(layout, self.server, shown.optimizer, rule)
+        state.tables = _tables_of(shown, self.server)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
         state.ending.go_by(rule, layout.spec.shards)
         if rule.max_steps is not None:
@@ -236,6 +243,8 @@ class Shard:
             return [self._refused(route, "rejected", "examples end before they begin")]
         try:
             state.values.load(request.step, tensors)
+            if state.tables is not None:
+                state.tables.load(tensors)
         except (TriremeError, RuntimeError, TypeError, ValueError) as error:
             return [self._refused(route, "rejected", str(error))]
         state.step, state.loaded_in = request.step, request.view
@@ -250,6 +259,21 @@ class Shard:
         if fenced := self._fence(route, who, request.view):
             return fenced
         return [*self._answers.pull(now, route, who, request)]
+
+    def pull_rows(
+        self, now: float, route: object, who: Participant, request: PullRows
+    ) -> list[Instruction]:
+        """Answers with the rows of keys, as they are now."""
+        if fenced := self._fence(route, who, request.view):
+            return fenced
+        state = self.state
+        reason = None if state.loaded else "no values are loaded yet: pull them first"
+        if reason is None:
+            reason = state.rows_misfit(request.wanted)
+        if reason is not None:
+            return [self._refused(route, "rejected", reason)]
+        assert state.tables is not None
+        return [Reply(route, PulledRows(state.step, state.tables.pull(request.wanted)))]
 
     def push(
         self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
@@ -488,9 +512,11 @@ class Shard:
         gone = {worker for worker, incarnation in known.items() if here.get(worker) != incarnation}
         state.participants.retire(*(w for w in before.retired if w not in gone))
         layout = Layout(before.layout).divided(view.bounds)
-        self._create(ShownModel(before.task, layout, before.optimizer, before.rule))
+        self._create(ShownModel(before.task, layout, before.optimizer, before.rule, before.tables))
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
+        if state.tables is not None:
+            state.tables.load(quiet.tensors)
         # A chief that finds other shards without values replaces these: its view is later than 1.
         state.step, state.loaded_in = before.step, 1
         self._decider.load()
@@ -540,6 +566,8 @@ class Shard:
             return [Stopped(reconfiguration.view)]
         assert state.values is not None
         tensors = state.values.copy(state=cut.state)
+        if state.tables is not None and cut.state:
+            tensors += state.tables.copy()
         specs = tuple(spec for spec, _ in tensors)
         examples = state.examples
         snapshot = Snapshot(
@@ -605,3 +633,17 @@ class Shard:
         counters = {name: float(value) for name, value in sorted(state.counters.items())}
         view, table = state.participants.view.number, state.table.export()
         return [Reply(route, ServerStatus(state.step, state.loaded, view, table, counters))]
+
+
+def _tables_of(shown: ShownModel, server: int) -> ShardTables | None:
+    """Returns the empty tables of a shard; None where the model has none.
+
+    Raises:
+        ConfigurationError: numba is not installed here.
+    """
+    if not shown.tables:
+        return None
+    from trireme.ps.shard.values.tables import ShardTables  # needs numba
+
+    bounds = shown.layout.spec.bounds
+    return ShardTables(shown.tables, (bounds[server], bounds[server + 1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,7 @@ from trireme.errors import ModelMismatchError
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import misfit
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.participants import Participant, Participants
@@ -20,6 +22,10 @@ from trireme.ps.shard.reconfiguration import Reconfiguration
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.termination import Ending
+from trireme.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    from trireme.ps.shard.values.tables import ShardTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +37,14 @@ class ShownModel:
         layout: the model's layout.
         optimizer: what updates the values.
         rule: how pushes become steps.
+        tables: the model's sparse tables.
     """
 
     task: str
     layout: Layout
     optimizer: OptimizerSpec
     rule: Rule
+    tables: tuple[TableSpec, ...] = ()
 
     def check_same(self, other: ShownModel) -> None:
         """Checks that another worker trains the same.
@@ -55,6 +63,11 @@ class ShownModel:
                 f"the optimizers differ: {_listed(self.optimizer)} at {self.task}, "
                 f"{_listed(other.optimizer)} at {other.task}"
             )
+        if other.tables != self.tables:
+            raise ModelMismatchError(
+                f"the sparse tables differ: {_first_difference(self.tables, other.tables)} at "
+                f"{self.task}, {_first_difference(other.tables, self.tables)} at {other.task}"
+            )
 
 
 class ShardState:
@@ -71,6 +84,7 @@ class ShardState:
         rule: the rule of what was shown.
         synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
+        tables: the sparse tables; None where there are none.
         hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
         topics: the bytes that workers share at shard 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
@@ -91,6 +105,7 @@ class ShardState:
         self.rule = Rule()
         self.synchronous = False
         self.values: Values | None = None
+        self.tables: ShardTables | None = None
         self.hyper: Sequence[GroupSpec] | None = None
         self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
@@ -140,7 +155,18 @@ class ShardState:
             return reason
         if push.examples and (reason := self.examples.senseless(push.examples)) is not None:
             return reason
+        if push.rows or push.wanted:
+            if (reason := self.rows_misfit((*push.rows, *push.wanted))) is not None:
+                return reason
+            if len({each.table for each in push.rows}) < len(push.rows):
+                return "a push names a table twice"
         return misfit(self.shown.optimizer, push.hyper) if push.hyper is not None else None
+
+    def rows_misfit(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
+        """Returns why updates of rows, or keys, make no sense; None where they do."""
+        if self.tables is None:
+            return "a request names rows of a sparse table, and the model has none"
+        return self.tables.misfit(rows)
 
 
 def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:
@@ -149,6 +175,14 @@ def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:
     if absent[0] < 0 or absent[-1] >= count or list(absent) != sorted(set(absent)):
         return f"a push names absent parameters that are not, ascending, among the {count}"
     return None
+
+
+def _first_difference(tables: Sequence[TableSpec], others: Sequence[TableSpec]) -> str:
+    """Returns in words the first table that the others do not have."""
+    for table in tables:
+        if table not in others:
+            return str(table)
+    return f"{len(tables)} tables, {', '.join(repr(table.name) for table in tables)}"
 
 
 def _listed(optimizer: OptimizerSpec) -> str:

@@ -14,11 +14,14 @@ from trireme.data.order import SAME_ORDER
 from trireme.errors import Rejected
 from trireme.ps.messages import GroupSpec, Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
+from trireme.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
+    from trireme.ps.rows import Rows
     from trireme.session.backends.local_optimizers import LocalOptimizers
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
@@ -69,6 +72,17 @@ class Backend(ABC):
     local_optimizers: LocalOptimizers | None = None
 
     # -- joining ----------------------------------------------------------------------------------
+
+    tables: Sequence[TableSpec] = ()
+    """The model's sparse tables; set before `start`."""
+
+    def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
+        """Returns the rows of keys of tables, of shape (n, width) for each entry.
+
+        Raises:
+            Fenced: this worker is out of the job.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no tables")
 
     @abstractmethod
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
@@ -149,6 +163,7 @@ class Backend(ABC):
         hyper: tuple[GroupSpec, ...] | None = None,
         examples: Sequence[Span] = (),
         pulled: int | None = None,
+        rows: Sequence[RowUpdates] = (),
     ) -> None:
         """Starts an exchange of the present gradients; only one exchange may be under way.
 
@@ -159,6 +174,7 @@ class Backend(ABC):
             examples: the positions of the examples, where they were leased.
             pulled: the global step of the values that the gradient was computed from; None for the
                 newest values.
+            rows: the gradients of rows of tables.
 
         Raises:
             ConfigurationError: this worker has been told to stop, or an exchange is under way.

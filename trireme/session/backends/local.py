@@ -7,7 +7,8 @@ the examples as in a large job, so that a checkpoint continues under any number 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import nn
@@ -26,12 +27,17 @@ from trireme.ps.messages import (
 )
 from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.replica.replica import Trained
+
+if TYPE_CHECKING:
+    from trireme.ps.rows import Rows
+    from trireme.ps.shard.values.tables import ShardTables
 
 KINDS = ("values", "average", "state")
 """The kinds of tensors in a state: its values, their moving average, the optimizer's state."""
@@ -69,11 +75,16 @@ class Local(Backend):
         self._ledgers.members(self._replicas)
         self._ledgers.own = replica
         self._average: dict[str, torch.Tensor] = {}
+        self._rows: ShardTables | None = None
 
     # -- joining --------------------------------------------------------------------------------
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule, self._end = rule, rule.max_steps
+        if self.tables:
+            from trireme.ps.shard.values.tables import ShardTables  # needs numba
+
+            self._rows = ShardTables(self.tables)
         self._ledgers.interleave = self.together or rule.synchronous
         self._take(self._agreed(first()))
         self.stopping = self._ended
@@ -98,6 +109,10 @@ class Local(Backend):
                 self._average[name] = average
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
+        if self._rows is not None and state.tables:
+            from trireme.ps.shard.values.tables import tensors_for
+
+            self._rows.load(tensors_for(state.tables))
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -124,8 +139,9 @@ class Local(Backend):
         hyper: tuple[GroupSpec, ...] | None = None,
         examples: Sequence[Span] = (),
         pulled: int | None = None,
+        rows: Sequence[RowUpdates] = (),
     ) -> None:
-        """Applies the parameters' gradients.
+        """Applies the gradients of the parameters, and of rows of tables.
 
         Raises:
             ConfigurationError: training has ended.
@@ -135,6 +151,17 @@ class Local(Backend):
         if self.group is None:
             self._held.collect_gradients()
         self._apply(examples, skip=weight == 0)
+        if self._rows is not None and weight > 0:
+            self._rows.apply(rows, self.step + 1)
+
+    def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
+        assert self._rows is not None, "there are tables"
+        found = self._rows.pull(wanted)
+        from trireme.ps.rows import rows_of
+
+        return [
+            rows_of(data, self.tables[each.table]) for each, data in zip(wanted, found, strict=True)
+        ]
 
     @torch.no_grad()
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
@@ -192,7 +219,12 @@ class Local(Backend):
     def snapshot(self, *, state: bool) -> ModelState:
         tensors, lacks = self._tensors(state=state)
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        return self._state(copies, self._ledgers.consumed() if state else (), lacks)
+        tables: dict[str, dict[str, torch.Tensor]] = {}
+        if state and self._rows is not None:
+            from trireme.ps.shard.values.tables import tables_in
+
+            tables = tables_in([self._rows.copy()])
+        return self._state(copies, self._ledgers.consumed() if state else (), lacks, tables)
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         """Returns what this process holds, by `KIND/NAME`, and what it could not read.
@@ -218,6 +250,7 @@ class Local(Backend):
         tensors: Mapping[str, torch.Tensor],
         consumed: tuple[Span, ...],
         lacks: tuple[str, ...] = (),
+        tables: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({}),
     ) -> ModelState:
         """Returns the state of this step with the tensors of `_tensors`."""
         values, average, optimizer = unpacked(tensors)
@@ -230,6 +263,7 @@ class Local(Backend):
             sizes=self._ledgers.sizes(),
             orders=self._ledgers.orders(),
             lacks=lacks,
+            tables=tables,
         )
 
 

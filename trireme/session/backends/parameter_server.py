@@ -16,7 +16,7 @@ class ParameterServer(Client, Backend):
     _stop_reason: str | None = None
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        loaded = self.attach(optimizer, rule)
+        loaded = self.attach(optimizer, rule, self.tables)
         state = None if loaded else first()
         if state is not None:
             self.load(state)

@@ -6,6 +6,8 @@
       average.safetensors, average.safetensors.index.json      the moving average, if there is one
       local.safetensors, local.safetensors.index.json          the state of workers' own optimizers,
                                                                by "WORKER/PARAMETER/STATE", if any
+      tables.safetensors, tables.safetensors.index.json        the rows of sparse tables, by
+                                                               "TABLE/ARRAY", in the order of keys
       state.json                                               other state, and every file's
       checksum
 
@@ -49,7 +51,7 @@ from trireme.session.checkpoint.tensors import (
     write_tensors_file,
 )
 
-_GROUPS = ("model", "optimizer", "average", "local")
+_GROUPS = ("model", "optimizer", "average", "local", "tables")
 _INDEXES = frozenset(index_name(group) for group in _GROUPS)
 _SHARD_BYTES = 2 << 30
 
@@ -68,6 +70,8 @@ class CheckpointData:
             keys. Tuples are read back as lists; floats, infinities and NaN exactly.
         local: the state of workers' own optimizers, keyed "WORKER/PARAMETER/STATE"; empty where
             they have none.
+        tables: the rows of sparse tables, keyed "TABLE/ARRAY": the arrays of a
+            `trireme.tables.table.Block`, in the order of the keys.
     """
 
     step: int
@@ -76,6 +80,7 @@ class CheckpointData:
     average: Mapping[str, torch.Tensor] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Description:
         saved_at: the time of writing, in UTC and ISO 8601.
         nbytes: the size of all files.
         versions: of `trireme` and `torch` that wrote it.
-        model, optimizer, average, local: dtype (as `F32`) and shape of each tensor by name.
+        model, optimizer, average, local, tables: dtype (as `F32`) and shape of each tensor by name.
         state: see `CheckpointData`.
     """
 
@@ -101,6 +106,7 @@ class Description:
     optimizer: dict[str, tuple[str, tuple[int, ...]]]
     average: dict[str, tuple[str, tuple[int, ...]]]
     local: dict[str, tuple[str, tuple[int, ...]]]
+    tables: dict[str, tuple[str, tuple[int, ...]]]
     state: dict[str, Any]
 
 

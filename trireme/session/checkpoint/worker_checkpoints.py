@@ -196,6 +196,7 @@ class WorkerCheckpoints:
             sizes=dict(then.sizes),
             orders=dict(then.orders),
             consumed=then.spans,
+            tables=_tables(data.tables),
         )
 
     def _filled(self) -> list[str]:
@@ -401,6 +402,11 @@ class WorkerCheckpoints:
             parts.held("optimizer", state.optimizer),
             parts.held("average", state.average),
             described,
+            tables={
+                f"{name}/{array}": tensor
+                for name, arrays in state.tables.items()
+                for array, tensor in arrays.items()
+            },
         )
         return self._say_lacking(data, parts)
 
@@ -496,3 +502,12 @@ def _applied(outer: OptimizerSpec | None) -> str:
         return "gradients"
     momentum = any(group.values.get("momentum") for group in outer.groups)
     return "deltas by momentum" if momentum else "deltas"
+
+
+def _tables(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Returns the arrays of each table by name, from tensors by "TABLE/ARRAY"."""
+    tables: dict[str, dict[str, torch.Tensor]] = {}
+    for key in tensors:
+        name, _, array = key.rpartition("/")
+        tables.setdefault(name, {})[array] = tensors[key]
+    return tables

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
     from trireme.parallel.operation_log import OperationLog
     from trireme.ps.flat import FlatModel
+    from trireme.session.table_rows import TableRows
 
 Loss = Callable[[Any, Any], Any]
 """(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
@@ -72,10 +73,15 @@ def named_groups(
     return groups
 
 
-def clip(trained: Trained, limit: float) -> None:
-    """Scales the gradients of parameters down to an L2 norm of at most `limit`."""
+def clip(trained: Trained, limit: float, tables: TableRows | None = None) -> None:
+    """Scales the gradients of parameters, and of rows, down to an L2 norm of at most `limit`."""
     norm = trained.gradient_norm()
-    trained.scale_gradients(torch.clamp(limit / (norm + 1e-6), max=1.0))
+    if tables is not None:
+        norm = (norm**2 + tables.square()).sqrt()
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    trained.scale_gradients(factor)
+    if tables is not None:
+        tables.scale(float(factor))
 
 
 def scalar(loss: Any) -> torch.Tensor:

@@ -19,6 +19,11 @@ PUBLISHED = "state/published"
 optimizer's state."""
 
 
+TABLE = "table/"
+"""What the keys of the tensors of sparse tables begin with. Such a tensor holds one array of a block
+of rows; its `vector` is the name of the table."""
+
+
 def ranges(
     key: str, parts: Sequence[Part], buffer: PartBuffer
 ) -> list[tuple[TensorSpec, torch.Tensor]]:

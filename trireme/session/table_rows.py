@@ -1,0 +1,188 @@
+"""The rows of a model's sparse tables in a worker: fetched for a batch, and updated after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.ps.joint_optimizer import members
+from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.tables.embedding import TableModule
+from trireme.tables.spec import SGD, Adagrad, Optimizer, SparseAdam, TableSpec
+
+Fetch = Callable[[Sequence[RowKeys]], Sequence[Any]]
+"""Returns the rows of keys, of shape (n, width), for each entry."""
+
+
+class TableRows:
+    """The rows that a worker computes with.
+
+    Args:
+        specs: the tables.
+        places: the position of each module's table, by the module.
+        follows: the positions of the tables whose learning rate is that of the program's optimizer.
+        optimizer: the program's optimizer.
+
+    Attributes:
+        specs: the same.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TableSpec],
+        places: dict[TableModule, int],
+        follows: Iterable[int],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.specs = tuple(specs)
+        self._places = places
+        self._follows = frozenset(follows)
+        self._optimizer = optimizer
+        self._fetch: Fetch | None = None
+        self._taken: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        self._summed: dict[int, tuple[Any, Any]] | None = None  # of `_taken`, after backward
+        for module in places:
+            module.bind(self)
+
+    def open(self, fetch: Fetch) -> None:
+        """Fetches rows by a function from now on."""
+        self._fetch = fetch
+
+    def close(self) -> None:
+        """Fetches no more rows: the session is left."""
+        self._fetch = None
+
+    def rows(self, module: TableModule, keys: Any) -> torch.Tensor:
+        """Returns the rows of distinct keys; see `RowSource`.
+
+        Raises:
+            ConfigurationError: the session is not entered, or is left.
+        """
+        place = self._places[module]
+        if self._fetch is None:
+            raise ConfigurationError(
+                f"the table {self.specs[place].name!r} is open inside the session only: compute "
+                "with the model inside `with session:`"
+            )
+        (found,) = self._fetch([RowKeys(place, keys.tobytes())])
+        rows = torch.from_numpy(np.array(found, self.specs[place].dtype))
+        if torch.is_grad_enabled() and module.training:
+            rows.requires_grad_()
+            self._taken.setdefault(place, []).append((keys, rows))
+        return rows
+
+    def forget(self) -> None:
+        """Forgets the rows of the step before; call it before a step."""
+        self._taken.clear()
+        self._summed = None
+
+    def updates(self) -> tuple[RowUpdates, ...]:
+        """Returns the gradients of the rows of this step, one entry for each table."""
+        return tuple(
+            RowUpdates(place, keys.tobytes(), gradients.tobytes(), self._rate(place))
+            for place, (keys, gradients) in self._gradients().items()
+        )
+
+    def square(self) -> float:
+        """Returns the squared L2 norm of the gradients of this step."""
+        return sum(
+            float(np.square(gradients, dtype=np.float64).sum())
+            for _, gradients in self._gradients().values()
+        )
+
+    def scale(self, factor: float) -> None:
+        """Multiplies the gradients of this step."""
+        for _, gradients in self._gradients().values():
+            gradients *= gradients.dtype.type(factor)
+
+    def _gradients(self) -> dict[int, tuple[Any, Any]]:
+        """Returns the keys of this step, each once, and their gradients, by table."""
+        if self._summed is not None:
+            return self._summed
+        from trireme.tables.keys import sum_rows, unique
+
+        self._summed = {}
+        for place, taken in sorted(self._taken.items()):
+            several = [(keys, rows.grad) for keys, rows in taken if rows.grad is not None]
+            if not several:
+                continue
+            keys = np.concatenate([keys for keys, _ in several])
+            gradients = np.concatenate([gradient.numpy() for _, gradient in several])
+            if len(several) > 1:
+                keys, inverse = unique(keys)
+                gradients = sum_rows(np.ascontiguousarray(gradients), inverse, keys.size)
+            self._summed[place] = keys, gradients
+        return self._summed
+
+    def _rate(self, place: int) -> float | None:
+        if place not in self._follows:
+            return None
+        return float(members(self._optimizer)[0].param_groups[0]["lr"])
+
+
+def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows | None:
+    """Returns the rows of a model's sparse tables; None where it has none.
+
+    Args:
+        model: the model.
+        optimizer: the program's, from which tables without an optimizer of their own take theirs.
+
+    Raises:
+        ConfigurationError: modules of one table differ, or a table needs an optimizer of its own.
+    """
+    specs: dict[str, TableSpec] = {}
+    places: dict[TableModule, int] = {}
+    follows = set()
+    for path, module in model.named_modules():
+        if not isinstance(module, TableModule):
+            continue
+        name = path if module.table is None else module.table
+        spec = TableSpec(
+            name,
+            module.embedding_dim,
+            module.optimizer or _row_optimizer(name, optimizer),
+            str(module.dtype).removeprefix("torch."),
+            module.initializer,
+            module.admit_after,
+            module.drop_after,
+        )
+        known = specs.setdefault(name, spec)
+        if known != spec:
+            raise ConfigurationError(
+                f"two modules share the table {name!r} and differ: {known} and {spec}"
+            )
+        places[module] = list(specs).index(name)
+        if module.optimizer is None:
+            follows.add(places[module])
+    return TableRows([*specs.values()], places, follows, optimizer) if specs else None
+
+
+def _row_optimizer(table: str, optimizer: torch.optim.Optimizer) -> Optimizer:
+    """Returns the row optimizer that equals the program's optimizer.
+
+    Raises:
+        ConfigurationError: none does.
+    """
+    each = members(optimizer)
+    group = each[0].param_groups[0]
+    kind, plain = type(each[0]), not group.get("weight_decay") and not group.get("maximize")
+    if len(each) == 1 and plain:
+        if kind is torch.optim.SGD and not group["momentum"]:
+            return SGD(float(group["lr"]))
+        if kind is torch.optim.Adagrad and not group["lr_decay"]:
+            return Adagrad(float(group["lr"]), group["eps"], group["initial_accumulator_value"])
+        lazy = kind is torch.optim.SparseAdam or (
+            kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]
+        )
+        if lazy:
+            return SparseAdam(float(group["lr"]), *group["betas"], group["eps"])
+    raise ConfigurationError(
+        f"the table {table!r} needs an optimizer of its own: {kind.__name__} as it is set up has "
+        "no row-wise form. Give one, such as Embedding(..., optimizer=trireme.tables.spec.Adagrad"
+        "(lr=0.1)); SGD without momentum, Adagrad and Adam without weight decay have one"
+    )
