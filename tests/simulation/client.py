@@ -40,6 +40,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication_messages import Address
 from trireme.ps.rule import Rule
+from trireme.tables.spec import TableSpec
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -135,7 +136,7 @@ class Client:
         self._view = view
         self._levels = levels
         self._closed = False
-        self._shown: tuple[OptimizerSpec, Rule] | None = None
+        self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
         self._pushed: Made | None = None
         self._steps: dict[int, int] = {}  # by shard: of the values that it has sent last
         self._begun: dict[int, Transmit] = {}  # by shard: what of a push is on its way early
@@ -155,14 +156,17 @@ class Client:
 
     # -- operations -------------------------------------------------------------------------------
 
-    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> _Steps[bool]:
+    def attach(
+        self, optimizer: OptimizerSpec, rule: Rule, tables: tuple[TableSpec, ...] = ()
+    ) -> _Steps[bool]:
         """Shows every shard the model; returns whether all have values."""
-        self._shown = optimizer, rule
+        self._shown = optimizer, rule, tables
         if self.lost:
             self.lost = False
             self._lay_out()
             self.protocol.renew()
-        return (yield from self.run(self.protocol.attach(self.layout.spec, optimizer, rule)))
+        attach = self.protocol.attach(self.layout.spec, optimizer, rule, tables)
+        return (yield from self.run(attach))
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation."""
@@ -304,7 +308,7 @@ class Client:
         self._begun.clear()
         self.protocol.announced = None
         self.lanes.divide(self.layout.spec.shards)
-        self.protocol.divide(self.layout.spec.shards)
+        self.protocol.divide(self.layout.spec.shards, self.layout.spec.bounds)
 
     def _requests_of(self, made: Made) -> dict[int, Request]:
         return {

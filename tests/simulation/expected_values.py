@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tests.simulation.dealing import Dealing, Violation
+from tests.simulation.schedule import KEYS
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Part
@@ -63,6 +64,8 @@ class Account:
         used_rate: that of the last step which changed the values.
         dealing: where each example is; only that of shard 0 counts.
         inherited: by worker: how many updates are in the values that were loaded.
+        rows: by key: the rows of the table, where there is one.
+        rows_after: the same after each step.
     """
 
     def __init__(
@@ -84,6 +87,9 @@ class Account:
         self.given: list[tuple[Vectors, Vectors, Vectors]] = []
         self.dealing = Dealing(())
         self.inherited: Mapping[int, int] = {}
+        self.rows: dict[int, int] = {}
+        self.rows_after: dict[int, dict[int, int]] = {}
+        self._slots = (0, 0)
         self._parts: Sequence[Part] = ()
         self._momentum = momentum
         self._made = made
@@ -93,6 +99,11 @@ class Account:
     def lay_out(self, layout: Layout) -> None:
         """Learns what lies where."""
         self._parts = layout.parts(self.shard)
+        bounds = layout.spec.bounds
+        self._slots = (
+            bounds[self.shard] * 256 // bounds[-1],
+            bounds[self.shard + 1] * 256 // bounds[-1],
+        )
         self._indexed = 0
         self._by_bytes.clear()
         self.eras.append((self._parts, self.history))
@@ -115,6 +126,7 @@ class Account:
         kept.applied, kept.verdicts = dict(self.applied), dict(self.verdicts)
         kept.view, kept.retired, kept.clocks = self.view, set(self.retired), dict(self.clocks)
         kept.dealing, kept.inherited = self.dealing.copy(), self.inherited
+        kept.rows, kept._slots = dict(self.rows), self._slots
         return kept
 
     def go_on_from(self, before: Sequence[Account], layout: Layout) -> None:
@@ -138,6 +150,17 @@ class Account:
             for each in ([a.values or () for a in before], [a.velocity for a in before])
         )
         self.history[self.step] = (self.values, self.velocity)
+        self.rows = {
+            key: count
+            for account in before
+            for key, count in account.rows.items()
+            if self._has(key)
+        }
+        self.rows_after[self.step] = dict(self.rows)
+
+    def _has(self, key: int) -> bool:
+        """Returns whether the row of a key is this shard's."""
+        return self._slots[0] <= _hash(key) >> 56 < self._slots[1]
 
     def same_as(self, other: Account) -> bool:
         """Returns whether another copy of the shard is in the same state."""
@@ -169,6 +192,8 @@ class Account:
         self.velocity = self._joined("state/momentum_buffer", tensors)
         self.history.clear()
         self.history[load.step] = (self.values, self.velocity)
+        self.rows = rows_in(tensors)
+        self.rows_after = {self.step: dict(self.rows)}
 
     def part(self, vectors: Vectors) -> Vectors:
         """Returns this server's part of whole vectors."""
@@ -224,6 +249,13 @@ class Account:
         if who in self.applied:
             self.fail(f"push {who} was applied twice: at steps {self.applied[who]} and {self.step}")
         self.applied[who] = self.step
+        push = self._made[who].push
+        for update in push.rows if push.weight > 0 else ():
+            keys, counts = (np.frombuffer(each, np.int64) for each in (update.keys, update.rows))
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+                if self._has(key):
+                    self.rows[key] = self.rows.get(key, 0) + count
+        self.rows_after[self.step] = dict(self.rows)
 
     # -- what the copy says -----------------------------------------------------------------------
 
@@ -234,6 +266,12 @@ class Account:
             if not np.array_equal(told.numpy(), expected):
                 self.fail("an answer carries other values than the updates applied so far make")
 
+    def check_rows(self, told: bytes) -> None:
+        """Checks that an answer carries the present rows of this shard's among all keys."""
+        mine = [self.rows.get(key, 0) for key in KEYS if self._has(key)]
+        if np.frombuffer(told, np.int64).tolist() != mine:
+            self.fail(f"an answer carries the rows {np.frombuffer(told, np.int64)}, not {mine}")
+
     def check_snapshot(self, step: int, tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
         """Checks that a copy is that of its step."""
         if step not in self.history:
@@ -242,6 +280,10 @@ class Account:
         copied = self._joined("values", tensors)
         if not all(np.array_equal(c, v) for c, v in zip(copied, values, strict=True)):
             self.fail(f"the values in a copy are not those of step {step}")
+        if any(spec.key.startswith("table/") for spec, _ in tensors):
+            expected = {key: count for key, count in self.rows_after.get(step, {}).items()}
+            if rows_in(tensors) != expected:
+                self.fail(f"the rows in a copy are {rows_in(tensors)}, at step {step} {expected}")
         copied = self._joined("state/momentum_buffer", tensors)
         if self._momentum and not all(
             np.array_equal(c, v) for c, v in zip(copied, velocity, strict=True)
@@ -313,6 +355,27 @@ class Watched(SegmentOptimizer):
         assert isinstance(rate, float)
         self._account.rate = rate
         super().set_hyper(groups)
+
+
+def rows_in(tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> dict[int, int]:
+    """Returns the rows of the table among tensors, by key."""
+    rows: dict[int, int] = {}
+    keys: list[int] = []
+    for spec, tensor in tensors:
+        if spec.key == "table/keys":
+            keys = tensor.tolist()
+        elif spec.key == "table/rows":
+            rows |= dict(zip(keys, tensor.tolist(), strict=True))
+    return rows
+
+
+def _hash(key: int) -> int:
+    """Returns the hash of a key: SplitMix64, as tables spread their keys by it."""
+    mask = (1 << 64) - 1
+    value = (key + 0x9E3779B97F4A7C15) & mask
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
+    return value ^ value >> 31
 
 
 def _as_bytes(vectors: Vectors) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from trireme.ps.replication.replica import Replica
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.snapshot_tensors import tensors_from
+from trireme.ps.shard.values.snapshot_tensors import TABLE, tensors_from
 from trireme.ps.snapshot import ModelState, assemble
 
 if TYPE_CHECKING:
@@ -123,6 +124,10 @@ def _check_equal(one: Shard, other: Shard, what: str) -> None:
     for (spec, x), (_, y) in zip(a.values.live(state=True), b.values.live(state=True), strict=True):
         if not np.array_equal(x.numpy(), y.numpy()):
             raise Violation(f"{what} in {spec}")
+    if a.tables is not None and b.tables is not None:
+        same = zip(a.tables.copy(), b.tables.copy(), strict=True)
+        if not all(np.array_equal(x.numpy(), y.numpy()) for (_, x), (_, y) in same):
+            raise Violation(f"{what} in their tables")
 
 
 def _counted(counters: Counter[str]) -> dict[str, float]:
@@ -144,7 +149,13 @@ def _check_rest(world: World, shard: Shard) -> None:
 
 def joined(layout: Layout, copy: Copy) -> ModelState:
     """Returns the state that a copy of all shards is."""
-    return assemble(layout, [(cut, tensors_from(cut.tensors, data)) for cut, data in copy])
+    parts = [(cut, tensors_from(cut.tensors, data)) for cut, data in copy]
+    state = assemble(layout, parts)
+    if not any(spec.key.startswith(TABLE) for cut, _ in copy for spec in cut.tensors):
+        return state
+    from trireme.ps.shard.values.tables import tables_in
+
+    return dataclasses.replace(state, tables=tables_in([tensors for _, tensors in parts]))
 
 
 def answer_in(instructions: Sequence[Any], wanted: Any) -> Any:

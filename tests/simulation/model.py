@@ -11,6 +11,7 @@ import torch
 from tests.simulation.expected_values import Vectors
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, LayoutSpec, OptimizerSpec, ParameterSpec
+from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot import ModelState, disassemble
 from trireme.ps.snapshot_messages import TensorSpec
 
@@ -108,10 +109,20 @@ def loading(
     """Returns by shard what its load of a state says, and what comes with it."""
     out = []
     for shard in range(layout.spec.shards):
-        part = list(disassemble(layout, state, shard))
+        part = [*disassemble(layout, state, shard), *tables_of(layout, state, shard)]
         payload = [memoryview(tensor.contiguous().numpy().tobytes()) for _, tensor in part]
         out.append((tuple(spec for spec, _ in part), [each for each in payload if each.nbytes]))
     return out
+
+
+def tables_of(layout: Layout, state: ModelState, shard: int) -> Tensors:
+    """Returns a shard's part of the tables of a state."""
+    if not state.tables:
+        return []
+    from trireme.ps.rows import slots_of_shard
+    from trireme.ps.shard.values.tables import tensors_for
+
+    return tensors_for(state.tables, slots_of_shard(layout.spec.bounds, shard))
 
 
 def same_state(one: ModelState, other: ModelState) -> bool:
@@ -125,4 +136,6 @@ def same_state(one: ModelState, other: ModelState) -> bool:
         and one.consumed == other.consumed
         and same(one.values, other.values)
         and same(one.optimizer, other.optimizer)
+        and one.tables.keys() == other.tables.keys()
+        and all(same(dict(one.tables[name]), dict(other.tables[name])) for name in one.tables)
     )

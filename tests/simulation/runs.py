@@ -11,7 +11,7 @@ import msgspec
 from tests.simulation.expected_values import Violation
 from tests.simulation.final_checks import answer_in, joined
 from tests.simulation.makers import Makers
-from tests.simulation.model import SLOTS, Model, layout_over, same_state
+from tests.simulation.model import SLOTS, Model, layout_over, same_state, tables_of
 from tests.simulation.network import Weather
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import World
@@ -90,9 +90,9 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
     for server in range(schedule.resumed_servers):
         shard = Shard(server)
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
-        attach = Attach(1, layout.spec, model.optimizer, schedule.rule)
+        attach = Attach(1, layout.spec, model.optimizer, schedule.rule, schedule.tables)
         shard.attach(0.0, None, _LOADER, attach)
-        tensors = list(disassemble(layout, state, server))
+        tensors = [*disassemble(layout, state, server), *tables_of(layout, state, server)]
         specs = tuple(spec for spec, _ in tensors)
         consumed = state.consumed if server == 0 else ()
         load = Load(1, state.step, specs, state.workers, consumed)

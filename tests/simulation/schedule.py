@@ -10,6 +10,13 @@ import msgspec
 
 from tests.simulation.network import Weather
 from trireme.ps.rule import Rule
+from trireme.tables.spec import Add, TableSpec
+
+COUNTS = TableSpec("counts", 1, Add(), "int64")
+"""A table whose rows count the updates that have touched them."""
+
+KEYS = tuple(range(-6, 6))
+"""The keys of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,11 @@ class Schedule:
         return self.mode == "counts"
 
     @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        """The sparse tables that the model has beside its values: one that counts, or none."""
+        return (COUNTS,) if self.mode in ("rows", "round rows") else ()
+
+    @property
     def resizes_workers(self) -> bool:
         """Whether workers come or go beside those that are lost."""
         return any(fault.kind in ("add worker", "remove worker") for fault in self.faults)
@@ -198,6 +210,8 @@ MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "backup": _backup,
     "clip": _clip,
     "deltas": _deltas,
+    "rows": _asynchronous,
+    "round rows": _sync,
 }
 """How the rule of each kind of job is drawn."""
 

@@ -254,6 +254,9 @@ class ShardChecker:
             self._check_verdict(request, self._push_id(who, request), message)
             if reply.payload:
                 self._check_values(message.step, reply.payload)
+            for told in message.rows:
+                self._job.counts["rows told"] += 1
+                account.check_rows(told)
         elif isinstance(message, PullReply):
             assert isinstance(request, Pull)
             if message.step < request.at_least:

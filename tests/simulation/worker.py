@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from tests.simulation.client import Client
 from tests.simulation.expected_values import Made, PushId, Violation
 from tests.simulation.invariant_checker import InvariantChecker
@@ -12,11 +14,12 @@ from tests.simulation.loop import Process, Start, Task
 from tests.simulation.member import Member
 from tests.simulation.model import Model, loading
 from tests.simulation.network import Network
-from tests.simulation.schedule import Crash, Schedule
+from tests.simulation.schedule import KEYS, Crash, Schedule
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import Fenced, Rejected
 from trireme.ps.client.protocol import Copy
 from trireme.ps.messages import Push, Span
+from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.local_sgd import period_length
 
@@ -157,7 +160,7 @@ class Worker:
         rule = self.place.schedule.rule
         while True:
             try:
-                loaded = yield from client.attach(model.optimizer, rule)
+                loaded = yield from client.attach(model.optimizer, rule, self.place.schedule.tables)
                 if not loaded and self.member.view.chief == self.index:
                     state = self.place.first_state(client)
                     yield from client.run(protocol.load(state, loading(client.layout, state)))
@@ -192,7 +195,8 @@ class Worker:
         if rng.random() < place.schedule.early:
             yield from self._announce(weight, hyper, spans)
         steps = self._steps(pulled)
-        update = protocol.next_push(weight, hyper, spans, steps=steps)
+        rows, wanted = self._rows()
+        update = protocol.next_push(weight, hyper, spans, steps=steps, rows=rows, wanted=wanted)
         protocol.push(update)
         who = self._push_id(update)
         place.checker.make(who, update, spans, gradient)
@@ -207,6 +211,16 @@ class Worker:
             yield from self._lease()  # before the push is waited for: it is settled first
         yield from client.run(protocol.wait())
         place.checker.acknowledge(who, [reply.verdict for reply in protocol.replies])
+
+    def _rows(self) -> tuple[tuple[RowUpdates, ...], tuple[RowKeys, ...]]:
+        """Returns updates of some rows of the table, and the keys of the rows that are wanted."""
+        if not self.place.schedule.tables:
+            return (), ()
+        rng = self.place.network.rng
+        touched = np.array(sorted(rng.sample(KEYS, rng.randint(0, 5))), np.int64)
+        counts = np.array([rng.randint(1, 9) for _ in touched], np.int64)
+        updates = RowUpdates(0, touched.tobytes(), counts.tobytes())
+        return (updates,), (RowKeys(0, np.array(KEYS, np.int64).tobytes()),)
 
     def _push_id(self, update: Push) -> PushId:
         return self.index, self.incarnation, update.sequence, self.client.life

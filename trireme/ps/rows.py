@@ -63,13 +63,23 @@ def misfit(
     return None
 
 
-def owners(bounds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Returns the shard of each slot: int64 of shape (SLOTS,).
+def slots_of_shard(bounds: Sequence[int], shard: int) -> tuple[int, int]:
+    """Returns the slots of tables that a shard has: [start, stop).
 
     Args:
-        bounds: the slots at which shards begin, and `SLOTS`.
+        bounds: the slots of the job at which shards begin, and the number of these slots, which
+            divides `SLOTS`.
+        shard: the shard.
     """
-    return np.repeat(np.arange(len(bounds) - 1, dtype=np.int64), np.diff(bounds))
+    each = SLOTS // bounds[-1]
+    return bounds[shard] * each, bounds[shard + 1] * each
+
+
+def owners(bounds: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Returns the shard of each slot of tables: int64 of shape (SLOTS,); see `slots_of_shard`."""
+    shards = range(len(bounds) - 1)
+    sizes = [stop - start for start, stop in (slots_of_shard(bounds, shard) for shard in shards)]
+    return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
 
 class Divided(msgspec.Struct, frozen=True):

@@ -400,10 +400,10 @@ class Client:
         """Returns a shard's part of the tables of a state."""
         if self._shown is None or not self._shown[2] or not state.tables:
             return []
+        from trireme.ps.rows import slots_of_shard
         from trireme.ps.shard.values.tables import tensors_for
 
-        bounds = self._layout.spec.bounds
-        return tensors_for(state.tables, (bounds[server], bounds[server + 1]))
+        return tensors_for(state.tables, slots_of_shard(self._layout.spec.bounds, server))
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.

@@ -643,7 +643,7 @@ def _tables_of(shown: ShownModel, server: int) -> ShardTables | None:
     """
     if not shown.tables:
         return None
-    from trireme.ps.shard.values.tables import ShardTables  # needs numba
+    from trireme.ps.rows import slots_of_shard  # needs numba
+    from trireme.ps.shard.values.tables import ShardTables
 
-    bounds = shown.layout.spec.bounds
-    return ShardTables(shown.tables, (bounds[server], bounds[server + 1]))
+    return ShardTables(shown.tables, slots_of_shard(shown.layout.spec.bounds, server))

@@ -43,7 +43,7 @@ _CHECKSUM = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"\n\}\n')
 _FileName = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"\A(model|optimizer|average|local)(-[0-9]{5,}-of-[0-9]{5,})?"
+        pattern=r"\A(model|optimizer|average|local|tables)(-[0-9]{5,}-of-[0-9]{5,})?"
         r"\.safetensors(\.index\.json)?\Z"
     ),
 ]

@@ -20,8 +20,8 @@ optimizer's state."""
 
 
 TABLE = "table/"
-"""What the keys of the tensors of sparse tables begin with. Such a tensor holds one array of a block
-of rows; its `vector` is the name of the table."""
+"""What the keys of the tensors of sparse tables begin with. Such a tensor holds one array of a
+block of rows; its `vector` is the name of the table."""
 
 
 def ranges(
