@@ -1,1 +1,15 @@
-"""The parameter server: where the parameters live, and how workers push and pull."""
+"""The parameter server: where the parameters live, and how workers push and pull.
+
+`trireme.ps.connect` opens it to programs that train no network; see `trireme.session.connection`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "connect":
+        return importlib.import_module("trireme.session.connection").connect
+    raise AttributeError(f"module 'trireme.ps' has no attribute {name!r}")

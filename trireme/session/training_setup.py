@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -66,6 +66,11 @@ class TrainingSetup:
     part: ModelPart | None = None
     reducer: Reducer | None = None
     tables: TableRows | None = None
+
+    def with_tables(self, tables: Any) -> TrainingSetup:
+        """Returns the same setup with other tables, of the methods of `TableRows`."""
+        _check_tables(self.settings)
+        return replace(self, tables=tables)
 
     @property
     def trained(self) -> FlatModel | ModelPart:

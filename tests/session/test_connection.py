@@ -1,0 +1,138 @@
+"""The bare parameter server: arrays and tables of programs that train no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trireme
+from tests.harness import Cluster, run_job
+from trireme.errors import ConfigurationError
+from trireme.session.connection import Connection
+from trireme.tables.spec import SGD, Adagrad, Constant, RowWiseAdagrad
+
+pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
+
+CLOCKS = 12
+FAR = 10**15
+
+
+def make(run_dir: Path | None = None, **options: Any) -> Connection:
+    ps: Connection = trireme.ps.connect(run_dir, **options)
+    ps.create("vector", 3000, dtype="float64")
+    ps.create("matrix", (10, 4), dtype="int64")
+    ps.create("trained", 5, optimizer=SGD(lr=0.5), initializer=Constant(1.0))
+    ps.create_table("table", 2)
+    return ps
+
+
+def train(ps: Connection) -> dict[str, Any]:
+    for clock in range(CLOCKS):
+        ps.push("vector", np.arange(3000))
+        ps.push("matrix", [1, 3, 3], np.full((3, 4), clock))
+        ps.push("table", [[-7], [FAR]], [[[1, 2]], [[3, 4]]])
+        ps.push("trained", np.ones(5))
+        assert ps.clock().decided
+    return {"step": ps.step}
+
+
+def values(ps: Connection) -> dict[str, Any]:
+    return {
+        "vector": ps.pull("vector"),
+        "matrix": ps.pull("matrix"),
+        "table": ps.pull("table", [[-7, 5], [FAR, 5]]),
+        "trained": ps.pull("trained"),
+    }
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(servers=0),
+        Cluster(workers=3, servers=2),
+        Cluster(workers=2, servers=3, strategy="sync"),
+        Cluster(workers=2, servers=1, strategy="ssp", staleness=1),
+    ],
+    ids=str,
+)
+def test_each_update_counts_once(cluster: Cluster, tmp_path: Path) -> None:
+    run_job(cluster, lambda _: make(tmp_path), train)  # type: ignore[arg-type, return-value]
+    with make(tmp_path) as ps:  # in one process, from the checkpoint
+        found = values(ps)
+        total = CLOCKS * cluster.workers
+        np.testing.assert_array_equal(found["vector"], total * np.arange(3000.0))
+        touched = cluster.workers * sum(range(CLOCKS))
+        expected = np.zeros((10, 4), np.int64)
+        expected[1], expected[3] = touched, 2 * touched
+        np.testing.assert_array_equal(found["matrix"], expected)
+        zero = [0.0, 0.0]
+        rows = [[[total, 2 * total], zero], [[3 * total, 4 * total], zero]]
+        np.testing.assert_array_equal(found["table"], rows)
+        steps = CLOCKS if cluster.strategy == "sync" else total
+        np.testing.assert_allclose(found["trained"], 1 - 0.5 * steps)
+        assert ps.step == steps
+        snapshot = ps.snapshot()
+        np.testing.assert_array_equal(snapshot["table"]["keys"], [-7, FAR])
+        np.testing.assert_array_equal(snapshot["matrix"]["keys"], [1, 3])
+
+
+def test_a_job_ends_at_its_last_step() -> None:
+    def program(ps: Connection) -> int:
+        while not ps.stopping:
+            ps.push("vector", np.ones(3000))
+            ps.clock()
+        return ps.step
+
+    ran = run_job(Cluster(workers=2), lambda _: make(max_steps=9), program)  # type: ignore[arg-type, return-value]
+    assert ran.values == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda ps: ps.create("vector", 3), "one of that name already"),
+        (lambda ps: ps.create("x", (1, 2, 3)), "the shape is"),
+        (lambda ps: ps.create("x", 0), "the shape is"),
+        (lambda ps: ps.create("x", 3, optimizer=RowWiseAdagrad(lr=0.1)), "a vector has no rows"),
+        (lambda ps: ps.create("x", 3, dtype="int32", optimizer=Adagrad(lr=0.1)), "optimizer Add"),
+        (lambda ps: ps.pull("other"), "no array or table 'other': there are 'vector', 'matrix'"),
+        (lambda ps: ps.pull("table"), "say which keys"),
+        (lambda ps: ps.pull("table", [0.5]), "keys are integers"),
+        (lambda ps: ps.pull("vector", [1]), "a vector: pull and push it whole"),
+        (lambda ps: ps.pull("matrix", [10]), "has 10 rows"),
+        (lambda ps: ps.push("vector", np.ones(2)), r"its shape is \(3000,\), and the update's"),
+        (lambda ps: ps.push("table", np.ones(2)), "give keys and rows"),
+        (lambda ps: ps.push("table", [1], [[1.0]]), r"need rows of shape \(1, 2\)"),
+        (lambda ps: ps.push("matrix", [1], [[0.5] * 4]), "float64 does not fit into int64"),
+        (lambda ps: (ps.clock(), ps.create("x", 1)), "before the first pull"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says), make() as ps:
+        call(ps)
+
+
+def test_nothing_is_possible_without_arrays_or_after_the_end() -> None:
+    with pytest.raises(ConfigurationError, match="create an array or a table first"):
+        trireme.ps.connect().clock()
+    with make() as ps:
+        pass
+    with pytest.raises(ConfigurationError, match="the connection was closed"):
+        ps.pull("vector")
+
+
+def test_workers_that_create_others_are_told() -> None:
+    def made(index: int) -> Connection:
+        ps: Connection = trireme.ps.connect()
+        ps.create("vector", 3 + index)
+        return ps
+
+    with pytest.raises(trireme.ModelMismatchError, match="the sparse tables differ"):
+        _ = run_job(Cluster(workers=2), made, train_vector).values  # type: ignore[arg-type]
+
+
+def train_vector(ps: Any) -> None:
+    ps.clock()

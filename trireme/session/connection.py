@@ -1,0 +1,404 @@
+"""The bare parameter server, for programs that train no network: arrays and sparse tables.
+
+A program creates its arrays and tables, pulls values, pushes updates, and calls `clock` when an
+iteration is over: then all updates since the last `clock` travel as one update of the job, under
+the strategy of the launch, with its verdicts, replicas and checkpoints. Source of the interface:
+Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server (NIPS
+2013), section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.launch.environment.detect import current_task
+from trireme.ps.messages import Stale
+from trireme.ps.results import PushResult
+from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.session.options import OptionValues, make_options
+from trireme.session.settings import Settings
+from trireme.session.training_setup import assemble
+from trireme.session.worker import Worker
+from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
+
+Array = npt.NDArray[Any]
+
+_BLOCK = 1024
+"""A vector lies in rows of so many elements, at most."""
+
+
+class _Array:
+    """An array of one or two dimensions, and the rows in which it lies.
+
+    Args:
+        shape: its shape.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        vector = len(shape) == 1
+        self.width = min(shape[0], _BLOCK) if vector else shape[1]
+        self.rows = -(-shape[0] // self.width) if vector else shape[0]
+
+    def joined(self, rows: Array) -> Array:
+        """Returns the array that all rows are."""
+        return rows.reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
+
+    def divided(self, array: Array) -> Array:
+        """Returns an array as rows, the last of them filled up with zeros."""
+        flat = np.zeros(self.rows * self.width, array.dtype)
+        flat[: array.size] = array.reshape(-1)
+        return flat.reshape(self.rows, self.width)
+
+
+class _Pushed:
+    """The updates since the last clock; what a worker sends of them, and fetches."""
+
+    def __init__(self) -> None:
+        self.specs: tuple[TableSpec, ...] = ()
+        self.fetch: Callable[[Sequence[RowKeys]], Sequence[Any]] | None = None
+        self._pushed: dict[int, list[tuple[Array, Array]]] = {}
+
+    def open(self, fetch: Callable[[Sequence[RowKeys]], Sequence[Any]]) -> None:
+        """Takes the function that fetches rows."""
+        self.fetch = fetch
+
+    def close(self) -> None:
+        """Fetches no more rows."""
+        self.fetch = None
+
+    def forget(self) -> None:
+        """Forgets all updates."""
+        self._pushed.clear()
+
+    def add(self, place: int, keys: Array, rows: Array) -> None:
+        """Takes updates of rows of a table."""
+        self._pushed.setdefault(place, []).append((keys, rows))
+
+    def updates(self) -> tuple[RowUpdates, ...]:
+        """Returns the sums of the updates by key, one entry for each table."""
+        from trireme.tables.keys import sum_rows, unique  # needs numba
+
+        found = []
+        for place, several in sorted(self._pushed.items()):
+            keys, inverse = unique(np.concatenate([keys for keys, _ in several]))
+            rows = np.ascontiguousarray(np.concatenate([rows for _, rows in several]))
+            sums = sum_rows(rows, inverse, keys.size)
+            found.append(RowUpdates(place, keys.tobytes(), sums.tobytes()))
+        return tuple(found)
+
+
+class Connection:
+    """A worker's connection to the parameter servers of its job; `connect` makes it.
+
+    Use it as a context manager: it joins the job at the first pull, push or clock, and leaves it at
+    the end of the block, when every worker has. All workers create the same arrays and tables.
+    Under plain `python` the values are in this process.
+
+    Args:
+        settings: what the launch and the program have chosen.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._specs: dict[str, TableSpec] = {}
+        self._arrays: dict[str, _Array] = {}
+        self._pushed = _Pushed()
+        self._worker: Worker | None = None
+        self._dense: nn.Parameter | None = None
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Saves and leaves the job; an exception fails it."""
+        self._ended = True
+        worker = self._worker
+        if worker is None:
+            return
+        try:
+            if error is not None:
+                worker.fail(error)
+            else:
+                worker.complete()
+                worker.finish()
+                worker.lifecycle.leave("finished", "")
+        finally:
+            worker.progress.close()
+
+    # -- what there is ----------------------------------------------------------------------------
+
+    def create(
+        self,
+        name: str,
+        shape: int | tuple[int, ...],
+        *,
+        dtype: str = "float32",
+        optimizer: Optimizer = Add(),  # noqa: B008  # frozen
+        initializer: Initializer = Zeros(),  # noqa: B008  # frozen
+    ) -> None:
+        """Creates a vector or a matrix.
+
+        Args:
+            name: its name, different from all others.
+            shape: its shape: (n,) or (rows, columns).
+            dtype: float32, float64, int32 or int64.
+            optimizer: what an update does: `Add` adds it; others take it as a gradient. See
+                `trireme.tables.spec`.
+            initializer: the first values.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or the job was joined before.
+        """
+        found = (shape,) if isinstance(shape, int) else tuple(shape)
+        if len(found) not in (1, 2) or any(not isinstance(n, int) or n < 1 for n in found):
+            raise ConfigurationError(
+                f"create({name!r}, {shape!r}): the shape is (n,) or (rows, columns), each at least "
+                "1; for rows by key, use create_table"
+            )
+        if len(found) == 1 and isinstance(optimizer, RowWiseAdagrad):
+            raise ConfigurationError(
+                f"create({name!r}): RowWiseAdagrad is for matrices and tables, a vector has no rows"
+            )
+        array = _Array(found)
+        self._create(TableSpec(name, array.width, optimizer, dtype, initializer))
+        self._arrays[name] = array
+
+    def create_table(
+        self,
+        name: str,
+        width: int,
+        *,
+        dtype: str = "float32",
+        optimizer: Optimizer = Add(),  # noqa: B008  # frozen
+        initializer: Initializer = Zeros(),  # noqa: B008  # frozen
+        admit_after: int = 1,
+        drop_after: int = 0,
+    ) -> None:
+        """Creates a sparse table: rows by int64 key, made when they are first updated.
+
+        Args:
+            name, dtype, optimizer, initializer: see `create`.
+            width: the number of columns.
+            admit_after, drop_after: see `trireme.tables.spec.TableSpec`.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or the job was joined before.
+        """
+        self._create(TableSpec(name, width, optimizer, dtype, initializer, admit_after, drop_after))
+
+    def _create(self, spec: TableSpec) -> None:
+        if self._worker is not None:
+            raise ConfigurationError(
+                f"create({spec.name!r}): all arrays and tables are created before the first pull, "
+                "push or clock"
+            )
+        if spec.name in self._specs:
+            raise ConfigurationError(f"create({spec.name!r}): there is one of that name already")
+        self._specs[spec.name] = spec
+
+    # -- values -----------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> int:
+        """This worker's index, from 0."""
+        return self._settings.task.index
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that the job has begun with."""
+        return self._settings.task.workers
+
+    @property
+    def step(self) -> int:
+        """The global step: the number of updates in the values of the last clock."""
+        return self._joined().global_step
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job has ended for this worker: it makes no more updates."""
+        return self._joined().backend.stopping
+
+    def pull(self, name: str, keys: Any = None) -> Array:
+        """Returns values as they are now.
+
+        Args:
+            name: of an array or a table.
+            keys: of a table or a matrix: which rows, int64, of any shape. None for a whole array.
+
+        Returns:
+            The array; or rows, of the shape of the keys with a further dimension. Keys that were
+            never updated have their first values.
+
+        Raises:
+            ConfigurationError: there is no such array or table, or a key is out of range.
+        """
+        place, spec = self._place(name)
+        array = self._arrays.get(name)
+        whole = keys is None
+        if whole and array is None:
+            raise ConfigurationError(f"pull({name!r}): it is a table: say which keys")
+        found = np.arange(array.rows) if whole and array is not None else self._keys(name, keys)
+        self._joined()
+        assert self._pushed.fetch is not None
+        (rows,) = self._pushed.fetch([RowKeys(place, found.astype("<i8").tobytes())])
+        copied = np.array(rows, spec.dtype)
+        if whole and array is not None:
+            return array.joined(copied)
+        return copied.reshape((*found.shape, spec.width))
+
+    def push(self, name: str, *what: Any) -> None:
+        """Takes an update, which `clock` sends: `push(name, array)` or `push(name, keys, rows)`.
+
+        Args:
+            name: of an array or a table.
+            what: a whole array; or keys, int64 of any shape, and a row for each. Rows of one key
+                are added.
+
+        Raises:
+            ConfigurationError: there is no such array or table, or shapes do not match.
+        """
+        place, spec = self._place(name)
+        array = self._arrays.get(name)
+        if len(what) not in (1, 2) or (len(what) == 1 and array is None):
+            raise ConfigurationError(
+                f"push({name!r}, ...): give keys and rows"
+                + (", or the whole array" if array is not None else "")
+            )
+        values = np.asarray(what[-1])
+        if not np.can_cast(values.dtype, spec.dtype, "same_kind"):
+            raise ConfigurationError(
+                f"push({name!r}): {values.dtype} does not fit into {spec.dtype}: convert it"
+            )
+        values = values.astype(spec.dtype)
+        if len(what) == 1 and array is not None:
+            if values.shape != array.shape:
+                raise ConfigurationError(
+                    f"push({name!r}): its shape is {array.shape}, and the update's {values.shape}"
+                )
+            keys, rows = np.arange(array.rows), array.divided(values)
+        else:
+            keys = self._keys(name, what[0])
+            if values.shape != (*keys.shape, spec.width):
+                raise ConfigurationError(
+                    f"push({name!r}): {keys.shape} keys need rows of shape "
+                    f"{(*keys.shape, spec.width)}, and these have {values.shape}"
+                )
+            rows = values.reshape(-1, spec.width)
+        self._pushed.add(place, keys.reshape(-1).astype(np.int64), rows)
+
+    def clock(self, *, weight: float = 1.0) -> PushResult:
+        """Ends an iteration: sends all updates since the last one, and waits for the verdict.
+
+        Under `async` it is applied at once; under `ssp` the answer waits while this worker is too
+        far ahead of the slowest; under `sync` the updates of all workers make one step.
+
+        Args:
+            weight: how much gradients of this worker count in the mean of a synchronous step.
+
+        Returns:
+            The result: the verdict, the global step, and whether to stop.
+
+        Raises:
+            ConfigurationError: the job has ended: `stopping` says so before.
+            JobFailed: the job has ended elsewhere.
+        """
+        worker = self._joined()
+        assert self._dense is not None
+        self._dense.grad = torch.zeros_like(self._dense)
+        worker.begin_step()
+        result = worker.update(weight, ())
+        self._pushed.forget()
+        return result or PushResult(Stale(worker.global_step), worker.global_step, 0, False)
+
+    def snapshot(self) -> Mapping[str, Mapping[str, Array]]:
+        """Returns all rows of one consistent step: for each name its `keys` and `rows`, by key."""
+        state = self._joined().backend.snapshot(state=True)
+        return {
+            name: {field: arrays[field].numpy() for field in ("keys", "rows")}
+            for name, arrays in state.tables.items()
+        }
+
+    def save(self) -> None:
+        """Saves a checkpoint now, if this worker is chief; see `Session.save`."""
+        self._joined().save()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _place(self, name: str) -> tuple[int, TableSpec]:
+        if name not in self._specs:
+            known = ", ".join(map(repr, self._specs)) or "none"
+            raise ConfigurationError(f"there is no array or table {name!r}: there are {known}")
+        return list(self._specs).index(name), self._specs[name]
+
+    def _keys(self, name: str, keys: Any) -> Array:
+        found = np.asarray(keys)
+        if found.dtype.kind not in "iu":
+            raise ConfigurationError(f"{name!r}: keys are integers, and these are {found.dtype}")
+        array = self._arrays.get(name)
+        if array is not None and len(array.shape) == 1:
+            raise ConfigurationError(
+                f"{name!r} is a vector: it has no keys, pull and push it whole"
+            )
+        if array is not None and found.size and not 0 <= found.min() <= found.max() < array.rows:
+            raise ConfigurationError(f"{name!r} has {array.rows} rows: a key is out of range")
+        return found
+
+    def _joined(self) -> Worker:
+        """Returns the worker, which joins the job the first time."""
+        if self._ended:
+            raise ConfigurationError("the connection was closed: use it inside its `with` block")
+        if self._worker is not None:
+            return self._worker
+        if not self._specs:
+            raise ConfigurationError("create an array or a table first")
+        model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
+        settings = self._settings
+        setup = assemble(settings, lambda: model, lambda params: torch.optim.SGD(params, lr=0.0))
+        self._pushed.specs = tuple(self._specs.values())
+        setup = setup.with_tables(self._pushed)
+        self._worker = worker = Worker(setup)
+        try:
+            worker.start()
+        except BaseException as error:
+            worker.fail(error)
+            worker.progress.close()
+            raise
+        (self._dense,) = setup.flat.parameters.values()
+        worker.lifecycle.enter("training")
+        return worker
+
+
+def connect(
+    run_dir: str | Path | None = None,
+    max_steps: int | None = None,
+    **options: Unpack[OptionValues],
+) -> Connection:
+    """Connects this worker to the parameter servers of its job, which `trireme run` has started.
+
+    Args:
+        run_dir: where checkpoints go; see `trireme.Session`.
+        max_steps: the global step at which the job ends; None for no end.
+        options: `strategy`, `checkpoint`, `resume` and `seed`, as of `trireme.Session`.
+
+    Raises:
+        ConfigurationError: an option is unknown or out of range.
+    """
+    made = make_options(options, caller="connect")
+    return Connection(Settings.of(current_task(), made, run_dir, max_steps))
