@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from trireme.cluster.view import View
 from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
@@ -24,6 +25,7 @@ from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.push_table import Pending, PushTable, WorkerRecord
+from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.rounds import Decision, Live, Round, RoundFollower, RoundLeader
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
@@ -31,6 +33,7 @@ from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.ps.shard.values.tables import ShardTables
 from trireme.ps.snapshot_messages import Cut, Load
 from trireme.ps.termination import Ending
 
@@ -769,3 +772,61 @@ class CutsWhatServer0Has(ClientProtocol):
     def freeze(self, token: int) -> Any:
         frozen = yield from super().freeze(token)
         return frozen and frozen[:1]
+
+
+class MovesNoRows(Shard):
+    """Rows of tables are lost where the shards are divided anew."""
+
+    def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
+        tensors = [entry for entry in quiet.tensors if not entry[0].key.startswith("table/")]
+        return super().resume(now, view, msgspec.structs.replace(quiet, tensors=tensors))
+
+
+class _AllRows(Round):
+    def _rows(self, members: tuple[Participant, ...], scale: float = 1.0) -> Any:
+        for member in members:
+            pending = self.pending[member]
+            pending.push = msgspec.structs.replace(pending.push, weight=1.0)
+        return super()._rows(members, scale)
+
+
+class _TakesAllRows(PushDecider):
+    def _new_round(self) -> Round:
+        made = super()._new_round()
+        return _AllRows(made.step, made.spare, made.tables)
+
+
+class CountsRowsOfTheEmpty(_WithParts):
+    """The rows of a push that weighs nothing are updated too."""
+
+    decider = _TakesAllRows
+
+
+class _PullsOnce(ShardTables):
+    def pull(self, wanted: Any) -> Any:
+        self.kept = getattr(self, "kept", None) or super().pull(wanted)
+        return self.kept
+
+
+class AnswersWithOldRows(Shard):
+    """Answers carry the rows of the first one."""
+
+    def _create(self, shown: ShownModel) -> None:
+        super()._create(shown)
+        if self.state.tables is not None:
+            self.state.tables.__class__ = _PullsOnce
+
+
+class _CopiesFirst(ShardTables):
+    def copy(self) -> Any:
+        before, self.before = getattr(self, "before", None), super().copy()
+        return self.before if before is None else before
+
+
+class CopiesRowsLater(Shard):
+    """A copy has the rows of the copy before."""
+
+    def _create(self, shown: ShownModel) -> None:
+        super()._create(shown)
+        if self.state.tables is not None:
+            self.state.tables.__class__ = _CopiesFirst

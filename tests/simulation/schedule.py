@@ -151,7 +151,7 @@ class Schedule:
     @property
     def tables(self) -> tuple[TableSpec, ...]:
         """The sparse tables that the model has beside its values: one that counts, or none."""
-        return (COUNTS,) if self.mode in ("rows", "round rows") else ()
+        return (COUNTS,) if self.mode in ("rows", "sync-rows") else ()
 
     @property
     def resizes_workers(self) -> bool:
@@ -211,7 +211,7 @@ MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "clip": _clip,
     "deltas": _deltas,
     "rows": _asynchronous,
-    "round rows": _sync,
+    "sync-rows": _sync,
 }
 """How the rule of each kind of job is drawn."""
 

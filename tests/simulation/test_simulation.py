@@ -78,6 +78,7 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
     for event in ("resumed", "equal copies", "resumed shards", "kill server", "stop server"):
         assert counts[event] > 0, f"{event}: {counts}"
     assert (counts["seen"] > 500) == (mode == "counts")
+    assert (counts["rows told"] > 100) == ("rows" in mode)
     assert mode not in ("backup", "clip") or counts["stale"] > 2
     assert mode == "uncommitted" or not counts["half-applied"]
     assert (counts["clipped"] > 2) == (mode == "clip")
@@ -154,6 +155,10 @@ BUGS: list[tuple[str, Makers]] = [
     ("sync", Makers(membership=planted_membership.never_loses_anybody)),
     ("async", Makers(member=planted_membership.KeepsItsIncarnation)),
     ("backup", Makers(member=planted_membership.TakesNoLaterView)),
+    ("rows", Makers(shard=planted.MovesNoRows)),
+    ("sync-rows", Makers(shard=planted.CountsRowsOfTheEmpty)),
+    ("rows", Makers(shard=planted.AnswersWithOldRows)),
+    ("rows", Makers(shard=planted.CopiesRowsLater)),
 ]
 
 
@@ -290,7 +295,7 @@ def test_a_seed_is_one_schedule_and_one_run() -> None:
 
 
 def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0:32"]) == 0
+    assert main(["--seeds", "0:40"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
 
