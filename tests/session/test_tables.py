@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import trireme
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
 from trireme.session.session import Session
+from trireme.session.worker import Worker
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
@@ -47,8 +48,11 @@ class Net(nn.Module):
         return out
 
 
-def make(optimizer: str, run_dir: Path | None = None, **options: Any) -> Session:
-    net = Net(trireme.EmbeddingBag(KEYS, WIDTH, mode="sum"))
+def make(
+    optimizer: str, run_dir: Path | None = None, *, ahead: bool = False, **options: Any
+) -> Session:
+    ids = (lambda batch: batch[0]) if ahead else None
+    net = Net(trireme.EmbeddingBag(KEYS, WIDTH, mode="sum", ids=ids))
     build = OPTIMIZERS[optimizer][0]
     return trireme.Session(
         net, nn.functional.mse_loss, build(net.parameters()), run_dir=run_dir, **options
@@ -96,6 +100,7 @@ def plain(optimizer: str, steps: int) -> list[torch.Tensor]:
 STEPS = 50
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "cluster",
@@ -107,10 +112,10 @@ STEPS = 50
     ],
     ids=str,
 )
-def test_tables_train_as_torch_s_embedding(cluster: Cluster, optimizer: str) -> None:
+def test_tables_train_as_torch_s_embedding(cluster: Cluster, optimizer: str, ahead: bool) -> None:
     ran = run_job(
         cluster,
-        lambda _: make(optimizer, max_steps=STEPS),
+        lambda _: make(optimizer, max_steps=STEPS, ahead=ahead),
         lambda session: train(session, BATCH // cluster.workers, STEPS),
     )
     for found in ran.values:
@@ -233,3 +238,33 @@ def test_models_whose_tables_differ_are_told() -> None:
 
     with pytest.raises(trireme.ModelMismatchError, match="the sparse tables differ: TableSpec"):
         _ = run_job(Cluster(workers=2, servers=2), made, lambda session: None).values
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_rows_of_the_next_batch_come_with_the_answer(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled: list[int] = []
+    pull = Worker._pull_rows
+
+    def counting(worker: Worker, wanted: Any) -> Any:
+        pulled.append(1)
+        return pull(worker, wanted)
+
+    monkeypatch.setattr(Worker, "_pull_rows", counting)
+    steps = 40
+    rows = DataLoader(DATA, BATCH, collate_fn=default_collate)  # made by torch, not gathered
+
+    def program(session: Session) -> int:
+        for data in session.loader(rows if strategy == "async" else DATA, *sizes):
+            session.step(data)
+        return session.global_step
+
+    sizes = () if strategy == "async" else (BATCH,)
+    ran = run_job(
+        Cluster(workers=2, servers=2, strategy=strategy),
+        lambda _: make("Adam", max_steps=steps, ahead=True),
+        program,
+    )
+    assert ran.values == [steps, steps]
+    assert len(pulled) <= 2, "only the rows of each worker's first batch are pulled"

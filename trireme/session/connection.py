@@ -66,6 +66,7 @@ class _Pushed:
 
     def __init__(self) -> None:
         self.specs: tuple[TableSpec, ...] = ()
+        self.wanted: tuple[RowKeys, ...] = ()
         self.fetch: Callable[[Sequence[RowKeys]], Sequence[Any]] | None = None
         self._pushed: dict[int, list[tuple[Array, Array]]] = {}
 
@@ -80,6 +81,9 @@ class _Pushed:
     def forget(self) -> None:
         """Forgets all updates."""
         self._pushed.clear()
+
+    def bring(self, rows: Sequence[Any]) -> None:
+        """Takes no rows: none are wanted."""
 
     def add(self, place: int, keys: Array, rows: Array) -> None:
         """Takes updates of rows of a table."""

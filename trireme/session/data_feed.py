@@ -23,6 +23,7 @@ from trireme.ps.messages import Span
 from trireme.session.batches import Batches
 from trireme.session.dealer import Dealer
 from trireme.session.idle_steps import IdleSteps
+from trireme.session.lookahead import Lookahead
 from trireme.session.observers.phases import Phases
 from trireme.session.options import check_whole
 from trireme.session.stream_places import StreamPlaces
@@ -65,6 +66,7 @@ class DataFeed:
         self._last_epoch = 0  # of the batch before
         self._since_update: list[Batch] = []  # the batches handed out since the last update
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
+        self._ahead: Lookahead | None = None  # its batches
         # The last one that was iterated over, by the name of its data set.
         self._latest: dict[str, tuple[Loader | StreamLoader, Dealer]] = {}
         # Positions that were leased and not handed out, by the data set's name and size.
@@ -264,7 +266,7 @@ class DataFeed:
         within = self._epochs
         dealer.begin()
         dealer.left += self._left_over.pop(key, [])
-        batches = iter(loader)
+        batches = self._ahead = Lookahead(iter(loader))
         self._loader = loader
         rejoined = worker.rejoined
         try:
@@ -275,20 +277,20 @@ class DataFeed:
                     self._left_over.clear()
                     dealer.left.clear()
                     loader.discard()
-                    batches = iter(loader)
+                    batches = self._ahead = Lookahead(iter(loader))
                 began = time.monotonic()
                 try:
                     with worker.lifecycle.liveness.loading():
                         batch = next(batches, None)
                     if batch is None and loader.pause():
                         batch = self._without_examples(loader)
-                        batches = iter(loader)
+                        batches = self._ahead = Lookahead(iter(loader))
                         if batch is None:
                             continue
                     elif batch is None:
                         if not dealer.until or not self._more(dealer, patient=patient):
                             break
-                        batches = iter(loader)
+                        batches = self._ahead = Lookahead(iter(loader))
                         continue
                 except Fenced:  # the servers deal nothing to a worker that is out of the job
                     worker.come_back()
@@ -303,9 +305,9 @@ class DataFeed:
                 yield batch
             worker.last_iteration.asked(True)
         finally:
-            self._loader = None
+            self._loader = self._ahead = None
             left = self._left_over.setdefault(key, [])
-            left += [*loader.discard(), *dealer.left]
+            left += [*batches.spans, *loader.discard(), *dealer.left]
             dealer.left.clear()
         if within is None or worker.backend.stopping:
             self._finish()
@@ -363,6 +365,11 @@ class DataFeed:
         """Makes the next batch while an update is under way."""
         if self._loader is not None:
             self._loader.prepare()
+
+    def upcoming(self) -> Any:
+        """Returns the data of the next batch, which is made now; None where there is none."""
+        batch = None if self._ahead is None else self._ahead.peek()
+        return None if batch is None else batch.data
 
     def originals(self, batch: Any, count: int) -> Any:
         """Returns the first examples of a batch as they were before the loader's transform."""

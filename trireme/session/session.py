@@ -360,6 +360,8 @@ class Session(SummaryMethods, DataMethods):
         result = self._stepper.gradient(batch, loss, spans)
         computed = time.monotonic()
         feed.updated()
+        if self._setup.tables is not None and self._setup.tables.looks_ahead:
+            self._setup.tables.expect(feed.upcoming())
         weight = float(result.examples) or _weight_of(batch)
         pushed = worker.update(weight, spans, feed.prepare)
         if pushed is not None:

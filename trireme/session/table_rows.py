@@ -12,7 +12,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.row_messages import RowKeys, RowUpdates
-from trireme.tables.embedding import TableModule
+from trireme.tables.embedding import TableModule, flat_ids
 from trireme.tables.spec import SGD, Adagrad, Optimizer, SparseAdam, TableSpec
 
 Fetch = Callable[[Sequence[RowKeys]], Sequence[Any]]
@@ -30,6 +30,7 @@ class TableRows:
 
     Attributes:
         specs: the same.
+        wanted: the keys whose rows the next push is to bring.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class TableRows:
         self._optimizer = optimizer
         self._fetch: Fetch | None = None
         self._taken: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        self.wanted: tuple[RowKeys, ...] = ()
+        self._brought: dict[int, tuple[Any, Any]] = {}  # keys, ascending, and rows, by table
         self._summed: dict[int, tuple[Any, Any]] | None = None  # of `_taken`, after backward
         for module in places:
             module.bind(self)
@@ -69,7 +72,9 @@ class TableRows:
                 f"the table {self.specs[place].name!r} is open inside the session only: compute "
                 "with the model inside `with session:`"
             )
-        (found,) = self._fetch([RowKeys(place, keys.tobytes())])
+        found = self._brought_rows(place, keys) if module.training else None
+        if found is None:
+            (found,) = self._fetch([RowKeys(place, keys.tobytes())])
         rows = torch.from_numpy(np.array(found, self.specs[place].dtype))
         if torch.is_grad_enabled() and module.training:
             rows.requires_grad_()
@@ -80,6 +85,39 @@ class TableRows:
         """Forgets the rows of the step before; call it before a step."""
         self._taken.clear()
         self._summed = None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the ids of the next batch can be told."""
+        return any(module.ids is not None for module in self._places)
+
+    def expect(self, data: Any) -> None:
+        """Takes the next batch, whose rows the next push is to bring; None for none."""
+        from trireme.tables.keys import unique
+
+        ids: dict[int, list[Any]] = {}
+        for module, place in self._places.items() if data is not None else ():
+            if module.ids is not None:
+                ids.setdefault(place, []).append(flat_ids(module.ids(data)))
+        self.wanted = tuple(
+            RowKeys(place, np.sort(unique(np.concatenate(found))[0]).tobytes())
+            for place, found in sorted(ids.items())
+        )
+
+    def bring(self, rows: Sequence[Any]) -> None:
+        """Takes the rows that a push has brought; none where it has brought none."""
+        self._brought = {
+            each.table: (np.frombuffer(each.keys, np.int64), found)
+            for each, found in zip(self.wanted, rows, strict=False)
+        }
+
+    def _brought_rows(self, place: int, keys: Any) -> Any:
+        """Returns rows that the last push has brought; None unless it has brought all of them."""
+        known, rows = self._brought.get(place, (None, None))
+        if known is None or not known.size:
+            return None
+        places = np.minimum(np.searchsorted(known, keys), known.size - 1)
+        return rows[places] if np.array_equal(known[places], keys) else None
 
     def updates(self) -> tuple[RowUpdates, ...]:
         """Returns the gradients of the rows of this step, one entry for each table."""

@@ -292,13 +292,17 @@ class Worker:
             else:
                 began = time.monotonic()
                 tables = self.setup.tables
-                rows = {} if tables is None else {"rows": tables.updates()}
+                rows: dict[str, Any] = {}
+                if tables is not None:
+                    rows = {"rows": tables.updates(), "wanted": tables.wanted}
                 backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()
                 liveness.excuse = "it waits for its answer"
                 result = backend.wait()
+                if tables is not None:
+                    tables.bring(backend.wanted_rows())
                 self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
                 if result is not None and result.notice:
                     self._hyper.warn(result.notice)

@@ -84,6 +84,10 @@ class Backend(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no tables")
 
+    def wanted_rows(self) -> Sequence[Rows]:
+        """Returns the rows that the last push wanted, after `wait`; nothing where none came."""
+        return ()
+
     @abstractmethod
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         """Registers the model, the optimizer and the rule, and receives the job's values.
@@ -164,6 +168,7 @@ class Backend(ABC):
         examples: Sequence[Span] = (),
         pulled: int | None = None,
         rows: Sequence[RowUpdates] = (),
+        wanted: Sequence[RowKeys] = (),
     ) -> None:
         """Starts an exchange of the present gradients; only one exchange may be under way.
 
@@ -175,6 +180,7 @@ class Backend(ABC):
             pulled: the global step of the values that the gradient was computed from; None for the
                 newest values.
             rows: the gradients of rows of tables.
+            wanted: keys of tables whose rows the answer may bring; see `wanted_rows`.
 
         Raises:
             ConfigurationError: this worker has been told to stop, or an exchange is under way.

@@ -140,6 +140,7 @@ class Local(Backend):
         examples: Sequence[Span] = (),
         pulled: int | None = None,
         rows: Sequence[RowUpdates] = (),
+        wanted: Sequence[RowKeys] = (),
     ) -> None:
         """Applies the gradients of the parameters, and of rows of tables.
 
