@@ -33,7 +33,7 @@ class ModelState:
         orders: the fingerprint of each data set's order, by name, where that is known.
         lacks: what is missing, in words, each with the reason.
         tables: the rows of each sparse table, by name, in the order of their keys: the arrays of a
-            `trireme.tables.table.Block` by name.
+            `trireme.tables.block.Block` by name.
     """
 
     step: int

@@ -139,10 +139,14 @@ class Connection:
         try:
             if error is not None:
                 worker.fail(error)
-            else:
-                worker.complete()
-                worker.finish()
-                worker.lifecycle.leave("finished", "")
+                return
+            worker.complete()
+            worker.end()
+            worker.finish()
+            worker.lifecycle.leave("finished", "")
+        except BaseException as failure:
+            worker.fail(failure)
+            raise
         finally:
             worker.progress.close()
 
@@ -358,7 +362,7 @@ class Connection:
         array = self._arrays.get(name)
         if array is not None and len(array.shape) == 1:
             raise ConfigurationError(
-                f"{name!r} is a vector: it has no keys, pull and push it whole"
+                f"{name!r} is a vector: pull and push it whole, without keys"
             )
         if array is not None and found.size and not 0 <= found.min() <= found.max() < array.rows:
             raise ConfigurationError(f"{name!r} has {array.rows} rows: a key is out of range")

@@ -435,6 +435,12 @@ class Worker:
 
     # -- the end --------------------------------------------------------------------------------
 
+    def end(self) -> None:
+        """Makes no more updates, though the job has no last step; `finish` waits for the others."""
+        goes_on = not self.backend.stopping and self.lifecycle.dismissed is None
+        if self.task.servers and goes_on and self._retired():
+            self.backend.end()
+
     def finish(self) -> None:
         """Waits until training has ended on all workers; the chief saves the final step.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -120,6 +121,9 @@ class ShardMetrics:
             "memory_bytes": memory,
             **self.replication.status(now, logs),
         }
+        if shard.state.tables is not None:
+            statistics = asdict(shard.state.tables.statistics)
+            status |= {f"table_{name}": value for name, value in statistics.items()}
         if waits:
             workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice
             status |= {

@@ -244,7 +244,7 @@ class Shard:
         try:
             state.values.load(request.step, tensors)
             if state.tables is not None:
-                state.tables.load(tensors)
+                state.tables.load(tensors, request.step)
         except (TriremeError, RuntimeError, TypeError, ValueError) as error:
             return [self._refused(route, "rejected", str(error))]
         state.step, state.loaded_in = request.step, request.view
@@ -516,7 +516,7 @@ class Shard:
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
         if state.tables is not None:
-            state.tables.load(quiet.tensors)
+            state.tables.load(quiet.tensors, before.step)
         # A chief that finds other shards without values replaces these: its view is later than 1.
         state.step, state.loaded_in = before.step, 1
         self._decider.load()

@@ -112,7 +112,7 @@ class Local(Backend):
         if self._rows is not None and state.tables:
             from trireme.ps.shard.values.tables import tensors_for
 
-            self._rows.load(tensors_for(state.tables))
+            self._rows.load(tensors_for(state.tables), state.step)
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:

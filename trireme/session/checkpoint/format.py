@@ -71,7 +71,7 @@ class CheckpointData:
         local: the state of workers' own optimizers, keyed "WORKER/PARAMETER/STATE"; empty where
             they have none.
         tables: the rows of sparse tables, keyed "TABLE/ARRAY": the arrays of a
-            `trireme.tables.table.Block`, in the order of the keys.
+            `trireme.tables.block.Block`, in the order of the keys.
     """
 
     step: int

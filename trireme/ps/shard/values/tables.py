@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rows import hyper_of, keys_of, misfit, rows_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import TensorSpec
+from trireme.tables.block import Block
 from trireme.tables.keys import SLOTS, slots_of
+from trireme.tables.row_optimizers import ROW_OPTIMIZERS
 from trireme.tables.spec import TableSpec
-from trireme.tables.table import Block, Table
+from trireme.tables.table import Statistics, Table
 
-_FIELDS: tuple[str, ...] = Block._fields
+Arrays = Mapping[str, npt.NDArray[Any]]
+"""Rows of a table and keys that wait for one: the arrays of a `Block` by name, of `FIELDS`."""
+
+_ROWS = ("keys", "rows", "states", "steps", "touches")
+_WAITING = ("waiting_keys", "waiting_steps", "waiting_touches")
+
+FIELDS = (*_ROWS, *_WAITING)
+"""The arrays of a table in a snapshot."""
+
+_SWEEPS = 8
+"""Unused rows are looked for so many times within `drop_after` steps: it takes a pass over all."""
 
 
 class ShardTables:
@@ -35,6 +49,7 @@ class ShardTables:
         self.specs = tuple(specs)
         self.tables = [Table(spec) for spec in specs]
         self._slots = slots
+        self._step = 0  # of the last updates
 
     def misfit(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates or keys make no sense here; None where they do."""
@@ -54,8 +69,11 @@ class ShardTables:
             rows = np.array(rows_of(each.rows, spec), spec.dtype)
             table.push(keys, rows, step=step, hyper=hyper_of(each))
         for spec, table in zip(self.specs, self.tables, strict=True):
-            if spec.drop_after:
+            period = max(1, spec.drop_after // _SWEEPS)
+            if spec.drop_after and step // period != self._step // period:
                 table.drop_unused(step)
+                table.forget_drops(step)  # snapshots are whole
+        self._step = step
 
     def pull(self, wanted: Sequence[RowKeys]) -> tuple[bytes, ...]:
         """Returns the rows of keys, one answer for each entry; changes nothing."""
@@ -64,98 +82,114 @@ class ShardTables:
             for each in wanted
         )
 
+    @property
+    def statistics(self) -> Statistics:
+        """What all tables hold, and what has happened to them in this process."""
+        return Statistics(
+            *map(sum, zip(*(astuple(t.statistics) for t in self.tables), strict=True))
+        )
+
     def copy(self) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of all rows with their state, as tensors of a snapshot."""
         return [
             entry
             for spec, table in zip(self.specs, self.tables, strict=True)
             for block in table.export()
-            for entry in tensors_of(spec.name, block)
+            for entry in tensors_of(spec.name, {name: getattr(block, name) for name in FIELDS})
         ]
 
-    def load(self, tensors: Tensors) -> None:
-        """Replaces all rows by those of a snapshot, or of several, whose keys are the shard's."""
+    def load(self, tensors: Tensors, step: int) -> None:
+        """Replaces all rows by those of a snapshot, or of several, whose keys are the shard's.
+
+        Args:
+            tensors: the tensors, also others.
+            step: the global step of the rows.
+        """
         self.tables = [Table(spec) for spec in self.specs]
+        self._step = step
         places = {spec.name: place for place, spec in enumerate(self.specs)}
-        for name, block in blocks_of(tensors):
+        for name, arrays in arrays_in(tensors):
             if name in places:
-                self.tables[places[name]].load(self._own(block))
-
-    def _own(self, block: Block) -> Block:
-        if self._slots == (0, SLOTS) or not block.keys.size:
-            return block
-        slots = slots_of(block.keys)
-        return chosen(block, (slots >= self._slots[0]) & (slots < self._slots[1]))
+                spec, table = self.specs[places[name]], self.tables[places[name]]
+                state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+                mine = {k: a for k, a in within(arrays, self._slots).items() if a.shape[0]}
+                table.load(Block.of(table.optimizer, spec.width, state, spec.dtype, mine))
 
 
-def chosen(block: Block, which: Any) -> Block:
-    """Returns some rows of a block; `which` is a mask or an array of places."""
-    return Block(*(np.ascontiguousarray(each[which]) for each in block))
+def within(arrays: Arrays, slots: tuple[int, int]) -> dict[str, npt.NDArray[Any]]:
+    """Returns what belongs to slots, [start, stop)."""
+    if slots == (0, SLOTS):
+        return dict(arrays)
+    found: dict[str, npt.NDArray[Any]] = {}
+    for names in (_ROWS, _WAITING):
+        at = slots_of(np.ascontiguousarray(arrays[names[0]]))
+        found |= _chosen(arrays, names, (at >= slots[0]) & (at < slots[1]))
+    return found
 
 
-def tensors_of(name: str, block: Block) -> list[tuple[TensorSpec, torch.Tensor]]:
-    """Returns the arrays of a block as flat tensors of a snapshot.
+def _chosen(arrays: Arrays, names: Sequence[str], which: Any) -> dict[str, npt.NDArray[Any]]:
+    """Returns some entries of arrays; `which` is a mask or an array of places."""
+    return {name: np.ascontiguousarray(arrays[name][which]) for name in names}
+
+
+def tensors_of(name: str, arrays: Arrays) -> list[tuple[TensorSpec, torch.Tensor]]:
+    """Returns arrays of a table as flat tensors of a snapshot.
 
     Args:
         name: the table's.
-        block: the rows.
+        arrays: the arrays.
     """
     entries = []
-    for field, array in zip(_FIELDS, block, strict=True):
-        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(-1))
+    for field in FIELDS:
+        tensor = torch.from_numpy(np.ascontiguousarray(arrays[field]).reshape(-1))
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append((TensorSpec(TABLE + field, dtype, name, 0, tensor.numel()), tensor))
     return entries
 
 
-def blocks_of(tensors: Tensors) -> Iterator[tuple[str, Block]]:
-    """Yields the blocks among the tensors of a snapshot, each with the name of its table."""
-    fields: dict[str, Any] = {}
+def arrays_in(tensors: Tensors) -> Iterator[tuple[str, Arrays]]:
+    """Yields the arrays among the tensors of a snapshot, block by block, with the table's name."""
+    flat: dict[str, Any] = {}
     for spec, tensor in tensors:
-        if spec.key.startswith(TABLE):
-            fields[spec.key.removeprefix(TABLE)] = tensor.numpy()
-            if len(fields) == len(_FIELDS):
-                yield spec.vector, _shaped(fields)
-                fields = {}
-
-
-def _shaped(fields: Mapping[str, Any]) -> Block:
-    """Returns a block of flat arrays, of which some have several columns."""
-    count = fields["keys"].size
-    columns = {field: fields[field].size // max(count, 1) for field in ("rows", "states")}
-    return Block(
-        **{
-            field: array.reshape(count, columns[field]) if field in columns else array
-            for field, array in fields.items()
-        }
-    )
+        if not spec.key.startswith(TABLE):
+            continue
+        flat[spec.key.removeprefix(TABLE)] = tensor.numpy()
+        if len(flat) == len(FIELDS):
+            count = flat["keys"].size
+            for field in ("rows", "states"):
+                flat[field] = flat[field].reshape(count, flat[field].size // max(count, 1))
+            yield spec.vector, flat
+            flat = {}
 
 
 def tables_in(parts: Sequence[Tensors]) -> dict[str, dict[str, torch.Tensor]]:
-    """Returns the rows of each table in the snapshots of all shards, in the order of their keys.
+    """Returns each table in the snapshots of all shards, in the order of its keys.
 
     See `ModelState.tables`.
     """
-    blocks: dict[str, list[Block]] = {}
+    several: dict[str, list[Arrays]] = {}
     for tensors in parts:
-        for name, block in blocks_of(tensors):
-            blocks.setdefault(name, []).append(block)
+        for name, arrays in arrays_in(tensors):
+            several.setdefault(name, []).append(arrays)
     found = {}
-    for name, several in blocks.items():
-        whole = Block(*map(np.concatenate, zip(*several, strict=True)))
-        order = np.argsort(whole.keys, kind="stable")
-        arrays = zip(_FIELDS, chosen(whole, order), strict=True)
-        found[name] = {field: torch.from_numpy(array) for field, array in arrays}
+    for name, blocks in several.items():
+        table: dict[str, npt.NDArray[Any]] = {}
+        for names in (_ROWS, _WAITING):
+            some = [block for block in blocks if block[names[0]].size] or blocks[:1]
+            joined = {field: np.concatenate([block[field] for block in some]) for field in names}
+            table |= _chosen(joined, names, np.argsort(joined[names[0]], kind="stable"))
+        found[name] = {field: torch.from_numpy(array) for field, array in table.items()}
     return found
 
 
 def tensors_for(
     tables: Mapping[str, Mapping[str, torch.Tensor]], slots: tuple[int, int] = (0, SLOTS)
 ) -> list[tuple[TensorSpec, torch.Tensor]]:
-    """Returns the rows of tables whose slots are a shard's, [start, stop), as tensors to load."""
-    entries = []
-    for name, fields in tables.items():
-        block = Block(**{field: fields[field].numpy() for field in _FIELDS})
-        found = slots_of(np.ascontiguousarray(block.keys))
-        entries += tensors_of(name, chosen(block, (found >= slots[0]) & (found < slots[1])))
-    return entries
+    """Returns what tables have in the slots of a shard, [start, stop), as tensors to load."""
+    return [
+        entry
+        for name, fields in tables.items()
+        for entry in tensors_of(
+            name, within({field: fields[field].numpy() for field in FIELDS}, slots)
+        )
+    ]
