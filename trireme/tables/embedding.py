@@ -1,0 +1,211 @@
+"""Embeddings whose rows lie in a sparse table, in the place of those of `torch.nn`.
+
+Only the rows of a batch are at hand, each of them once. The parameter that autograd sees are these
+rows; their gradients become the update of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trireme.errors import ConfigurationError
+from trireme.tables.spec import Initializer, Normal, Optimizer
+
+
+class RowSource(Protocol):
+    """Where the rows of an embedding come from: a session, which has opened its table."""
+
+    def rows(self, module: TableModule, keys: Any) -> torch.Tensor:
+        """Returns the rows of distinct keys, shape (n, embedding_dim), as a leaf of autograd.
+
+        Where gradients are computed, they become an update of the table.
+        """
+
+
+class TableModule(nn.Module):
+    """What `Embedding` and `EmbeddingBag` have in common: a table.
+
+    Args:
+        num_embeddings: the number of keys, from 0 on; None for any int64.
+        embedding_dim: the number of columns.
+        padding_idx: a key whose row is zero and does not change.
+        table: the table's name; None for the module's path in the model. Modules of one name share
+            one table, and must be alike.
+        optimizer: updates the rows; None for that of the session, where a row-wise one equals it:
+            SGD without momentum, Adagrad, Adam or SparseAdam, without weight decay.
+        initializer: the first values of a row.
+        dtype: `torch.float32` or `torch.float64`.
+        admit_after: at which touch a key gets a row: see `trireme.tables.spec.TableSpec`.
+        drop_after: after how many steps without a touch a row is dropped; 0 for never.
+        ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
+            rows of the next batch come with the answer to a push. Otherwise they are requested when
+            the module is called.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        table: str | None = None,
+        optimizer: Optimizer | None = None,
+        initializer: Initializer = Normal(),  # noqa: B008  # frozen
+        dtype: torch.dtype = torch.float32,
+        admit_after: int = 1,
+        drop_after: int = 0,
+        ids: Callable[[Any], torch.Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if num_embeddings is not None and num_embeddings < 1:
+            raise ConfigurationError(
+                f"num_embeddings={num_embeddings}: give a number above 0, or None for any key"
+            )
+        if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
+            padding_idx += num_embeddings  # as torch.nn.Embedding
+        if dtype not in (torch.float32, torch.float64):
+            raise ConfigurationError(f"dtype={dtype}: rows are float32 or float64")
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.table = table
+        self.optimizer = optimizer
+        self.initializer = initializer
+        self.dtype = dtype
+        self.admit_after = admit_after
+        self.drop_after = drop_after
+        self.ids = ids
+        self._source: RowSource | None = None
+
+    def bind(self, source: RowSource | None) -> None:
+        """Takes the rows from a source from now on; a session calls it. None for none."""
+        self._source = source
+
+    def _looked_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """Returns the rows of a batch, the place of each id among them, and that of the padding.
+
+        Raises:
+            ConfigurationError: there is no table, or an id is out of range.
+        """
+        if self._source is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no table yet: a trireme.Session opens it for the model "
+                "that it is given. Compute with the model inside the session"
+            )
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ConfigurationError(
+                f"{type(self).__name__} is called with {ids.dtype}: ids are int64 or int32"
+            )
+        flat = flat_ids(ids)
+        if self.num_embeddings is not None and flat.size:
+            low, high = int(flat.min()), int(flat.max())
+            if low < 0 or high >= self.num_embeddings:
+                raise ConfigurationError(
+                    f"{type(self).__name__} of {self.num_embeddings} rows is called with the id "
+                    f"{low if low < 0 else high}: ids run from 0 to {self.num_embeddings - 1}"
+                )
+        from trireme.tables.keys import unique  # needs numba
+
+        keys, inverse = unique(flat)
+        rows = self._source.rows(self, keys)
+        place: int | None = None
+        if self.padding_idx is not None:
+            found = np.flatnonzero(keys == self.padding_idx)
+            if found.size:
+                place = int(found[0])
+                with torch.no_grad():
+                    rows[place] = 0
+        return rows, torch.from_numpy(inverse).to(ids.device).reshape(ids.shape), place
+
+    def extra_repr(self) -> str:
+        """Returns what `repr` shows besides the name."""
+        many = "any key" if self.num_embeddings is None else str(self.num_embeddings)
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{many}, {self.embedding_dim}{padding}"
+
+
+def flat_ids(ids: torch.Tensor) -> Any:
+    """Returns ids as a contiguous array of int64, of shape (n,)."""
+    return np.ascontiguousarray(ids.detach().cpu().reshape(-1).numpy(), np.int64)
+
+
+class Embedding(TableModule):
+    """An embedding in the place of `torch.nn.Embedding`, with its rows in a sparse table.
+
+    See `TableModule` for the arguments.
+    """
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the row of each id.
+
+        Args:
+            ids: int64 or int32, of any shape.
+
+        Returns:
+            A tensor of the shape of `ids` with a further dimension of `embedding_dim`.
+        """
+        rows, places, padding = self._looked_up(ids)
+        return functional.embedding(places, rows, padding_idx=padding)
+
+
+class EmbeddingBag(TableModule):
+    """A bag of embeddings in the place of `torch.nn.EmbeddingBag`, with rows in a sparse table.
+
+    Args:
+        num_embeddings: see `TableModule`.
+        embedding_dim: see `TableModule`.
+        mode: `sum`, `mean` or `max` of the rows of a bag.
+        include_last_offset: whether the offsets have one more entry, the number of ids.
+        arguments: the others of `TableModule`, by name.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        *,
+        mode: Literal["sum", "mean", "max"] = "mean",
+        include_last_offset: bool = False,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, **arguments)
+        if mode not in ("sum", "mean", "max"):
+            raise ConfigurationError(f"mode={mode!r}: it must be sum, mean or max")
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns one row for each bag.
+
+        Args:
+            ids: int64 or int32: of shape (bags, n), or of shape (n,) with offsets.
+            offsets: where each bag begins, of shape (bags,).
+            per_sample_weights: a factor for each id, of its shape; for the mode `sum`.
+
+        Returns:
+            A tensor of shape (bags, embedding_dim).
+        """
+        rows, places, padding = self._looked_up(ids)
+        return functional.embedding_bag(
+            places,
+            rows,
+            None if offsets is None else offsets.to(places.dtype),
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
