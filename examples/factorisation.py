@@ -47,7 +47,7 @@ class Factors(nn.Module):
         self.mean = nn.Parameter(torch.zeros(()))
 
     def forward(self, pairs: torch.Tensor) -> torch.Tensor:
-        """Returns the ratings, shape (n,), of pairs of a user and an item, int64 of shape (n, 2)."""
+        """Returns the ratings, of shape (n,), of pairs of user and item: int64, shape (n, 2)."""
         user, item = self.users(pairs[:, 0]), self.items(pairs[:, 1])
         products: torch.Tensor = (user[:, 1:] * item[:, 1:]).sum(1)
         return self.mean + user[:, 0] + item[:, 0] + products

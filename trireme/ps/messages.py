@@ -283,7 +283,8 @@ class PullReply(Message, frozen=True, array_like=True):
 class PullRows(FromWorker, frozen=True, array_like=True):
     """Asks for the rows of keys of sparse tables, as they are now.
 
-    Refused before values are loaded. Keys without a row have the first values that a row of theirs would have; no row is made.
+    Refused before values are loaded. Keys without a row have the first values that a row of theirs
+    would have; no row is made.
     """
 
     kind: ClassVar[int] = 124

@@ -7,6 +7,7 @@ module needs numba: it is imported where a job has tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.tables.keys import SLOTS, Keys, slots_of, split, sum_rows, unique
 from trireme.tables.spec import Add, TableSpec
 
-Rows = npt.NDArray[np.generic]
+Rows = npt.NDArray[Any]
 """Rows of a table, of shape (n, width)."""
 
 
@@ -103,24 +104,23 @@ class Divided(msgspec.Struct, frozen=True):
         return self.places[self.ends[shard] : self.ends[shard + 1]]
 
 
-def parts_of(
-    each: RowUpdates | RowKeys, specs: Sequence[TableSpec], bounds: Sequence[int]
-) -> list[RowUpdates | RowKeys]:
+_Entry = TypeVar("_Entry", RowUpdates, RowKeys)
+
+
+def parts_of(each: _Entry, specs: Sequence[TableSpec], bounds: Sequence[int]) -> list[_Entry]:
     """Returns the parts of updates or keys that each shard gets; parts may be empty."""
     shards = len(bounds) - 1
     if shards == 1:
         return [each]
     keys = keys_of(each.keys)
     divided = Divided.of(keys, bounds)
-    parts: list[RowUpdates | RowKeys] = []
+    parts = []
     for shard in range(shards):
         places = divided.of_shard(shard)
-        part = keys[places].tobytes()
+        changed = {"keys": keys[places].tobytes()}
         if isinstance(each, RowUpdates):
-            rows = rows_of(each.rows, specs[each.table])[places].tobytes()
-            parts.append(RowUpdates(each.table, part, rows, each.lr))
-        else:
-            parts.append(RowKeys(each.table, part))
+            changed["rows"] = rows_of(each.rows, specs[each.table])[places].tobytes()
+        parts.append(msgspec.structs.replace(each, **changed))
     return parts
 
 

@@ -175,7 +175,7 @@ class Connection:
             ConfigurationError: an argument is out of range, or the job was joined before.
         """
         found = (shape,) if isinstance(shape, int) else tuple(shape)
-        if len(found) not in (1, 2) or any(not isinstance(n, int) or n < 1 for n in found):
+        if len(found) not in (1, 2) or min(found) < 1:
             raise ConfigurationError(
                 f"create({name!r}, {shape!r}): the shape is (n,) or (rows, columns), each at least "
                 "1; for rows by key, use create_table"
@@ -202,9 +202,13 @@ class Connection:
         """Creates a sparse table: rows by int64 key, made when they are first updated.
 
         Args:
-            name, dtype, optimizer, initializer: see `create`.
+            name: see `create`.
             width: the number of columns.
-            admit_after, drop_after: see `trireme.tables.spec.TableSpec`.
+            dtype: see `create`.
+            optimizer: see `create`.
+            initializer: see `create`.
+            admit_after: see `trireme.tables.spec.TableSpec`.
+            drop_after: see `trireme.tables.spec.TableSpec`.
 
         Raises:
             ConfigurationError: an argument is out of range, or the job was joined before.
@@ -361,9 +365,7 @@ class Connection:
             raise ConfigurationError(f"{name!r}: keys are integers, and these are {found.dtype}")
         array = self._arrays.get(name)
         if array is not None and len(array.shape) == 1:
-            raise ConfigurationError(
-                f"{name!r} is a vector: pull and push it whole, without keys"
-            )
+            raise ConfigurationError(f"{name!r} is a vector: pull and push it whole, without keys")
         if array is not None and found.size and not 0 <= found.min() <= found.max() < array.rows:
             raise ConfigurationError(f"{name!r} has {array.rows} rows: a key is out of range")
         return found

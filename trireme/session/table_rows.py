@@ -218,7 +218,8 @@ def _row_optimizer(table: str, optimizer: torch.optim.Optimizer) -> Optimizer:
             kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]
         )
         if lazy:
-            return SparseAdam(float(group["lr"]), *group["betas"], group["eps"])
+            beta1, beta2 = group["betas"]
+            return SparseAdam(float(group["lr"]), beta1, beta2, group["eps"])
     raise ConfigurationError(
         f"the table {table!r} needs an optimizer of its own: {kind.__name__} as it is set up has "
         "no row-wise form. Give one, such as Embedding(..., optimizer=trireme.tables.spec.Adagrad"

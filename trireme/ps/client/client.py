@@ -38,6 +38,7 @@ from trireme.ps.messages import (
     Attached,
     GroupSpec,
     OptimizerSpec,
+    PulledRows,
     PullReply,
     Push,
     PushReply,
@@ -308,8 +309,9 @@ class Client:
             if self._packers:
                 payload = self._packed(server, made)
                 nbytes = sum(view.nbytes for view in payload)
-            requests[server] = Request(self._protocol.message(made, server), payload)
-            self.bytes_sent += nbytes
+            message = self._protocol.message(made, server)
+            requests[server] = Request(message, payload)
+            self.bytes_sent += nbytes + _bytes_of_rows(message)
         return requests
 
     def _packed(self, server: int, push: Push) -> Sequence[memoryview]:
@@ -541,6 +543,8 @@ class Client:
     def _count(self, answers: Mapping[int, Answer]) -> None:
         """Counts the bytes of the values that answers have brought."""
         for server, (message, _) in answers.items():
+            if isinstance(message, PushReply | PulledRows):
+                self.bytes_received += sum(map(len, message.rows))
             if isinstance(message, (PushReply, PullReply)):
                 self.bytes_received += (
                     self._values[server].nbytes
@@ -562,3 +566,9 @@ class Client:
                 )
             return buffer.views
         return [memoryview(bytearray(length))]
+
+
+def _bytes_of_rows(push: Push) -> int:
+    """Returns the bytes of the keys and rows of tables that a push carries."""
+    rows = sum(len(each.keys) + len(each.rows) for each in push.rows)
+    return rows + sum(len(each.keys) for each in push.wanted)

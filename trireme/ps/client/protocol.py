@@ -323,10 +323,8 @@ class ClientProtocol:
         if self._parts[:2] != key:
             from trireme.ps.rows import parts_of
 
-            rows, wanted = (
-                [parts_of(each, self._tables, self._bounds) for each in entries]
-                for entries in (push.rows, push.wanted)
-            )
+            rows = [parts_of(each, self._tables, self._bounds) for each in push.rows]
+            wanted = [parts_of(each, self._tables, self._bounds) for each in push.wanted]
             parts = [
                 msgspec.structs.replace(
                     push,

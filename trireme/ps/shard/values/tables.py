@@ -15,6 +15,7 @@ from trireme.ps.rows import hyper_of, keys_of, misfit, rows_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.tables.block import Block
+from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_optimizers import ROW_OPTIMIZERS
 from trireme.tables.spec import TableSpec
@@ -47,6 +48,8 @@ class ShardTables:
 
     def __init__(self, specs: Sequence[TableSpec], slots: tuple[int, int] = (0, SLOTS)) -> None:
         self.specs = tuple(specs)
+        for spec in specs:
+            prepare(spec)  # so that no update waits for a compiler
         self.tables = [Table(spec) for spec in specs]
         self._slots = slots
         self._step = 0  # of the last updates
