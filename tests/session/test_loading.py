@@ -92,6 +92,25 @@ def test_an_iteration_that_is_left_early_goes_on_in_the_next() -> None:
         assert found == [*map(float, range(20)), *map(float, range(20))]
 
 
+@pytest.mark.parametrize("cluster", [Cluster(servers=0), Cluster(), Cluster(strategy="sync")])
+def test_an_epoch_that_is_left_early_ends_in_its_own_order(cluster: Cluster) -> None:
+    def program(session: Session) -> list[tuple[int, list[float]]]:
+        found = []
+        for epoch in session.epochs(3):
+            chosen = list(range(10)) if epoch != 1 else list(range(9, -1, -1))
+            for number, batch in enumerate(session.loader(Rows(10), 4, sampler=chosen)):
+                session.step(batch)
+                found.append((batch.epoch, batch[0][:, 0].tolist()))
+                if epoch == 0 and number == 0:
+                    break
+        return found
+
+    (found,) = run_job(cluster, lambda _: make(), program).values
+    forth, back = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+    assert [batch for _, batch in found] == [*forth, *back, *forth]
+    assert [epoch for epoch, _ in found] == [0] * 3 + [1] * 3 + [2] * 3
+
+
 def test_a_stream_s_batch_that_could_not_be_made_is_made_again() -> None:
     failures = iter((False, True, False, True))
 
