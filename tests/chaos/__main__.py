@@ -147,7 +147,7 @@ def disturb(
             struck.append(strike(job, *drawn, begin))
         due = max(due + options.interval, time.monotonic())
         if once and {each.fault for each in struck} == {fault.name for fault in faults}:
-            end = min(end, time.monotonic() + options.interval)
+            due, end = end, min(end, time.monotonic() + options.interval)  # and no further one
     return struck
 
 

@@ -17,7 +17,7 @@ LIMIT = 150.0
 """How many seconds of training may pass until each fault was made. A busy machine needs most."""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
     mnist_dir: Path,
@@ -46,11 +46,11 @@ def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
     [
         (("kill server", "stop server", "starve server"), ()),
         (("cut host", "mute host", "deafen host", "slow host"), ()),
-        (("kill server", "cut host", "deafen host"), ("--tls",)),
+        (("kill server", "kill worker", "cut host", "deafen host"), ("--tls",)),
     ],
     ids=["servers", "hosts", "tls"],
 )
-def test_servers_and_hosts_are_lost_and_every_update_counts_once(
+def test_tasks_and_hosts_are_lost_and_every_update_counts_once(
     names: tuple[str, ...], words: tuple[str, ...], mnist_dir: Path
 ) -> None:
     sizes = ["--servers", "2", "--workers", "2", "--replicas", "2", "--deadline", "2"]

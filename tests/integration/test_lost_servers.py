@@ -69,6 +69,7 @@ def counts(shell: Shell, ended: Ended, steps: int, workers: int = 2) -> None:
 
 
 @pytest.mark.thorough(but=("0-shared memory",))
+@pytest.mark.slow(but=("0-shared memory", "1-tcp"))
 @pytest.mark.parametrize("transport", [(), ("--transport", "tcp")], ids=["shared memory", "tcp"])
 @pytest.mark.parametrize("server", [0, 1])
 def test_a_killed_server_costs_no_update(

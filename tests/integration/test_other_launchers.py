@@ -94,6 +94,7 @@ def tensorflow(kind: str, index: int, **hosts: list[int]) -> dict[str, str]:
 
 
 @pytest.mark.thorough
+@pytest.mark.slow(but=("slurm", "TF_CONFIG"))
 @pytest.mark.parametrize("launcher", ["slurm", "mpi", "TF_CONFIG"])
 def test_processes_that_others_start_train_together(shell: Shell, launcher: str) -> None:
     (port,) = free_ports(1)

@@ -27,7 +27,7 @@ from tests.simulation.schedule import Schedule
 SCHEDULES = 2000
 """Of all modes together, in `make test`."""
 
-ALL_SCHEDULES = 4000
+ALL_SCHEDULES = 3200
 """In `make test-all`, beside the planted bugs' own."""
 
 MORE_SCHEDULES = 10_000
