@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
+from trireme.tables.arrays import plain
 from trireme.tables.keys import Keys
 from trireme.tables.spec import MOST_STEPS, MOST_TOUCHES, Optimizer
 
@@ -96,6 +97,11 @@ class Block:
             most = {"steps": MOST_STEPS, "touches": MOST_TOUCHES}.get(name.split("_")[-1])
             if most is not None and array.size and not 0 <= array.min() <= array.max() <= most:
                 raise Rejected(f"{name} of a block has numbers below 0 or above {most}")
+
+    def plain(self) -> Block:
+        """Returns the block with its arrays as kernels take them; see `plain`."""
+        arrays: dict[str, Any] = {name: plain(array) for name, array in self._arrays().items()}
+        return replace(self, **arrays)
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         names = (each.name for each in fields(self) if each.name != "optimizer")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.compiled import compile_for, compiled
+from trireme.tables.arrays import plain
 
 Keys = npt.NDArray[np.int64]
 """Keys of rows, of shape (n,)."""
@@ -108,7 +109,7 @@ def _split(keys: Any, owners: Any, parts: Any) -> Any:
 
 def slots_of(keys: Keys) -> npt.NDArray[np.int64]:
     """Returns the slot of each key: an int64 array of the shape of `keys`, (n,)."""
-    slots: npt.NDArray[np.int64] = _slots_of(keys)
+    slots: npt.NDArray[np.int64] = _slots_of(plain(keys))
     return slots
 
 
@@ -116,13 +117,13 @@ def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
     """Returns each key once, in the order in which they first appear, and the inverse.
 
     Args:
-        keys: a contiguous int64 array of shape (n,), with n below 2**30.
+        keys: int64 of shape (n,), with n below 2**30.
 
     Returns:
         The unique keys, of shape (u,), and for each of `keys` its place among them, int64 of shape
         (n,): `unique[inverse]` equals `keys`.
     """
-    found: tuple[Keys, npt.NDArray[np.int64]] = _unique(keys)
+    found: tuple[Keys, npt.NDArray[np.int64]] = _unique(plain(keys))
     return found
 
 
@@ -132,7 +133,7 @@ def sum_rows(
     """Returns the sums of the rows that belong to one key, added in the order of the batch.
 
     Args:
-        rows: a contiguous array of shape (n, width) of one of the dtypes of a table.
+        rows: of one of the dtypes of a table and of shape (n, width).
         inverse: for each row the number of its key, as `unique` returns it.
         count: the number of unique keys.
 
@@ -140,7 +141,7 @@ def sum_rows(
         An array of shape (count, width) and of the dtype of `rows`.
     """
     sums = np.zeros((count, rows.shape[1]), rows.dtype)
-    _sum_rows(rows, inverse, sums)
+    _sum_rows(plain(rows), plain(inverse), sums)
     return sums
 
 
@@ -150,7 +151,7 @@ def split(
     """Divides keys among the owners of their slots, such as servers.
 
     Args:
-        keys: a contiguous int64 array of shape (n,).
+        keys: int64 of shape (n,).
         owners: the owner of each slot, from 0 to `parts` - 1; int64 of shape (`SLOTS`,).
         parts: the number of owners.
 
@@ -158,7 +159,9 @@ def split(
         The places of the keys, grouped by owner and in their order within one, int64 of shape
         (n,); and where each group begins and the last one ends, int64 of shape (parts + 1,).
     """
-    divided: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = _split(keys, owners, parts)
+    divided: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = _split(
+        plain(keys), plain(owners), parts
+    )
     return divided
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trireme.errors import Rejected
 from trireme.tables import row_optimizers, row_values
+from trireme.tables.arrays import plain
 from trireme.tables.block import Block
 from trireme.tables.drops import DropLog
 from trireme.tables.initializers import FirstValues
@@ -111,8 +112,8 @@ class Table:
         keys = self._checked_keys(keys)
         if out is None:
             out = np.empty((keys.size, self.spec.width), self.spec.dtype)
-        elif not out.flags.c_contiguous:
-            raise Rejected(f"{self._name}: the rows to write are not contiguous")
+        elif not out.flags.carray:
+            raise Rejected(f"{self._name}: the rows to write are not contiguous, or read-only")
         self._check_rows("the rows to write", out, keys.size)
         addresses, missing = self._recent.find(keys), 0
         if addresses is None:
@@ -152,9 +153,9 @@ class Table:
             MemoryError: there is no memory for new rows. Nothing has changed.
         """
         keys = self._checked_keys(keys)
-        updates = np.ascontiguousarray(updates)
         self._check_rows("updates", updates, keys.size)
         self._check_step(step)
+        updates = plain(updates)
         optimizer = changed(self.optimizer, hyper) if hyper else self.optimizer
         known = self._recent.find(keys)
         addresses, missing = self._rows.find(keys) if known is None else (known, 0)
@@ -282,12 +283,13 @@ class Table:
                 has changed.
         """
         block.check(self.optimizer, self.spec.width, self._state, self.spec.dtype)
+        block = block.plain()
         self._reserve_block(block)
         self._changed()
         self.optimizer = block.optimizer
         for index, loaded in ((self._rows, block.waiting_keys), (self._waiting, block.keys)):
-            index.remove(np.ascontiguousarray(block.dropped_keys))
-            index.remove(np.ascontiguousarray(loaded))
+            index.remove(block.dropped_keys)
+            index.remove(loaded)
         self._reserve_block(block)  # removals may have given room back
         self._drops.note(block.dropped_keys, block.dropped_steps)
         addresses, _ = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
@@ -356,7 +358,7 @@ class Table:
                 f"{self._name}: keys are of {keys.dtype} and of shape {keys.shape}; they should be "
                 "of int64 and of shape (n,)"
             )
-        return np.ascontiguousarray(keys)
+        return plain(keys)
 
     def _check_rows(self, what: str, rows: Rows, count: int) -> None:
         shape = (count, self.spec.width)
