@@ -9,6 +9,7 @@ from trireme.compiled import compiled
 from trireme.data.sparse import SparseBatch
 
 Floats = npt.NDArray[np.float32]
+Wholes = npt.NDArray[np.int64]
 
 
 class Regression:
@@ -21,12 +22,13 @@ class Regression:
 
     def learn(self, batch: SparseBatch) -> None:
         """Learns from the rows, one after the other."""
-        labels, offsets, keys, _ = (tensor.numpy() for tensor in batch)
-        learn(labels, offsets, keys, self.z, self.n, *self._rates)
+        learn(*self._rows(batch), batch.labels.numpy(), self.z, self.n, *self._rates)
 
     def logits(self, batch: SparseBatch) -> npt.NDArray[np.float64]:
-        offsets, keys = batch.offsets.numpy(), batch.keys.numpy()
-        return scores(offsets, keys, self.z, self.n, *self._rates)
+        return scores(*self._rows(batch), self.z, self.n, *self._rates)
+
+    def _rows(self, batch: SparseBatch) -> tuple[Wholes, Wholes]:
+        return batch.bounds.numpy(), batch.keys.numpy()
 
 
 @compiled
@@ -38,26 +40,26 @@ def weight(z: float, n: float, alpha: float, beta: float, l1: float) -> float:
 
 @compiled
 def scores(
-    offsets: npt.NDArray[np.int64],
-    keys: npt.NDArray[np.int64],
+    bounds: Wholes,
+    keys: Wholes,
     z: Floats,
     n: Floats,
     alpha: float,
     beta: float,
     l1: float,
 ) -> npt.NDArray[np.float64]:
-    found = np.zeros(len(offsets) - 1)
+    found = np.zeros(len(bounds) - 1)
     for row in range(len(found)):
-        for entry in range(offsets[row], offsets[row + 1]):
+        for entry in range(bounds[row], bounds[row + 1]):
             found[row] += weight(z[keys[entry]], n[keys[entry]], alpha, beta, l1)
     return found
 
 
 @compiled
 def learn(
+    bounds: Wholes,
+    keys: Wholes,
     labels: Floats,
-    offsets: npt.NDArray[np.int64],
-    keys: npt.NDArray[np.int64],
     z: Floats,
     n: Floats,
     alpha: float,
@@ -66,10 +68,10 @@ def learn(
 ) -> None:
     for row in range(len(labels)):
         score = 0.0
-        for entry in range(offsets[row], offsets[row + 1]):
+        for entry in range(bounds[row], bounds[row + 1]):
             score += weight(z[keys[entry]], n[keys[entry]], alpha, beta, l1)
         gradient = 1.0 / (1.0 + np.exp(-score)) - labels[row]
-        for entry in range(offsets[row], offsets[row + 1]):
+        for entry in range(bounds[row], bounds[row + 1]):
             key = keys[entry]
             sigma = (np.sqrt(n[key] + gradient * gradient) - np.sqrt(n[key])) / alpha
             z[key] += gradient - sigma * weight(z[key], n[key], alpha, beta, l1)

@@ -38,7 +38,7 @@ def test_rows_are_the_same_each_time() -> None:
 
 def test_keys_of_a_row_are_sorted_and_come_once() -> None:
     (batch,) = SMALL.rows(500, 500)
-    bounds = batch.offsets.tolist()
+    bounds = batch.bounds.tolist()
     for start, stop in pairwise(bounds):
         keys = batch.keys[start:stop].tolist()
         assert keys == sorted(set(keys)) and 1 <= len(keys) <= 6
@@ -57,7 +57,7 @@ def test_weights_belong_to_the_most_frequent_features() -> None:
     (batch,) = SMALL.rows(40_000, 40_000)
     keys, counts = np.unique(batch.keys.numpy(), return_counts=True)
     top = torch.from_numpy(keys[np.argsort(-counts)][:20].copy())
-    alone = SparseBatch(torch.zeros(20), torch.arange(21), top, torch.ones(20))
+    alone = SparseBatch(torch.arange(20), top, torch.ones(20), torch.zeros(20))
     assert set(SMALL.logits(alone)) <= set(SMALL.weights)
 
 

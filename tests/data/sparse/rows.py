@@ -14,9 +14,9 @@ def rows_of(batches: Iterable[SparseBatch]) -> list[Row]:
     """All rows: a label and (key, value) pairs each."""
     found: list[Row] = []
     for batch in batches:
-        bounds = batch.offsets.tolist()
+        bounds = batch.bounds.tolist()
         pairs = list(zip(batch.keys.tolist(), batch.values.tolist(), strict=True))
-        assert bounds[0] == 0 and bounds[-1] == len(pairs) and len(bounds) == len(batch.labels) + 1
+        assert bounds[0] == 0 and len(batch.offsets) == len(batch.labels)
         for label, start, stop in zip(batch.labels.tolist(), bounds, bounds[1:], strict=False):
             found.append((label, pairs[start:stop]))
     return found

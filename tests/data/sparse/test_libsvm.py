@@ -15,6 +15,7 @@ from tests.data.sparse.rows import rows_of, written
 from trireme.data.sparse import LibsvmReader
 from trireme.data.sparse.hashing import feature_of
 from trireme.errors import ConfigurationError, DataError
+from trireme.session.replica.batch import examples_in
 
 
 def test_rows(tmp_path: Path) -> None:
@@ -27,8 +28,9 @@ def test_rows(tmp_path: Path) -> None:
         (1.0, [(0, 1.0)]),
     ]
     (batch,) = reader
+    assert examples_in(batch) == 4, "a session counts rows, not entries"
     types = [str(tensor.dtype) for tensor in batch]
-    assert types == ["torch.float32", "torch.int64", "torch.int64", "torch.float32"]
+    assert types == ["torch.int64", "torch.int64", "torch.float32", "torch.float32"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -110,14 +110,17 @@ def test_joined_batches_are_one(paths: list[Path]) -> None:
 
 
 class Scores(nn.Module):
-    """A bag of one weight a key."""
+    """A bag of one weight a key: logistic regression."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.EmbeddingBag(100, 1, mode="sum", include_last_offset=True)
+        self.weights = nn.EmbeddingBag(100, 1, mode="sum")
+        nn.init.zeros_(self.weights.weight)
 
-    def forward(self, batch: SparseBatch) -> torch.Tensor:
-        return self.weights(batch.keys, batch.offsets).squeeze(1)
+    def forward(
+        self, offsets: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        return self.weights(keys, offsets, values).squeeze(1)
 
 
 def test_a_session_counts_each_row_once_an_epoch(paths: list[Path]) -> None:
@@ -133,4 +136,7 @@ def test_a_session_counts_each_row_once_an_epoch(paths: list[Path]) -> None:
         for _ in session.epochs(2):
             for batch in session.loader(rows, batch_size=2, collate_fn=SparseBatch.join):
                 seen.update(batch.data.keys.tolist())
+                session.step(batch)
+        result = session.evaluate(rows, batch_size=2, collate_fn=SparseBatch.join)
+    assert result["loss"] < 0.1
     assert seen == Counter({key: 2 for key in range(100)})

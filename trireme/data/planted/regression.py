@@ -80,7 +80,7 @@ class PlantedRegression:
         ranks = self._ranks(batch.keys.numpy())
         known = ranks < len(self.weights)
         weights = np.where(known, self.weights[np.where(known, ranks, 0)], 0.0)
-        rows = np.repeat(np.arange(len(batch.labels)), np.diff(batch.offsets.numpy()))
+        rows = np.repeat(np.arange(len(batch.labels)), np.diff(batch.bounds.numpy()))
         entries = weights * batch.values.numpy()
         logits: npt.NDArray[np.float64] = np.bincount(
             rows, entries, minlength=len(batch.labels)
@@ -101,9 +101,10 @@ class PlantedRegression:
         """Writes rows to a file, in the format of libsvm: `label key:1 key:1 ...`."""
         with Path(path).open("wb") as file:
             for batch in rows:
-                labels, offsets, keys, _ = (tensor.numpy() for tensor in batch)
-                text = np.empty(2 * len(labels) + 16 * len(keys), np.uint8)
-                file.write(text[: libsvm_rows(labels, offsets, keys, text)].data)
+                bounds, keys = batch.bounds.numpy(), batch.keys.numpy()
+                text = np.empty(2 * len(batch.labels) + 16 * len(keys), np.uint8)
+                length = libsvm_rows(batch.labels.numpy(), bounds, keys, text)
+                file.write(text[:length].data)
 
     def draw(self, count: int, part: int, number: int) -> SparseBatch:
         """Draws the batch of a number.
@@ -120,10 +121,10 @@ class PlantedRegression:
         keys = np.sort(self._keys(ranks), axis=1)
         first = np.ones(keys.shape, bool)
         first[:, 1:] = keys[:, 1:] != keys[:, :-1]
-        offsets = np.concatenate([[0], np.cumsum(first.sum(axis=1))]).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(first.sum(axis=1))[:-1]]).astype(np.int64)
         chosen = torch.from_numpy(keys[first])
         made = SparseBatch(
-            torch.zeros(count), torch.from_numpy(offsets), chosen, torch.ones(len(chosen))
+            torch.from_numpy(offsets), chosen, torch.ones(len(chosen)), torch.zeros(count)
         )
         chances = 1.0 / (1.0 + np.exp(-self.logits(made)))
         clicked = generator.random(count) < chances

@@ -16,7 +16,7 @@ _HEX_DIGITS = 8
 @compiled
 def libsvm_rows(
     labels: npt.NDArray[np.float32],
-    offsets: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int64],
     keys: npt.NDArray[np.int64],
     text: Text,
 ) -> int:
@@ -25,7 +25,7 @@ def libsvm_rows(
     for row in range(len(labels)):
         text[at] = _ONE if labels[row] > 0 else _ZERO
         at += 1
-        for entry in range(offsets[row], offsets[row + 1]):
+        for entry in range(bounds[row], bounds[row + 1]):
             text[at] = _SPACE
             at = whole_number(keys[entry], text, at + 1)
             text[at], text[at + 1] = _COLON, _ONE

@@ -12,7 +12,7 @@ The kernels that parse are compiled by numba (`pip install 'trireme-train[tables
 two seconds a format; later processes load them.
 """
 
-from trireme.data.sparse.batches import ClickBatch, SparseBatch
+from trireme.data.sparse.batches import ClickBatch, SparseBatch, log_scale
 from trireme.data.sparse.criteo import CriteoReader
 from trireme.data.sparse.delimited import CsvReader
 from trireme.data.sparse.hashing import feature
@@ -27,4 +27,5 @@ __all__ = [
     "RowReader",
     "SparseBatch",
     "feature",
+    "log_scale",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -11,20 +12,27 @@ import torch
 class SparseBatch(NamedTuple):
     """Rows of (key, value) pairs, one after the other, as a sparse matrix in CSR form has them.
 
-    Row i has the entries `offsets[i]` to `offsets[i + 1]` of `keys` and `values`, as
-    `torch.nn.functional.embedding_bag` takes them with `include_last_offset=True`.
+    A session calls the model with offsets, keys and values, and the loss with the labels.
+    `torch.nn.EmbeddingBag(..., mode="sum")` takes `(keys, offsets, values)`. Offsets come first,
+    because a session counts the examples of a batch by its first tensor. A batch cannot be split
+    into pieces by the length of its tensors, so `accumulate` must be 1.
 
     Attributes:
-        labels: float32 of shape (rows,), as the file has them.
-        offsets: int64 of shape (rows + 1,); the first is 0, the last the number of entries.
+        offsets: int64 of shape (rows,): where the entries of each row begin; the first is 0.
         keys: int64 of shape (entries,): the features.
         values: float32 of shape (entries,).
+        labels: float32 of shape (rows,), as the file has them.
     """
 
-    labels: torch.Tensor
     offsets: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
+    labels: torch.Tensor
+
+    @property
+    def bounds(self) -> torch.Tensor:
+        """The offsets and the number of entries: int64 of shape (rows + 1,)."""
+        return torch.cat([self.offsets, self.offsets.new_tensor([len(self.keys)])])
 
     @classmethod
     def join(cls, batches: Sequence[SparseBatch]) -> SparseBatch:
@@ -35,37 +43,27 @@ class SparseBatch(NamedTuple):
         """
         if len(batches) == 1:
             return batches[0]
-        starts = [0]
-        for each in batches:
-            starts.append(starts[-1] + len(each.keys))
-        moved = [each.offsets[:-1] + at for each, at in zip(batches, starts, strict=False)]
-        offsets = torch.cat([*moved, torch.tensor(starts[-1:])])
-        labels, _, keys, values = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        return cls(labels, offsets, keys, values)
+        starts = accumulate((len(each.keys) for each in batches[:-1]), initial=0)
+        offsets = [each.offsets + start for each, start in zip(batches, starts, strict=True)]
+        _, keys, values, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        return cls(torch.cat(offsets), keys, values, labels)
 
 
 class ClickBatch(NamedTuple):
     """Rows of Criteo's format: whether an advertisement was clicked, and 39 features.
 
+    A session calls the model with counts and keys, and the loss with the labels.
+
     Attributes:
-        labels: float32 of shape (rows,): 1 for a click, else 0.
         counts: float32 of shape (rows, 13): the integers of the file; NaN for one that is missing.
         keys: int64 of shape (rows, 26): the hashed categories. A missing category is one of its
             own.
+        labels: float32 of shape (rows,): 1 for a click, else 0.
     """
 
-    labels: torch.Tensor
     counts: torch.Tensor
     keys: torch.Tensor
-
-    @property
-    def dense(self) -> torch.Tensor:
-        """The integers on the scale log(1 + x), float32 of shape (rows, 13).
-
-        A missing or a negative one counts as 0, as in the reference implementation of DLRM
-        (Naumov et al., 2019).
-        """
-        return torch.log1p(torch.nan_to_num(self.counts, nan=0.0).clamp_(min=0))
+    labels: torch.Tensor
 
     @classmethod
     def join(cls, batches: Sequence[ClickBatch]) -> ClickBatch:
@@ -77,3 +75,18 @@ class ClickBatch(NamedTuple):
         if len(batches) == 1:
             return batches[0]
         return cls(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+def log_scale(counts: torch.Tensor) -> torch.Tensor:
+    """Returns integers on the scale log(1 + x).
+
+    A missing or a negative one counts as 0, as in the reference implementation of DLRM (Naumov et
+    al., 2019).
+
+    Args:
+        counts: those of a `ClickBatch`.
+
+    Returns:
+        A tensor of the same shape and dtype.
+    """
+    return torch.log1p(torch.nan_to_num(counts, nan=0.0).clamp(min=0))

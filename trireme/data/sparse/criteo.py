@@ -93,7 +93,7 @@ class CriteoParser(RowParser[ClickBatch]):
 
     def take(self) -> ClickBatch:
         rows, self.count = self.count, 0
-        arrays = self._labels, self._counts, self._keys
+        arrays = self._counts, self._keys, self._labels
         return ClickBatch(*(torch.from_numpy(array[:rows].copy()) for array in arrays))
 
 

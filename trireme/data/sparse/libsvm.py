@@ -104,10 +104,10 @@ class LibsvmParser(RowParser[SparseBatch]):
         rows, self.count = self.count, 0
         entries = int(self._offsets[rows])
         return SparseBatch(
-            torch.from_numpy(self._labels[:rows].copy()),
-            torch.from_numpy(self._offsets[: rows + 1].copy()),
+            torch.from_numpy(self._offsets[:rows].copy()),
             torch.from_numpy(self._keys[:entries].copy()),
             torch.from_numpy(self._values[:entries].copy()),
+            torch.from_numpy(self._labels[:rows].copy()),
         )
 
 
