@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.errors import FrameError
+from trireme.errors import ConfigurationError, FrameError
 from trireme.wire.message import (
     HEADER_SIZE,
     PROTOCOL_VERSION,
@@ -163,3 +163,25 @@ def test_a_kind_is_taken_once() -> None:
         Catalog([Other, Twin])
     with pytest.raises(ValueError, match="kind 0 of Unnumbered"):
         Catalog([Unnumbered])
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """A value that checks itself, as the specification of a table does."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if self.value < 0:
+            raise ConfigurationError("below 0")
+
+
+class Carries(Message, frozen=True, array_like=True):
+    kind = 1
+    what: Checked
+
+
+def test_a_value_that_refuses_itself_is_a_malformed_frame() -> None:
+    catalog = Catalog((Carries,))
+    assert catalog.decode(1, msgspec.msgpack.encode([{"value": 1}])) == Carries(Checked(1))
+    with pytest.raises(FrameError, match="a Carries frame is malformed: below 0"):
+        catalog.decode(1, msgspec.msgpack.encode([{"value": -1}]))

@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from trireme.errors import FrameError, ProtocolMismatch
+from trireme.errors import ConfigurationError, FrameError, ProtocolMismatch
 
 MAGIC = b"TRIR"
 _TLS = b"\x16\x03"  # how a client begins to speak TLS
@@ -161,6 +161,12 @@ class Catalog:
             raise FrameError(f"a frame has kind {kind}, which is not part of this conversation")
         try:
             message: Message = decoder.decode(metadata)
-        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        except (
+            msgspec.DecodeError,
+            ConfigurationError,  # of values that check themselves
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise FrameError(f"a {decoder.type.__name__} frame is malformed: {error}") from error
         return message

@@ -29,7 +29,7 @@ import msgspec
 
 from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.view import ShardEntry, View
-from trireme.errors import FrameError
+from trireme.errors import ConfigurationError, FrameError
 from trireme.ps.messages import (
     Collect,
     FencedVerdict,
@@ -175,7 +175,7 @@ class Replica(Generic[_L]):
         else:
             try:
                 state = msgspec.msgpack.decode(message.state, type=QuietState)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, ConfigurationError) as error:
                 raise FrameError(f"a shard's state is malformed: {error}") from error
             self.shard.resume(now, view, Quiet(state, tensors, topics))
         self.began = view.number

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from trireme.errors import FrameError, Rejected
+from trireme.errors import ConfigurationError, FrameError, Rejected
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import Share
 from trireme.ps.replication_messages import Fill
@@ -108,7 +108,7 @@ def _topic_sizes(message: Fill) -> list[int]:
         return []
     try:
         state = msgspec.msgpack.decode(message.state, type=QuietState)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ConfigurationError) as error:
         raise FrameError(f"a shard's state is malformed: {error}") from error
     return [size for _, _, size in state.topics]
 
