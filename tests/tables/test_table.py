@@ -229,6 +229,17 @@ def test_a_block_of_another_table_is_refused(changes: dict[str, Any], says: str)
     assert contents(table) == before
 
 
+def test_a_block_drops_many_keys_and_brings_as_many() -> None:
+    """The index shrinks with what is dropped, and has room for what comes."""
+    table, other = pushed(table_of(), 5000), pushed(table_of(), 5000, first=10_000)
+    block = next(other.export())
+    dropped = {"dropped_keys": np.arange(5000), "dropped_steps": np.full(5000, 2)}
+    table.load(replace(block, **dropped))
+    assert contents(table)[1] == contents(other)[1]
+    assert contents(table)[3] == [(key, 2) for key in range(5000)]
+    assert table.statistics.dropped == 0  # they were dropped elsewhere
+
+
 @pytest.mark.parametrize("slot", [-1, 256])
 def test_slots_have_bounds(slot: int) -> None:
     with pytest.raises(Rejected, match=f"table 't' has no slot {slot}"):
