@@ -60,6 +60,7 @@ def check(counts: list[Counts]) -> None:
         Cluster(servers=0),
         Cluster(workers=2),
         Cluster(workers=3, servers=2, strategy="sync"),
+        Cluster(workers=2, servers=2, strategy="ssp", staleness=1),
         pytest.param(Cluster(workers=2, strategy="averaging", every=3), marks=pytest.mark.thorough),
         pytest.param(Cluster(workers=2, prefetch=True), marks=pytest.mark.thorough),
         pytest.param(Cluster(workers=3, strategy="sync", aggregate=2), marks=pytest.mark.thorough),

@@ -9,7 +9,7 @@ from trireme.session.idle_steps import IdleSteps
 
 def test_who_waits_long_for_the_examples_of_others_says_so() -> None:
     worker = mock.MagicMock()
-    worker.setup.settings.rule.synchronous = False
+    worker.setup.settings.rule.staleness = None
     waits: list[float] = []
     idle = IdleSteps(worker, flush=lambda: None, sleep=waits.append)
     while sum(waits) < 29:

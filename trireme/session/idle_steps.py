@@ -13,10 +13,10 @@ _TELL_SECONDS = 30.0
 
 
 class IdleSteps:
-    """Takes part in synchronous rounds without examples; otherwise waits.
+    """Takes part without examples where others wait for this worker's updates; otherwise waits.
 
-    A round waits for the updates of its workers. One without examples sends an update of weight 0,
-    which changes no values. Where a round needs fewer updates than there are workers, it lets
+    A round waits for the updates of its workers, and a bound on staleness holds up those that are
+    ahead. A worker without examples sends an update of weight 0, which changes no values. Where a round needs fewer updates than there are workers, it lets
     those with examples go first. In process groups all replicas have as many steps, so that there
     is nothing to wait for.
 
@@ -48,18 +48,18 @@ class IdleSteps:
         self._times += 1
         if self._times == 1:
             self._flush()
-        elif self._worker.setup.settings.rule.synchronous:
+        elif self._worker.setup.settings.rule.staleness is not None:
             self.make()
         else:
             self._pause()
 
     def make(self) -> None:
-        """Makes a step without examples, where steps are made in rounds."""
+        """Makes a step without examples, where others may not get far ahead of this worker."""
         worker, setup = self._worker, self._worker.setup
         rule = setup.settings.rule
-        if not rule.synchronous:
+        if rule.staleness is None:
             return
-        if rule.aggregate < setup.settings.task.workers:
+        if rule.synchronous and rule.aggregate < setup.settings.task.workers:
             self._pause()
         worker.begin_step()
         setup.flat.zero_gradients()
