@@ -16,9 +16,9 @@ class IdleSteps:
     """Takes part without examples where others wait for this worker's updates; otherwise waits.
 
     A round waits for the updates of its workers, and a bound on staleness holds up those that are
-    ahead. A worker without examples sends an update of weight 0, which changes no values. Where a round needs fewer updates than there are workers, it lets
-    those with examples go first. In process groups all replicas have as many steps, so that there
-    is nothing to wait for.
+    ahead. A worker without examples sends an update of weight 0, which changes no values. Where a
+    round needs fewer updates than there are workers, it lets those with examples go first. In
+    process groups all replicas have as many steps, so that there is nothing to wait for.
 
     Args:
         worker: the worker.
