@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+__all__ = ["connect"]
+
 
 def __getattr__(name: str) -> Any:
     if name == "connect":
