@@ -59,7 +59,8 @@ def test_the_example_runs_as_written(tmp_path: Path) -> None:
         for cell in notebook.cells
         for output in cell.get("outputs", ())
     ]
-    assert any(text.startswith("running {'ps:0': 'serving'") for text in texts)
+    # A server tells its state twice a second: a quick job is past step 100 before it serves.
+    assert any(text.startswith("running {'ps:0': ") for text in texts)
     assert any("was stopped at global step" in text for text in texts)
     assert any(text.startswith("accuracy 0.9") for text in texts)
     assert any("<Figure" in text for text in texts)
