@@ -56,7 +56,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Limits:
     """The largest frame that is accepted, in bytes."""
 
-    metadata: int = 16 << 20
+    metadata: int = 1 << 28
     payload: int = 1 << 40
 
 

@@ -6,9 +6,11 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.ps.bench import PARAMETER, SGD, SYNC
+from trireme.errors import ConfigurationError
 from trireme.ps.client.lanes import Answer, Divided
 from trireme.ps.client.protocol import AWAIT, PUBLISH, Ask, ClientProtocol, Operation
 from trireme.ps.layout import Layout
@@ -23,8 +25,10 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
+from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
 from trireme.ps.snapshot_messages import Load, Loaded
+from trireme.tables.spec import Add, TableSpec
 from trireme.wire.message import Message
 
 
@@ -130,3 +134,20 @@ def test_a_request_is_made_for_the_shards_that_a_push_has_found_meanwhile(shards
     with pytest.raises(StopIteration) as ended:
         status.send(answers(*[ServerStatus(1, True, 1, (), {})] * shards))
     assert len(ended.value.value) == shards
+
+
+def test_rows_that_do_not_fit_into_a_message_are_refused() -> None:
+    pytest.importorskip(
+        "numba", reason="tables are not tested: pip install 'trireme-train[tables]'"
+    )
+    protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
+    wide = TableSpec("wide", 1 << 20, Add())
+    protocol._tables, protocol._bounds = (wide,), (0, 256)
+    few, many = (np.arange(count, dtype=np.int64).tobytes() for count in (2, 100))
+    push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, few),))
+    assert protocol.message(push, 0).wanted == (RowKeys(0, few),)
+    protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
+    protocol._tables, protocol._bounds = (wide,), (0, 256)
+    push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, many),))
+    with pytest.raises(ConfigurationError, match=r"take 400 MiB at one server.*a smaller batch"):
+        protocol.message(push, 0)

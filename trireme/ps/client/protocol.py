@@ -73,7 +73,7 @@ from trireme.ps.snapshot_messages import (
 )
 from trireme.ps.termination import after_the_end
 from trireme.tables.spec import TableSpec
-from trireme.wire.message import Message
+from trireme.wire.message import Limits, Message
 
 if TYPE_CHECKING:
     from trireme.ps.rows import Rows
@@ -97,6 +97,9 @@ AWAIT: Literal["await"] = "await"
 PUBLISH: Literal["publish"] = "publish"
 
 Wanted = Ask | Pause | Literal["await", "publish"]
+_MOST_ROW_BYTES = Limits().metadata - (1 << 24)
+"""How many bytes of rows a message may carry; the rest is for what else it says."""
+
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Operation = Generator[Wanted, Any, _T]
@@ -333,6 +336,8 @@ class ClientProtocol:
                 )
                 for shard in range(self._servers)
             ]
+            for part in parts:
+                self._check_size((*part.rows, *part.wanted))
             self._parts = (*key, parts)
         return self._parts[2][server]
 
@@ -365,6 +370,8 @@ class ClientProtocol:
 
         while True:
             parts = [parts_of(each, self._tables, self._bounds) for each in wanted]
+            for shard in range(self._servers):
+                self._check_size([each[shard] for each in parts])
             requests = {
                 shard: Request(PullRows(0, tuple(each[shard] for each in parts)))
                 for shard in range(self._servers)
@@ -374,6 +381,23 @@ class ClientProtocol:
             except Divided:
                 continue
             return self.united(wanted, [answer.rows for answer in answers])
+
+    def _check_size(self, entries: Sequence[RowUpdates | RowKeys]) -> None:
+        """Checks that rows fit into one message, also those that its answer brings.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        size = 0
+        for each in entries:
+            spec, count = self._tables[each.table], len(each.keys) // 8
+            size += count * (8 + spec.width * spec.item_size)
+        if size > _MOST_ROW_BYTES:
+            raise ConfigurationError(
+                f"the rows of one step of worker:{self._worker} take {size >> 20} MiB at one "
+                f"server, and a message has room for {_MOST_ROW_BYTES >> 20}: use a smaller "
+                "batch, or more servers"
+            )
 
     def united(self, wanted: Sequence[RowKeys], answers: Sequence[tuple[bytes, ...]]) -> list[Rows]:
         """Returns the rows of keys of tables, from what the shards have answered.
