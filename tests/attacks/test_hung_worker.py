@@ -32,7 +32,7 @@ def start(shell: Shell, fault: str, *, restarts: int = 0, wait_for: int = 0) -> 
 
 @pytest.mark.thorough
 def test_a_worker_that_hangs_over_the_end_does_not_hang_the_launcher(shell: Shell) -> None:
-    ended = start(shell, "1:5:in flight:hang").ended()
+    ended = start(shell, "1:5:in flight:hang", wait_for=5).ended()
     assert ended.status == 0, ended.text
     assert re.search(GIVEN_UP, ended.err), ended.err
     assert "trireme: finished in " in ended.err
@@ -43,7 +43,7 @@ def test_a_worker_that_hangs_over_the_end_does_not_hang_the_launcher(shell: Shel
 
 @pytest.mark.thorough
 def test_a_worker_that_goes_on_after_the_end_does_not_fail_the_job(shell: Shell) -> None:
-    running = start(shell, "1:5:before:hang")
+    running = start(shell, "1:5:before:hang", wait_for=4)
     running.until(r"worker:0 \| finished")
     os.kill(read_record(shell.directory / "run").pids["worker:1"], signal.SIGCONT)
     ended = running.ended()

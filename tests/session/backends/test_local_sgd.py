@@ -43,7 +43,7 @@ class BoardClient(Client):
     def __init__(self, board: Board, worker: int, flat: FlatModel) -> None:
         self.board, self.worker = board, worker
 
-    def attach(self, optimizer: OptimizerSpec, rule: Rule) -> bool:
+    def attach(self, optimizer: OptimizerSpec, rule: Rule, tables: object = ()) -> bool:
         return True
 
     def pull(self, *, train: bool = True, at_least: int = 0) -> None:
