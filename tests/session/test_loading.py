@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -250,15 +251,22 @@ def halves_of(seed: int) -> Any:
 
 
 def test_workers_that_split_the_data_differently_are_told() -> None:
-    def program(session: Session) -> str:
-        try:
-            for batch in session.loader(halves_of(session.task.index), 4, epochs=2):
-                session.step(batch)
-        except trireme.Rejected as error:
-            return str(error)
-        return ""
-
     for strategy in ("async", "sync"):
+        asked = [Event(), Event()]
+
+        def program(session: Session, asked: list[Event] = asked) -> str:
+            index = session.task.index
+            try:
+                for batch in session.loader(halves_of(index), 4, epochs=2):
+                    asked[index].set()
+                    assert asked[1 - index].wait(30)  # else the quicker one may deal everything
+                    session.step(batch)
+            except trireme.Rejected as error:
+                return str(error)
+            finally:
+                asked[index].set()
+            return ""
+
         said = run_job(Cluster(workers=2, strategy=strategy), lambda _: make(), program).values
         assert any(
             "different orders within an epoch" in each and "random_split" in each for each in said

@@ -1,7 +1,10 @@
 """Measures the latency and the bandwidth between the processes of a group, and what they cost.
 
 A transfer needs the processor at both of its ends: for the calls, the system's copies, and the
-threads of the transport that wake up. A task with one core does not compute meanwhile.
+threads of the transport that wake up. A task with one core does not compute meanwhile. This is
+measured while both ends compute, as in a training step: a thread of the transport that finds its
+connection locked by a thread that was preempted polls until that one runs again, and so takes two
+to six times as much of the processor as where the processes only talk (docs/log.md).
 """
 
 from __future__ import annotations
@@ -10,18 +13,18 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from itertools import combinations
 
 import torch
 import torch.distributed as dist
 
 from trireme.graph.costs import Link
+from trireme.graph.plan import BATCH, Message
+from trireme.graph.transfers import Place, Route, Transfers
 
 _SMALL_TRIPS = 30
 """How many round trips of a small message are made, at most; the median counts."""
-
-_TOGETHER = 5
-"""For how many round trips of a small message the processor's time is taken at once."""
 
 _LARGE_TRIPS = 20
 """How many of the largest message are made, at most."""
@@ -38,9 +41,16 @@ _FIRST = 1 << 18
 _LARGEST = 1 << 22
 """The bytes of the largest message."""
 
-_PYTHON_SECONDS = 6e-5
-"""What the executor does for a transfer at each end, besides the calls that are measured here: it
-makes the memory, the leaf of autograd, and its own notes. Measured on an EPYC of 2023."""
+_EXCHANGES = 40
+"""How many messages of a size are exchanged while both processes compute, at most."""
+
+_FEWEST_EXCHANGES = 4
+
+_EXCHANGES_SHARE = 0.5
+"""The share of the time that the exchanges take, about."""
+
+_COMPUTING_SECONDS = 1e-3
+"""For how long both processes compute before each exchange."""
 
 _NOISE = 0.01
 """The smallest share of a large message's time that counts as time for its bytes. A smaller
@@ -108,19 +118,13 @@ def _measured(other: int, group: dist.ProcessGroup | None, budget: float) -> Lin
 
     Each message begins with the size of the next one, and the first one is small.
     """
-    until = time.perf_counter() + budget
+    until = time.perf_counter() + (1 - _EXCHANGES_SHARE) * budget
     _trip(other, group, _SMALL, _SMALL)  # makes the connection
-    trips, works = list[float](), list[float]()
+    trips = list[float]()
     while len(trips) < 3 or (
-        len(trips) < _SMALL_TRIPS and time.perf_counter() < until - 0.6 * budget
+        len(trips) < _SMALL_TRIPS and time.perf_counter() < until - budget / 4
     ):
-        used = time.process_time()
-        several = [_trip(other, group, _SMALL, _SMALL) for _ in range(_TOGETHER)]
-        works.append((time.process_time() - used) / len(several))
-        trips += several
-    # The system counts the time of the transport's threads late, and too much at a time, where
-    # several processes wait for a processor.
-    work = min(works)
+        trips.append(_trip(other, group, _SMALL, _SMALL))
     # Processes are woken late now and then, which is part of the latency, but not of the bandwidth.
     # On a busy machine most are, and no measurement helps.
     least = min(trips)
@@ -131,19 +135,19 @@ def _measured(other: int, group: dist.ProcessGroup | None, budget: float) -> Lin
         _trip(other, group, size, following)
         size, following = following, 4 * following
         took = _trip(other, group, size, size)
-    large, works = [took], list[float]()
-    message = torch.full((size // 8,), size)
-    while not works or (len(large) < _LARGE_TRIPS and time.perf_counter() + took < until):
-        used = time.process_time()
-        large.append(_sent(other, group, message))
-        works.append(time.process_time() - used)
-    more_work = statistics.median(works) - work
+    large = [took]
+    while len(large) < _LARGE_TRIPS and time.perf_counter() + took < until:
+        large.append(_trip(other, group, size, size))
     _trip(other, group, size, 0)
+    count = int(_EXCHANGES_SHARE * budget / (2 * _COMPUTING_SECONDS + least + min(large)))
+    count = min(max(count, _FEWEST_EXCHANGES), _EXCHANGES)
+    _wait(dist.isend(torch.tensor([size, count]), other, group, _TAG))
+    work, more_work = _exchanged(other, group, size, count)
     return Link(
         statistics.quantiles(trips, n=4)[0] / 2,
         _bandwidth(2 * (size - _SMALL), least, min(large)),
-        work / 2 + _PYTHON_SECONDS,
-        max(more_work, 0.0) / (2 * (size - _SMALL)),
+        work,
+        max(more_work - work, 0.0) / (size - _SMALL),
     )
 
 
@@ -161,22 +165,21 @@ def _bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
 
 
 def _answer(other: int, group: dist.ProcessGroup | None) -> None:
-    """Returns each message to a process that measures."""
+    """Returns each message to a process that measures, and makes the exchanges that it wants."""
     size = _SMALL
     while size:
         message = torch.empty(size // 8, dtype=torch.int64)
         _wait(dist.irecv(message, other, group, _TAG))
         size = int(message[0])
         _wait(dist.isend(message, other, group, _TAG))
+    wanted = torch.empty(2, dtype=torch.int64)
+    _wait(dist.irecv(wanted, other, group, _TAG))
+    _exchanged(other, group, *wanted.tolist())
 
 
 def _trip(other: int, group: dist.ProcessGroup | None, size: int, following: int) -> float:
     """Returns how long a message takes there and back, of a size, with that of the next one."""
-    return _sent(other, group, torch.full((size // 8,), following))
-
-
-def _sent(other: int, group: dist.ProcessGroup | None, message: torch.Tensor) -> float:
-    """Returns how long a message takes there and back."""
+    message = torch.full((size // 8,), following)
     began = time.perf_counter()
     _wait(dist.isend(message, other, group, _TAG))
     # New memory, as for the values of a step.
@@ -188,3 +191,59 @@ def _sent(other: int, group: dist.ProcessGroup | None, message: torch.Tensor) ->
 def _wait(work: dist.Work | None) -> None:
     assert work is not None, "the process is a member of the group"
     work.wait()
+
+
+def _exchanged(
+    other: int, group: dist.ProcessGroup | None, size: int, count: int
+) -> tuple[float, float]:
+    """Exchanges messages with a process that does the same, as a step does; both compute meanwhile.
+
+    Args:
+        other: its rank.
+        group: the process group.
+        size: the bytes of a large message.
+        count: how many messages of each size are exchanged.
+
+    Returns:
+        The seconds of the processor that a transfer takes at this end, small and large.
+    """
+    here = dist.get_rank()
+    places = [Place(rank, torch.device("cpu")) for rank in sorted((here, other))]
+    ranks = [place.rank for place in places]
+    mine, theirs = (
+        Message("", ranks.index(one), ranks.index(two), BATCH, back=False)
+        for one, two in ((here, other), (other, here))
+    )
+    tags = {mine: _TAG + mine.sender, theirs: _TAG + theirs.sender}
+    route = Route(tags, dict.fromkeys(tags, 0))
+    spent = []
+    for each in (_SMALL, size):
+        work = list[float]()
+        for _ in range(count):
+            value = torch.zeros(each // 8, dtype=torch.int64)
+            transfers = Transfers(here, places, route, partial(_like, value), group)
+            began = time.process_time()
+            transfers.expect(theirs)
+            computing = _compute()
+            transfers.send(mine, value)
+            transfers.take(theirs)
+            transfers.release()
+            work.append(time.process_time() - began - computing)
+        # The system counts the time of the transport's threads late, but does not lose it.
+        spent.append(statistics.fmean(work) / 2)
+    return spent[0], spent[1]
+
+
+def _like(value: torch.Tensor, message: Message) -> torch.Tensor:
+    """Returns new memory for a message of the size of a value."""
+    del message
+    return torch.empty_like(value)
+
+
+def _compute() -> float:
+    """Computes for a while; returns the seconds of the processor that this thread took."""
+    matrix = torch.ones(64, 64)
+    began = time.thread_time()
+    while (took := time.thread_time() - began) < _COMPUTING_SECONDS:
+        matrix @ matrix
+    return took
