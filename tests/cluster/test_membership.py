@@ -420,6 +420,17 @@ class TestLeaving:
         job.leave(tasks["worker:1"], "finished")
         assert over(job).outcome == "finished"
 
+    def test_views_say_whether_the_chief_has_saved_the_last_step(self) -> None:
+        job = Driver(workers=4)
+        tasks = job.join_all()
+        assert not job.view.concluded
+        job.hang_up(tasks["worker:0"])
+        job.wait(3.0, *tasks.values())
+        job.leave(tasks["worker:2"], "finished")
+        assert job.view.chief == 1 and not job.view.concluded
+        job.leave(tasks["worker:1"], "finished")
+        assert job.view.chief == 3 and job.view.concluded
+
     def test_a_failure_ends_the_job_once(self) -> None:
         job = Driver()
         tasks = job.join_all()

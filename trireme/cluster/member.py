@@ -217,7 +217,7 @@ class Member(MemberState):
         Args:
             outcome: `failed` ends the job for everybody, with this task as the culprit.
             reason: why. Of one above `MAX_LINE` characters only the beginning is sent.
-            chief: whether this worker was the chief when its training ended.
+            chief: whether this worker has saved the last step as the chief.
             timeout: in seconds.
 
         Returns:

@@ -81,7 +81,7 @@ class Leave(Message, frozen=True, array_like=True):
     Attributes:
         outcome: how it ended.
         reason: why; for `failed`, the error.
-        chief: whether it was the chief when its training ended, which saves the last step.
+        chief: whether it has saved the last step as the chief, where steps are saved.
     """
 
     kind: ClassVar[int] = 24

@@ -123,6 +123,10 @@ def _with_members(view: View, state: State) -> View:
         workers=tuple(
             WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
         ),
+        concluded=any(
+            task.state == "left" and task.chief and not task.dismissed
+            for task in state.of("worker")
+        ),
     )
 
 

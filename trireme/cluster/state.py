@@ -114,7 +114,7 @@ class Task(msgspec.Struct, frozen=True):
         host, pid, address: as its process reported them.
         heard: when it was last heard; the end of a connection counts too.
         outcome: how it left; None if it did not.
-        chief: of one that has left, whether it was the chief when its training ended.
+        chief: of one that has left, whether it has saved the last step as the chief.
         status: the status of its last heartbeat.
         steps: how many steps it reports to have made; 0 where it reports none.
         moved: when it last reported a further step, or an excuse.

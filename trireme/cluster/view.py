@@ -84,6 +84,8 @@ class View(msgspec.Struct, frozen=True, array_like=True):
             empty.
         life: how many times the job was rolled back to a checkpoint, because all copies of a shard
             were lost.
+        concluded: whether the chief has saved the last step and has left: no other worker takes
+            over from it.
     """
 
     number: Number
@@ -93,6 +95,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     generation: Number = 1
     next_shards: tuple[ShardEntry, ...] = ()
     life: Number = 0
+    concluded: bool = False
 
     @property
     def chief(self) -> int | None:

@@ -50,6 +50,7 @@ class Lifecycle:
         liveness: the count of steps that heartbeats report.
         draining: whether the worker has retired, and waits until the others have retired.
         left: whether the worker has left the job.
+        concluded: whether the job's last step is saved, as far as this worker has to see to it.
         exits: callbacks that run first when the worker leaves.
     """
 
@@ -65,6 +66,7 @@ class Lifecycle:
         self.liveness = Liveness()
         self.draining = False
         self.left = False
+        self.concluded = False
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
@@ -176,8 +178,8 @@ class Lifecycle:
     def is_chief(self) -> bool:
         """Whether this is the live worker with the lowest index.
 
-        After training, whether it was the chief at the end: no worker takes over from a chief that
-        has finished and left.
+        After training, whether it was the chief at the end, or has taken over from one that was
+        lost: no worker takes over from a chief that has finished and left.
         """
         if self._chief_at_end is not None:
             return self._chief_at_end
@@ -193,6 +195,18 @@ class Lifecycle:
         """Settles which worker is chief at the end, before the chief may finish and leave."""
         if self._chief_at_end is None:
             self._chief_at_end = self.is_chief
+
+    def take_over(self) -> bool:
+        """Becomes chief after training, if the chief was lost before it had saved the last step.
+
+        Returns:
+            Whether this worker was not the chief before, and is now.
+        """
+        view = self.view
+        if self._chief_at_end is not False or view is None or view.concluded:
+            return False
+        self._chief_at_end = view.chief == self.task.index
+        return self._chief_at_end
 
     def reopen_chief(self) -> None:
         """Lets the chief be another worker again, as training goes on."""
@@ -264,7 +278,7 @@ class Lifecycle:
         finally:
             if self.member is not None:
                 if not comes_back:
-                    self.member.leave(outcome, reason, chief=self.is_chief)
+                    self.member.leave(outcome, reason, chief=self.concluded and self.is_chief)
                 self.member.close()
             if self._joined:
                 self.backend.close()

@@ -463,12 +463,15 @@ class Worker:
         while backend.stopping or backend.together:
             has_all = self._drain()
             checkpoints.last_step = backend.global_step
+            if has_all and lifecycle.take_over():
+                checkpoints.follow_view()
             try:
                 checkpoints.finish()
-                return
+                break
             except Fenced:
                 if not has_all:
                     raise
+        lifecycle.concluded = True
 
     def _drain(self) -> bool:
         """Waits until every worker has made its last update, and receives the final values.
