@@ -115,8 +115,6 @@ def run(
             before = sum(job.server_starts.values())
             start = time.monotonic()
             struck = disturb(job, faults, seconds, options, once)
-            if once:  # a chief that was started anew and has not begun to train saves nothing
-                job.wait_for_updates(1)
             stop = time.monotonic()
             ended = job.end()
             assert ended.status in (0, 130), f"status {ended.status}: {ended.text[-3000:]}"
