@@ -18,6 +18,7 @@ from trireme.monitor.job_state import (
 )
 from trireme.monitor.numbers import size
 from trireme.monitor.placement import held
+from trireme.monitor.table_totals import table_totals
 
 _COLOURS = {
     "data": "blue",
@@ -35,6 +36,10 @@ _WIDE = {
     156: ("pushed", "pulled"),
 }
 """The columns that only terminals of some width show, by the least width."""
+
+
+_TABLES = 10
+"""So many tables are shown."""
 
 
 def line(picture: JobSnapshot) -> str:
@@ -59,6 +64,11 @@ def render(picture: JobSnapshot, width: int) -> RenderableType:
     parts.append(Text())
     if picture.tasks:
         parts += [_table(picture, width), Text(), _legend(), *_key_of_shards(picture, width)]
+    totals = table_totals(task.status for task in picture.tasks if task.live)
+    if totals:
+        parts += [Text(), *(Text(each.line()) for each in totals[:_TABLES])]
+        if len(totals) > _TABLES:
+            parts.append(Text(f"and {len(totals) - _TABLES} more tables", style="dim"))
     for text in findings(picture):
         parts.append(Text(f"! {text}", style="bold red"))
     if picture.note:

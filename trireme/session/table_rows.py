@@ -126,6 +126,17 @@ class TableRows:
             for place, (keys, gradients) in self._gradients().items()
         )
 
+    def keys(self) -> dict[str, Any]:
+        """Returns the keys of this step, each once, by the name of the table."""
+        return {self.specs[place].name: keys for place, (keys, _) in self._gradients().items()}
+
+    def pull(self, table: str, keys: Any) -> torch.Tensor:
+        """Returns the rows of keys of a table, of shape (n, width); the session must be entered."""
+        assert self._fetch is not None
+        (place,) = (at for at, spec in enumerate(self.specs) if spec.name == table)
+        (found,) = self._fetch([RowKeys(place, keys.tobytes())])
+        return torch.from_numpy(np.array(found, self.specs[place].dtype))
+
     def square(self) -> float:
         """Returns the squared L2 norm of the gradients of this step."""
         return sum(

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from trireme.tables import initializers, keys, row_index, row_optimizers, row_storage, row_values
+from trireme.tables import (
+    hot_keys,
+    initializers,
+    keys,
+    row_index,
+    row_optimizers,
+    row_storage,
+    row_values,
+)
 from trireme.tables.spec import ITEM_SIZES, TableSpec
 
 
@@ -17,6 +25,7 @@ def prepare(spec: TableSpec | None = None) -> None:
     """
     row_storage.prepare()
     row_index.prepare()
+    hot_keys.prepare()
     for dtype in ITEM_SIZES if spec is None else (spec.dtype,):
         keys.prepare(dtype)
         initializers.prepare(dtype)

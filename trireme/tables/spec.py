@@ -19,6 +19,9 @@ INTEGERS = ("int64", "int32")
 ITEM_SIZES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4}
 """Bytes of one element, for every dtype that a row may have."""
 
+MOST_NAME = 200
+"""The most characters of a table's name."""
+
 MOST_COLUMNS = 1 << 20
 """The most columns of a row."""
 
@@ -223,7 +226,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     """A table: the shape of its rows, how they begin, how they change, and when they go.
 
     Attributes:
-        name: the table's name, not empty.
+        name: the table's name, of 1 to 200 characters.
         width: the number of columns, from 1 to 2**20.
         optimizer: how an update changes a row; `Add` for integers.
         dtype: the dtype of a row: float32, float64, int64 or int32.
@@ -247,8 +250,8 @@ class TableSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         name: object = self.name  # what a program gave: types are checked when a message is read
-        named = isinstance(name, str) and name != ""
-        _check(named, "a table's name", name, "it is a text, and not empty")
+        named = isinstance(name, str) and 0 < len(name) <= MOST_NAME
+        _check(named, "a table's name", name, f"it is a text of 1 to {MOST_NAME} characters")
         table = f"table {self.name!r}: "
         close = suggestion(str(self.dtype), ITEM_SIZES)
         _check(self.dtype in ITEM_SIZES, f"{table}dtype", self.dtype,

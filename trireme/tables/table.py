@@ -14,6 +14,7 @@ from trireme.tables import row_optimizers, row_values
 from trireme.tables.arrays import plain
 from trireme.tables.block import Block
 from trireme.tables.drops import DropLog
+from trireme.tables.hot_keys import HotKey, HotKeys
 from trireme.tables.initializers import FirstValues
 from trireme.tables.keys import SLOTS, Keys
 from trireme.tables.recent import RecentSearches
@@ -74,6 +75,7 @@ class Table:
         self._state = row_optimizers.ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
         self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
         self._waiting = RowIndex(RowStorage(0))
+        self._hot = HotKeys()
         self._drops = DropLog()
         self._recent = RecentSearches()
         self._changes = 0
@@ -95,6 +97,16 @@ class Table:
             admitted=self._admitted,
             dropped=self._drops.count,
         )
+
+    def hot_keys(self, rows: int = 1 << 18) -> list[HotKey]:
+        """Returns keys that updates touch often, the most often touched first.
+
+        Args:
+            rows: how many rows to look at, about: of a table with more, the next call looks at the
+                next rows, and several calls find the hottest keys. A quarter million takes a few
+                milliseconds.
+        """
+        return self._hot.look(self._rows.storage, rows)
 
     # Reading and updating -----------------------------------------------------------------------
 

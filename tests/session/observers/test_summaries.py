@@ -22,6 +22,7 @@ import trireme
 from tests.conftest import python_path
 from trireme.errors import ConfigurationError
 from trireme.session.observers.summaries import KINDS, Summaries
+from trireme.tables.spec import SGD
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = torch.Generator().manual_seed(0)
@@ -218,6 +219,20 @@ def test_embeddings_are_shown_unasked(tmp_path: Path) -> None:
     (points,) = tmp_path.glob("tensorboard/train/00002/0%2fweight/tensors.tsv")
     assert len(points.read_text().splitlines()) == 20
     assert "0/output" in read(tmp_path).Tags()["histograms"]
+
+
+def test_the_most_frequent_rows_of_sparse_tables_are_shown(tmp_path: Path) -> None:
+    words = torch.arange(40 * 3).reshape(40, 3)
+    words[:, 0] = torch.arange(40) % 2  # 0 and 1 are in each batch
+    data = TensorDataset(words, torch.randint(0, 2, (40,)))
+    bag = trireme.EmbeddingBag(None, 4, table="words", optimizer=SGD(0.1))
+    model = nn.Sequential(bag, nn.Linear(4, 2))
+    train(tmp_path, Summaries(), steps=8, model=model, data=data)
+    (folder,) = tmp_path.glob("tensorboard/train/00008/words")
+    labels = (folder / "metadata.tsv").read_text().split()
+    assert set(labels[:2]) == {"0", "1"}
+    assert len(set(labels)) == len(labels) >= 22  # of steps 1 and 5
+    assert len((folder / "tensors.tsv").read_text().splitlines()) == len(labels)
 
 
 def test_sounds(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -122,8 +121,7 @@ class ShardMetrics:
             **self.replication.status(now, logs),
         }
         if shard.state.tables is not None:
-            statistics = asdict(shard.state.tables.statistics)
-            status |= {f"table_{name}": value for name, value in statistics.items()}
+            status |= shard.state.tables.status()
         if waits:
             workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice
             status |= {

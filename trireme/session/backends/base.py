@@ -84,6 +84,10 @@ class Backend(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no tables")
 
+    def tables_status(self) -> dict[str, float | str]:
+        """Returns what the tables in this process hold, for this worker's status."""
+        return {}
+
     def wanted_rows(self) -> Sequence[Rows]:
         """Returns the rows that the last push wanted, after `wait`; nothing where none came."""
         return ()

@@ -164,6 +164,9 @@ class Local(Backend):
             rows_of(data, self.tables[each.table]) for each, data in zip(wanted, found, strict=True)
         ]
 
+    def tables_status(self) -> dict[str, float | str]:
+        return {} if self._rows is None else self._rows.status()
+
     @torch.no_grad()
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
         """Updates the parameters, unless the update is skipped."""

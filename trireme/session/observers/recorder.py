@@ -308,6 +308,7 @@ class Recorder:
             "bytes_pushed": backend.bytes_sent,
             "bytes_pulled": backend.bytes_received,
             **{f"{phase}_seconds": means[phase] for phase in self.phases.totals},
+            **backend.tables_status(),
         }
         if self._worker.storage.failed:
             status["checkpoints_failed"] = self._worker.storage.failed

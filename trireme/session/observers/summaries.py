@@ -24,6 +24,7 @@ from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
 from trireme.parallel.graph_execution import GraphExecution
 from trireme.parallel.graph_part import PlacedGraph
 from trireme.session.hooks import Hook
+from trireme.session.observers.key_counts import KeyCounts
 from trireme.session.observers.run_settings import run_settings
 from trireme.session.replica.batch import inputs_and_targets
 
@@ -52,6 +53,8 @@ _log = logging.getLogger(__name__)
 _UNWRITTEN = 2  # steps whose copies may wait for the disk
 _PATIENCE_SECONDS = 30.0
 _POINTS = 5_000  # rows of a parameter in the projector
+_FREQUENT = 1_000  # rows of a sparse table there
+_COUNTED_EVERY = 4  # steps: sorting the keys of each would be seen in large batches
 
 
 class Summaries(Hook):
@@ -64,8 +67,9 @@ class Summaries(Hook):
     them, of the first layer's filters and of feature maps. The model's graph, and for each recorded
     step the compute time and memory of its operations, listed as `step 100`. Precision and recall
     of each class on the batch. At the end, points for the projector: the last activations of the
-    last recorded batch, rows of embeddings, and whatever parameters are named. The configuration,
-    as text and as hyper-parameters.
+    last recorded batch, rows of embeddings, of sparse tables those of the keys that were most
+    frequent in the chief's batches, and whatever parameters are named. The configuration, as text
+    and as hyper-parameters.
 
     Where processes hold a model in parts, the chief records the parts of the parameters that it
     holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
@@ -115,7 +119,9 @@ class Summaries(Hook):
         self._capture: Capture | None = None
         self._watch: ForwardTracer | None = None
         self._newest: Capture | None = None
+        self._frequent: dict[str, KeyCounts] = {}  # by the name of the table
         self._trace: StepTrace | None = None
+        self._made = 0  # steps
         self._off = False
 
     def on_start(self, session: Session) -> None:
@@ -151,6 +157,15 @@ class Summaries(Hook):
             self._end_trace(session, self._trace, result.global_step)
         if self._capture is not None:
             self._end(session, self._capture, result)
+        self._count_keys(session)
+
+    def _count_keys(self, session: Session) -> None:
+        tables, self._made = session.worker.setup.tables, self._made + 1
+        if tables is None or self._off or "projector" not in self._kinds or not session.is_chief:
+            return
+        if self._made % _COUNTED_EVERY == 1:
+            for name, keys in tables.keys().items():
+                self._frequent.setdefault(name, KeyCounts()).add(keys)
 
     def _begin(self, session: Session, batch: Any) -> None:
         board = session.board
@@ -285,6 +300,15 @@ class Summaries(Hook):
         for name in self._shown(session):
             rows = session.parameters[name].detach()[:_POINTS].clone()
             board.submit(name, partial(_write_embedding, name=name, rows=rows, step=step))
+        tables = session.worker.setup.tables
+        for name, counts in self._frequent.items():
+            assert tables is not None, "their keys were counted"
+            keys = counts.frequent(_FREQUENT)
+            rows, labels = tables.pull(name, keys), [str(key) for key in keys]
+            board.submit(
+                name,
+                partial(_write_embedding, name=name, rows=rows, step=step, labels=labels),
+            )
 
     def _shown(self, session: Session) -> list[str]:
         """Returns the names of the parameters whose rows the projector shows."""
@@ -299,6 +323,14 @@ class Summaries(Hook):
         return [name for name in wanted if name in session.parameters]
 
 
-def _write_embedding(writer: SummaryWriter, name: str, rows: torch.Tensor, step: int) -> None:
-    numbers = [str(row) for row in range(len(rows))]
-    writer.add_embedding(rows.float().cpu(), numbers, tag=name.replace(".", "/"), global_step=step)
+def _write_embedding(
+    writer: SummaryWriter,
+    name: str,
+    rows: torch.Tensor,
+    step: int,
+    labels: Sequence[str] | None = None,
+) -> None:
+    if labels is None:
+        labels = [str(row) for row in range(len(rows))]
+    tag = name.replace(".", "/")
+    writer.add_embedding(rows.float().cpu(), list(labels), tag=tag, global_step=step)

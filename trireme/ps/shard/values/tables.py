@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_optimizers import ROW_OPTIMIZERS
 from trireme.tables.spec import TableSpec
-from trireme.tables.table import Statistics, Table
+from trireme.tables.table import Table
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Rows of a table and keys that wait for one: the arrays of a `Block` by name, of `FIELDS`."""
@@ -32,6 +32,14 @@ FIELDS = (*_ROWS, *_WAITING)
 
 _SWEEPS = 8
 """Unused rows are looked for so many times within `drop_after` steps: it takes a pass over all."""
+
+
+_SHOWN = 100
+"""So many tables have a status of their own: a heartbeat has room for a few thousand numbers."""
+
+
+_LOOKED_AT = 1 << 18
+"""The rows of all tables that a status looks at in search of hot keys: a few milliseconds."""
 
 
 class ShardTables:
@@ -85,12 +93,22 @@ class ShardTables:
             for each in wanted
         )
 
-    @property
-    def statistics(self) -> Statistics:
-        """What all tables hold, and what has happened to them in this process."""
-        return Statistics(
-            *map(sum, zip(*(astuple(t.statistics) for t in self.tables), strict=True))
-        )
+    def status(self) -> dict[str, float | str]:
+        """Returns what the first tables hold, and what has happened to them in this process.
+
+        A number has a name such as `table/rows/words`; `table/hottest/words` has the keys that are
+        updated most often, each with the number of updates, such as `7 (1200), -3 (800)`.
+        """
+        status: dict[str, float | str] = {}
+        shown = list(zip(self.specs, self.tables, strict=True))[:_SHOWN]
+        for spec, table in shown:
+            for count, value in asdict(table.statistics).items():
+                status[f"table/{count}/{spec.name}"] = value
+            hot = (
+                f"{key} ({touches})" for key, touches in table.hot_keys(_LOOKED_AT // len(shown))
+            )
+            status[f"table/hottest/{spec.name}"] = ", ".join(hot)
+        return status
 
     def copy(self) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of all rows with their state, as tensors of a snapshot."""
