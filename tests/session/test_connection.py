@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import trireme
 from tests.harness import Cluster, run_job
@@ -108,11 +109,33 @@ def test_a_job_ends_at_its_last_step() -> None:
         (lambda ps: ps.push("table", [1], [[1.0]]), r"need rows of shape \(1, 2\)"),
         (lambda ps: ps.push("matrix", [1], [[0.5] * 4]), "float64 does not fit into int64"),
         (lambda ps: (ps.clock(), ps.create("x", 1)), "before the first pull"),
+        (lambda ps: ps.push("trained", [np.nan] * 5), "NaN or infinity in float32"),
+        (lambda ps: ps.push("table", [1], [[1.0, 1e300]]), "NaN or infinity in float32"),
+        (lambda ps: ps.pull("table", [0.5]), "keys are integers"),
+        (lambda ps: ps.clock(weight=-1), "finite number of at least 0"),
+        (lambda ps: ps.clock(weight=float("nan")), "finite number of at least 0"),
+        (lambda ps: ps.clock(weight="1"), "finite number of at least 0"),
+        (lambda ps: make(ema=0.9), "connect has no option 'ema'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says), make() as ps:
         call(ps)
+
+
+def test_tensors_and_no_keys_are_taken() -> None:
+    with make() as ps:
+        ps.push("table", torch.tensor([5]), torch.ones(1, 2, requires_grad=True))
+        ps.push("table", [], np.empty((0, 2)))
+        ps.clock()
+        assert ps.pull("table", torch.tensor([5])).tolist() == [[1.0, 1.0]]
+        assert ps.pull("table", []).shape == (0, 2)
+        assert {name: each["keys"].tolist() for name, each in ps.snapshot().items()} == {
+            "vector": [],
+            "matrix": [],
+            "trained": [],
+            "table": [5],
+        }
 
 
 def test_nothing_is_possible_without_arrays_or_after_the_end() -> None:

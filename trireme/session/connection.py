@@ -27,11 +27,13 @@ from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
-from trireme.session.training_setup import assemble
+from trireme.session.training_setup import assemble, check_tables
 from trireme.session.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 
 Array = npt.NDArray[Any]
+
+_OPTIONS = ("strategy", "checkpoint", "resume", "seed")
 
 _BLOCK = 1024
 """A vector lies in rows of so many elements, at most."""
@@ -284,7 +286,8 @@ class Connection:
                 are added.
 
         Raises:
-            ConfigurationError: there is no such array or table, or shapes do not match.
+            ConfigurationError: there is no such array or table, shapes do not match, or a number is
+                infinite or not a number, which would stay in the values for good.
         """
         place, spec = self._place(name)
         array = self._arrays.get(name)
@@ -293,12 +296,17 @@ class Connection:
                 f"push({name!r}, ...): give keys and rows"
                 + (", or the whole array" if array is not None else "")
             )
-        values = np.asarray(what[-1])
+        values = _plain(what[-1])
         if not np.can_cast(values.dtype, spec.dtype, "same_kind"):
             raise ConfigurationError(
                 f"push({name!r}): {values.dtype} does not fit into {spec.dtype}: convert it"
             )
-        values = values.astype(spec.dtype)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            values = values.astype(spec.dtype)
+        if not np.isfinite(values).all():
+            raise ConfigurationError(
+                f"push({name!r}): the update has NaN or infinity in {spec.dtype}"
+            )
         if len(what) == 1 and array is not None:
             if values.shape != array.shape:
                 raise ConfigurationError(
@@ -322,15 +330,22 @@ class Connection:
         far ahead of the slowest; under `sync` the updates of all workers make one step.
 
         Args:
-            weight: how much gradients of this worker count in the mean of a synchronous step.
+            weight: how much gradients of this worker count in the mean of a synchronous step, at
+                least 0.
 
         Returns:
             The result: the verdict, the global step, and whether to stop.
 
         Raises:
-            ConfigurationError: the job has ended: `stopping` says so before.
+            ConfigurationError: the weight is no such number, or the job has ended: `stopping` says
+                so before.
             JobFailed: the job has ended elsewhere.
         """
+        given: object = weight
+        if not (isinstance(given, (int, float)) and math.isfinite(weight) and weight >= 0):
+            raise ConfigurationError(
+                f"clock(weight={weight!r}): it is a finite number of at least 0"
+            )
         worker = self._joined()
         assert self._dense is not None
         self._dense.grad = torch.zeros_like(self._dense)
@@ -342,10 +357,16 @@ class Connection:
     def snapshot(self) -> Mapping[str, Mapping[str, Array]]:
         """Returns all rows of one consistent step: for each name its `keys` and `rows`, by key."""
         state = self._joined().backend.snapshot(state=True)
-        return {
-            name: {field: arrays[field].numpy() for field in ("keys", "rows")}
-            for name, arrays in state.tables.items()
+        found = {
+            name: {
+                "keys": np.empty(0, np.int64),
+                "rows": np.empty((0, spec.width), spec.dtype),
+            }
+            for name, spec in self._specs.items()
         }
+        for name, arrays in state.tables.items():
+            found[name] = {field: arrays[field].numpy() for field in ("keys", "rows")}
+        return found
 
     def save(self) -> None:
         """Saves a checkpoint now, if this worker is chief; see `Session.save`."""
@@ -360,7 +381,9 @@ class Connection:
         return list(self._specs).index(name), self._specs[name]
 
     def _keys(self, name: str, keys: Any) -> Array:
-        found = np.asarray(keys)
+        found = _plain(keys)
+        if not found.size:
+            found = found.astype(np.int64)
         if found.dtype.kind not in "iu":
             raise ConfigurationError(f"{name!r}: keys are integers, and these are {found.dtype}")
         array = self._arrays.get(name)
@@ -408,7 +431,23 @@ def connect(
         options: `strategy`, `checkpoint`, `resume` and `seed`, as of `trireme.Session`.
 
     Raises:
-        ConfigurationError: an option is unknown or out of range.
+        ConfigurationError: an option is unknown or out of range, or the launch asks for what tables
+            do not know.
     """
-    made = make_options(options, caller="connect")
-    return Connection(Settings.of(current_task(), made, run_dir, max_steps))
+    for name in options:
+        if name not in _OPTIONS:
+            raise ConfigurationError(
+                f"connect has no option {name!r}: it has run_dir, max_steps, {', '.join(_OPTIONS)}"
+            )
+    settings = Settings.of(
+        current_task(), make_options(options, caller="connect"), run_dir, max_steps
+    )
+    check_tables(settings)
+    return Connection(settings)
+
+
+def _plain(values: Any) -> Array:
+    """Returns numbers as an array, those of a tensor too, whatever device it is on."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)

@@ -69,7 +69,7 @@ class TrainingSetup:
 
     def with_tables(self, tables: Any) -> TrainingSetup:
         """Returns the same setup with other tables, of the methods of `TableRows`."""
-        _check_tables(self.settings)
+        check_tables(self.settings)
         return replace(self, tables=tables)
 
     @property
@@ -325,7 +325,7 @@ def assemble(
         )
         tables = tables_of(model, optimizer)
         if tables is not None:
-            _check_tables(settings)
+            check_tables(settings)
         return TrainingSetup(settings, model, optimizer, flat, tables=tables)
     from trireme.session.replica.group_replica import assemble_together  # loads slowly
 
@@ -335,7 +335,7 @@ def assemble(
     )
 
 
-def _check_tables(settings: Settings) -> None:
+def check_tables(settings: Settings) -> None:
     """Checks that sparse tables can be trained as the launch requests.
 
     Raises:
