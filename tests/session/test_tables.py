@@ -16,6 +16,7 @@ from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
 from trireme.session.session import Session
 from trireme.session.worker import Worker
+from trireme.tables.spec import Normal
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
@@ -207,6 +208,18 @@ def test_modules_that_share_a_table(cluster: Cluster, options: dict[str, Any]) -
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_a_compiled_model_trains_the_same() -> None:
+    found = []
+    for compiles in (False, True):
+        net = Net(trireme.EmbeddingBag(KEYS, WIDTH, mode="sum", initializer=Normal(seed=1)))
+        model: nn.Module = torch.compile(net, backend="eager") if compiles else net
+        session = trireme.Session(model, nn.functional.mse_loss, SGD(model), max_steps=5)
+        with session:
+            found.append([session.step(batch).loss for batch in session.loader(DATA, BATCH)])
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+
+
 def test_what_tables_cannot_do_is_said() -> None:
     module = trireme.Embedding(KEYS, WIDTH)
     with pytest.raises(ConfigurationError, match="has no table yet"):
@@ -217,6 +230,12 @@ def test_what_tables_cannot_do_is_said() -> None:
         session.model(torch.tensor([[1]]))
     with pytest.raises(ConfigurationError, match="under ema are not built yet"):
         make("SGD", ema=0.9).__enter__()
+    for wrong in ({"embedding_dim": 0}, {"embedding_dim": 3, "ids": "x"}):
+        with pytest.raises(ConfigurationError, match="give a"):
+            trireme.Embedding(KEYS, **wrong)
+    alone = trireme.Embedding(KEYS, 1)
+    with pytest.raises(ConfigurationError, match="no parameter besides"):
+        trireme.Session(alone, nn.functional.mse_loss, SGD).__enter__()
     net = Net(trireme.EmbeddingBag(KEYS, WIDTH))
     momentum = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     with pytest.raises(ConfigurationError, match="SGD as it is set up has no row-wise form"):

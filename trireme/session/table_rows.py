@@ -174,6 +174,12 @@ class TableRows:
         return float(members(self._optimizer)[0].param_groups[0]["lr"])
 
 
+def has_only_tables(model: nn.Module) -> bool:
+    """Returns whether a model has sparse tables and no parameters."""
+    tables = any(isinstance(module, TableModule) for module in model.modules())
+    return tables and next(model.parameters(), None) is None
+
+
 def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows | None:
     """Returns the rows of a model's sparse tables; None where it has none.
 

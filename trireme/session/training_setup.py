@@ -20,7 +20,7 @@ from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.session.replica.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
 from trireme.session.settings import Settings
-from trireme.session.table_rows import TableRows, tables_of
+from trireme.session.table_rows import TableRows, has_only_tables, tables_of
 
 if TYPE_CHECKING:
     from trireme.parallel.deferred import Deferred
@@ -316,6 +316,13 @@ def assemble(
         torch.set_num_threads(task.threads)
     if (mesh.size == 1 and settings.graph is None) or task.dry_run:
         model = make_model()
+        if has_only_tables(model):
+            raise ConfigurationError(
+                "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
+                "torch's optimizers need one: add it, such as a bias, "
+                "self.bias = nn.Parameter(torch.zeros(1)). Programs of tables alone may use "
+                "trireme.ps.connect"
+            )
         optimizer = build_optimizer(make_optimizer, model)
         flat = FlatModel(
             named_groups(model, optimizer),

@@ -6,6 +6,7 @@ rows; their gradients become the update of the table.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -70,6 +71,12 @@ class TableModule(nn.Module):
             raise ConfigurationError(
                 f"num_embeddings={num_embeddings}: give a number above 0, or None for any key"
             )
+        if embedding_dim < 1:
+            raise ConfigurationError(f"embedding_dim={embedding_dim}: give a number above 0")
+        if ids is not None and not callable(ids):
+            raise ConfigurationError(
+                f"ids={ids!r}: give a function of a batch, such as lambda batch: batch[0]"
+            )
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
             padding_idx += num_embeddings  # as torch.nn.Embedding
         if dtype not in (torch.float32, torch.float64):
@@ -85,10 +92,17 @@ class TableModule(nn.Module):
         self.drop_after = drop_after
         self.ids = ids
         self._source: RowSource | None = None
+        self._find = self._looked_up
 
     def bind(self, source: RowSource | None) -> None:
-        """Takes the rows from a source from now on; a session calls it. None for none."""
+        """Takes the rows from a source from now on; a session calls it. None for none.
+
+        `torch.compile` leaves the look-up out: it cannot trace it. Loading the compiler only for
+        that would take a second in every program.
+        """
         self._source = source
+        if "torch._dynamo" in sys.modules:
+            self._find = torch.compiler.disable(self._looked_up)  # type: ignore[no-untyped-call]
 
     def _looked_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Returns the rows of a batch, the place of each id among them, and that of the padding.
@@ -124,7 +138,8 @@ class TableModule(nn.Module):
                 place = int(found[0])
                 with torch.no_grad():
                     rows[place] = 0
-        return rows, torch.from_numpy(inverse).to(ids.device).reshape(ids.shape), place
+        places = torch.from_numpy(inverse).to(ids.device).reshape(ids.shape)
+        return rows.to(ids.device), places, place
 
     def extra_repr(self) -> str:
         """Returns what `repr` shows besides the name."""
@@ -153,7 +168,7 @@ class Embedding(TableModule):
         Returns:
             A tensor of the shape of `ids` with a further dimension of `embedding_dim`.
         """
-        rows, places, padding = self._looked_up(ids)
+        rows, places, padding = self._find(ids)
         return functional.embedding(places, rows, padding_idx=padding)
 
 
@@ -199,7 +214,7 @@ class EmbeddingBag(TableModule):
         Returns:
             A tensor of shape (bags, embedding_dim).
         """
-        rows, places, padding = self._looked_up(ids)
+        rows, places, padding = self._find(ids)
         return functional.embedding_bag(
             places,
             rows,
