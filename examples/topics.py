@@ -2,8 +2,10 @@
 
     python examples/topics.py                             the English text that ships with Python
     python examples/topics.py --file corpus.txt           one document a line
+    trireme run --ps 1 --workers 2 --strategy ssp examples/topics.py
 
-Every tenth document is held out: half of its words are given, and the other half is predicted.
+Every tenth document is held out: half of its words are given, and the other half is predicted. The
+others are dealt to the workers in blocks. `--staleness` counts blocks.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import time
 
 import numpy as np
 
+import trireme
 from trireme.data import documents
 from trireme.data.documents import Documents
-from trireme.topics import LocalCounts, TopicSampler, perplexity, topic_words
+from trireme.topics import SharedTopics, perplexity
 
 
 def options() -> argparse.Namespace:
@@ -25,28 +28,40 @@ def options() -> argparse.Namespace:
     parser.add_argument("--sweeps", type=int, default=300, metavar="N")
     parser.add_argument("--alpha", type=float, default=0.1, help="prior of a document's topics")
     parser.add_argument("--beta", type=float, default=0.1, help="prior of a topic's words")
+    parser.add_argument("--block-tokens", type=int, default=1 << 14, metavar="N", help="an update")
     parser.add_argument("--words", type=int, default=10, metavar="N", help="printed of each topic")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--run-dir", "--run_dir", metavar="DIR", help="saves there, and resumes")
     return parser.parse_args()
 
 
-def learn(
-    train: Documents, held_out: Documents, given: argparse.Namespace
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distribution over words of each topic, and the tokens that each topic has."""
-    counts = LocalCounts(len(train.vocabulary), given.topics)
-    sampler = TopicSampler(train, given.topics, alpha=given.alpha, beta=given.beta, seed=given.seed)
-    sampler.start(counts)
-    every_word = np.arange(len(train.vocabulary))
-    for sweep in range(1, given.sweeps + 1):
-        began = time.perf_counter()
-        tokens = sampler.sweep(counts).tokens
-        seconds = time.perf_counter() - began
-        learned = topic_words(counts.rows(every_word), given.beta)
-        reached = perplexity(learned, held_out, alpha=given.alpha)
-        speed = f"{tokens / seconds / 1e6:.1f} million tokens/s"
-        print(f"sweep {sweep}: held-out perplexity {reached:.1f}, {speed}", flush=True)
-    return learned, counts.totals()
+class Progress:
+    """Prints what all workers have reached, on the chief.
+
+    Args:
+        shared: the topics.
+        held_out: the documents to predict.
+        tokens: the number of tokens that a sweep samples.
+    """
+
+    def __init__(self, shared: SharedTopics, held_out: Documents, tokens: int) -> None:
+        self._shared, self._held_out, self._tokens = shared, held_out, tokens
+        self._sweep, self._began = shared.sweeps, time.perf_counter()
+
+    def show(self) -> None:
+        """Prints the sweep that every document has had, if there is a new one."""
+        sweep = self._shared.sweeps
+        if sweep == self._sweep:
+            return
+        seconds = time.perf_counter() - self._began
+        speed = self._tokens * (sweep - self._sweep) / seconds / 1e6
+        learned, _ = self._shared.learned()
+        reached = perplexity(learned, self._held_out, alpha=self._shared.alpha)
+        print(
+            f"sweep {sweep}: held-out perplexity {reached:.1f}, {speed:.1f} million tokens/s",
+            flush=True,
+        )
+        self._sweep, self._began = sweep, time.perf_counter()
 
 
 def show(learned: np.ndarray, sizes: np.ndarray, vocabulary: tuple[str, ...], words: int) -> None:
@@ -60,12 +75,29 @@ def main() -> None:
     given = options()
     corpus = documents.read(given.file) if given.file else documents.of_python()
     train, held_out = documents.hold_out(corpus)
-    print(
-        f"{len(train)} documents of {len(train.words)} tokens, {len(held_out)} held out; "
-        f"{len(corpus.vocabulary)} words"
-    )
-    learned, sizes = learn(train, held_out, given)
-    show(learned, sizes, corpus.vocabulary, given.words)
+    with trireme.ps.connect(given.run_dir) as ps:
+        shared = SharedTopics(
+            ps,
+            train,
+            given.topics,
+            alpha=given.alpha,
+            beta=given.beta,
+            seed=given.seed,
+            block_tokens=given.block_tokens,
+        )
+        if ps.is_chief:
+            print(
+                f"{len(train)} documents of {len(train.words)} tokens, {len(held_out)} held out; "
+                f"{len(corpus.vocabulary)} words"
+            )
+        progress = Progress(shared, held_out, len(train.words))
+        while shared.advance(given.sweeps):
+            if ps.is_chief:
+                progress.show()
+        shared.finish(given.sweeps, meanwhile=progress.show if ps.is_chief else lambda: None)
+        if ps.is_chief:
+            progress.show()
+            show(*shared.learned(), corpus.vocabulary, given.words)
 
 
 if __name__ == "__main__":

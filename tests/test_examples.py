@@ -230,16 +230,27 @@ def test_the_towers_need_no_launcher(tmp_path: Path) -> None:
     assert reached(output) >= 0.5
 
 
-def test_the_topics(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launch",
+    [
+        (),
+        pytest.param(
+            ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "ssp"),
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["one process", "two workers"],
+)
+def test_the_topics(launch: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("numba")
     corpus = tmp_path / "corpus.txt"
     kinds = [[f"{kind}{thing}" for thing in ("one", "two", "six")] for kind in "abcdef"]
     corpus.write_text("".join(f"{' '.join(kind)} {' '.join(kind)}\n" for kind in kinds * 20))
-    output = run(
-        tmp_path, EXAMPLES / "topics.py", "--file", corpus, "--topics", "8", "--sweeps", "40"
-    )
+    program = (EXAMPLES / "topics.py", "--file", corpus, "--topics", "8", "--sweeps", "40")
+    output = run(tmp_path, *launch, *program, "--block-tokens", "200")
     perplexities = [float(n) for n in re.findall(r"held-out perplexity (\d+\.\d)", output)]
-    assert len(perplexities) == 40
+    assert launch or len(perplexities) == 40
     assert perplexities[-1] < 5 < perplexities[0] < 18, "three words of a kind, of eighteen"
-    shown = [set(line.split()[1:4]) for line in output.splitlines()[-8:]]
+    shown = [set(line.split("%")[1].split()[:3]) for line in re.findall(r"^.*\d%.*$", output, re.M)]
+    assert len(shown) == 8
     assert sum(kind in shown for kind in map(set, kinds)) >= 5

@@ -79,6 +79,15 @@ class Documents:
         words = np.concatenate([np.empty(0, np.int32), *parts])
         return Documents(np.cumsum(lengths), words, self.vocabulary)
 
+    def between(self, first: int, after: int) -> Documents:
+        """Returns consecutive documents, from number `first` to before number `after`.
+
+        Their words are a view.
+        """
+        offsets = self.offsets[first : after + 1]
+        words = self.words[offsets[0] : offsets[-1]]
+        return Documents(offsets - offsets[0], words, self.vocabulary)
+
     def shard(self, num_shards: int, index: int) -> Documents:
         """Returns every `num_shards`-th document, beginning with number `index`."""
         return self.take(np.arange(index, len(self), num_shards))

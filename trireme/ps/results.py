@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trireme.ps.messages import Duplicate, Verdict
+from trireme.ps.messages import Applied, Duplicate, Verdict
 
 
 class PushResult(msgspec.Struct, frozen=True):
@@ -32,6 +32,11 @@ class PushResult(msgspec.Struct, frozen=True):
     def decided(self) -> Verdict:
         """The verdict; of a push that was repeated, the first one's."""
         return decided(self.verdict)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the update is in the values."""
+        return isinstance(self.decided, Applied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class Connection:
         self._worker: Worker | None = None
         self._dense: nn.Parameter | None = None
         self._ended = False
+        self._retired = self._finished = False
 
     def __enter__(self) -> Self:
         return self
@@ -134,22 +135,21 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         """Saves and leaves the job; an exception fails it."""
-        self._ended = True
         worker = self._worker
         if worker is None:
+            self._ended = True
             return
         try:
             if error is not None:
                 worker.fail(error)
                 return
-            worker.complete()
-            worker.end()
-            worker.finish()
+            self.finish()
             worker.lifecycle.leave("finished", "")
         except BaseException as failure:
             worker.fail(failure)
             raise
         finally:
+            self._ended = True
             worker.progress.close()
 
     # -- what there is ----------------------------------------------------------------------------
@@ -235,6 +235,11 @@ class Connection:
         return self._settings.task.index
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the one that saves, and should print what all have reached."""
+        return self._joined().lifecycle.is_chief
+
+    @property
     def workers(self) -> int:
         """The number of workers that the job has begun with."""
         return self._settings.task.workers
@@ -248,6 +253,19 @@ class Connection:
     def stopping(self) -> bool:
         """Whether the job has ended for this worker: it makes no more updates."""
         return self._joined().backend.stopping
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this worker was asked to stop, by Ctrl-C or `trireme stop`."""
+        return self._joined().lifecycle.interrupted is not None
+
+    @property
+    def life(self) -> int:
+        """How often the job has gone back to a checkpoint, as far as this worker knows.
+
+        What was computed from values of an earlier life belongs to values that are no more.
+        """
+        return self._joined().life
 
     def pull(self, name: str, keys: Any = None) -> Array:
         """Returns values as they are now.
@@ -371,6 +389,30 @@ class Connection:
     def save(self) -> None:
         """Saves a checkpoint now, if this worker is chief; see `Session.save`."""
         self._joined().save()
+
+    def end(self) -> None:
+        """Makes no more updates: no other worker waits for this one. It may still pull."""
+        worker = self._joined()
+        if not self._retired:
+            self._retired = True
+            worker.complete()
+            worker.end()
+            worker.lifecycle.liveness.excuse = "it has made its last update"
+
+    def finish(self) -> None:
+        """Makes no more updates, and waits until no worker in the job does; the chief saves.
+
+        What `pull` returns afterwards is final. A worker that was lost and is started again is not
+        waited for, unless it is back. The end of the block calls it too.
+
+        Raises:
+            CheckpointError: the last step is not on the disk.
+            RolledBack: the job goes on from a step before its end.
+        """
+        self.end()
+        if not self._finished:
+            self._finished = True
+            self._joined().finish()
 
     # -- inside -----------------------------------------------------------------------------------
 

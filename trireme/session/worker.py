@@ -130,7 +130,7 @@ class Worker:
         ]
         self._prefetches = settings.prefetches and setup.process_group is None
         self._under_way = False  # an exchange whose result is not received yet
-        self._life = 0  # how often the job was rolled back, as far as this worker knows
+        self.life = 0  # how often the job was rolled back, as far as this worker knows
         self._stop_sent = False
 
     # -- joining --------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Worker:
         lifecycle, checkpoints = self.lifecycle, self.checkpoints
         while not self._start(lambda: checkpoints.first_state() if lifecycle.is_chief else None):
             lifecycle.come_back()
-        self._life = lifecycle.life
+        self.life = lifecycle.life
         checkpoints.follow_view()
         checkpoints.take_first()
         if self.backend.stopping and not self._retired():
@@ -424,10 +424,10 @@ class Worker:
         # Where all copies of a shard were lost, no values are loaded any more.
         while not self._start(lambda: checkpoints.state_again() if lifecycle.is_chief else None):
             lifecycle.come_back()  # the job has given it up again
-        if self._life == lifecycle.life:
+        if self.life == lifecycle.life:
             self.progress.warn("this worker was taken for lost and comes back")
         else:
-            self._life = lifecycle.life
+            self.life = lifecycle.life
             checkpoints.take_first()
             self.progress.warn(str(RolledBack(rolled_back(before, backend.step), backend.step)))
         self.rejoined += 1
@@ -497,14 +497,14 @@ class Worker:
                 lifecycle.draining = False
             try:
                 lifecycle.come_back()
-                if lifecycle.life != self._life:
+                if lifecycle.life != self.life:
                     before = backend.global_step
                     self.rejoin()
                     if not backend.stopping:
                         raise self._went_back(before)
                 self._retired()  # if not, the servers tell again
             except (JobFailed, WaitTimeout):
-                if lifecycle.life != self._life:
+                if lifecycle.life != self.life:
                     raise
                 # The job needs nothing more from this worker.
                 self.progress.warn(

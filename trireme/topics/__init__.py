@@ -12,15 +12,20 @@ of its documents. The counts of words by topic, which all samplers share, are be
     learned = topic_words(counts.rows(every_word), sampler.beta)
     print(perplexity(learned, held_out, alpha=sampler.alpha))
 
+On parameter servers, with several workers, `SharedTopics` takes the place of both: the counts and
+the assignments lie in tables, and agree whatever happens to a worker.
+
 The kernels are compiled by numba: `pip install 'trireme-train[tables]'`.
 """
 
 from trireme.topics.counts import LocalCounts, TopicCounts, topic_words
 from trireme.topics.evaluation import complete, halves, perplexity
 from trireme.topics.sampler import Sweep, TopicSampler
+from trireme.topics.shared_topics import SharedTopics
 
 __all__ = [
     "LocalCounts",
+    "SharedTopics",
     "Sweep",
     "TopicCounts",
     "TopicSampler",

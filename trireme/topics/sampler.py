@@ -167,16 +167,29 @@ class TopicSampler:
         return accepted
 
 
-def _blocks(documents: Documents, tokens: int) -> list[_Block]:
-    """Divides documents into blocks of about so many tokens."""
-    found, first = [], 0
+def divide(documents: Documents, tokens: int) -> list[tuple[int, int]]:
+    """Divides documents into blocks of about so many tokens.
+
+    Returns:
+        The first document of each block, and the one after its last.
+    """
+    found, first = list[tuple[int, int]](), 0
     offsets = documents.offsets
     while first < len(documents):
         after = int(np.searchsorted(offsets, offsets[first] + tokens))
         after = min(max(after, first + 1), len(documents))
+        found.append((first, after))
+        first = after
+    return found
+
+
+def _blocks(documents: Documents, tokens: int) -> list[_Block]:
+    """Divides documents into blocks of about so many tokens."""
+    found = []
+    offsets = documents.offsets
+    for first, after in divide(documents, tokens):
         part = slice(int(offsets[first]), int(offsets[after]))
         words, rows = np.unique(documents.words[part], return_inverse=True)
         inside = offsets[first : after + 1] - offsets[first]
         found.append(_Block(part, inside, words.astype(np.int64), rows.astype(np.int32)))
-        first = after
     return found
