@@ -33,6 +33,7 @@ from trireme.ps.messages import (
     Attach,
     Attached,
     OptimizerSpec,
+    PulledRows,
     PullReply,
     Push,
     PushReply,
@@ -58,6 +59,9 @@ class Place(Protocol):
 
     def seen(self, client: Client, life: int, shard: int, step: int, vectors: Vectors) -> None:
         """A worker has received values of a shard."""
+
+    def told_rows(self, life: int, bounds: Sequence[int], step: int, rows: bytes) -> None:
+        """A server has told a worker the rows of all keys of a shard, which has these slots."""
 
     def counts_known(self, life: int) -> tuple[int, ...]:
         """Returns by worker how many updates are acknowledged."""
@@ -464,6 +468,11 @@ class Client:
         def event() -> None:
             if shard < len(self._links) and self._links[shard] is link:
                 self.lanes.heard(self._network.loop.now, shard, sequence, message, payload)
+                if isinstance(message, PushReply | PulledRows):
+                    bounds = self.layout.spec.bounds[shard : shard + 2]
+                    for rows in message.rows:
+                        assert rows is not None
+                        self._place.told_rows(self.life, bounds, message.step, rows)
 
         self._later(event)
 

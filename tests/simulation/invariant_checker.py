@@ -65,6 +65,7 @@ class InvariantChecker:
         self._views: dict[int, View] = {}
         self._speakers: dict[tuple[int, int], int] = {}  # by view and slot: who has answered
         self._seen: dict[Seen, bytes] = {}
+        self._seen_rows: dict[tuple[int, tuple[int, ...], int], bytes] = {}
         # By generation and slots, and the view that announced the next ones.
         self._quiet: dict[tuple[int, int, int, int], Account] = {}
         self._half: set[PushId] = set()  # on some shards only, of earlier generations
@@ -128,6 +129,12 @@ class InvariantChecker:
                     != told
                 ):
                     raise Violation(f"shard {shard} had two kinds of values of step {step}")
+
+    def see_rows(self, life: int, bounds: Sequence[int], step: int, rows: bytes) -> None:
+        """A worker has received the rows of some slots: two of one step are the same."""
+        key = life, tuple(bounds), step
+        if self._seen_rows.setdefault(key, rows) != rows:
+            raise Violation(f"the slots {key[1]} had two kinds of rows at step {step}")
 
     def loaded(self, account: Account) -> None:
         """A copy has its first values."""

@@ -26,6 +26,7 @@ from trireme.ps.messages import (
     Leased,
     OptimizerSpec,
     Pull,
+    PulledRows,
     PullReply,
     Push,
     PushReply,
@@ -254,9 +255,9 @@ class ShardChecker:
             self._check_verdict(request, self._push_id(who, request), message)
             if reply.payload:
                 self._check_values(message.step, reply.payload)
-            for told in message.rows:
-                self._job.counts["rows told"] += 1
-                account.check_rows(told)
+            self._check_rows(message.rows)
+        elif isinstance(message, PulledRows):
+            self._check_rows(message.rows)
         elif isinstance(message, PullReply):
             assert isinstance(request, Pull)
             if message.step < request.at_least:
@@ -279,6 +280,12 @@ class ShardChecker:
             self._job.ends.add(message.step)
         elif isinstance(message, Snapshot):
             self._check_snapshot(message, reply)
+
+    def _check_rows(self, rows: Sequence[bytes | None]) -> None:
+        for told in rows:
+            assert told is not None, "no worker of a simulated job lends memory"
+            self._job.counts["rows told"] += 1
+            self.account.check_rows(told)
 
     def _check_values(self, step: int, payload: Sequence[torch.Tensor]) -> None:
         if self._rule.synchronous and step != self.account.step:

@@ -79,6 +79,7 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
         assert counts[event] > 0, f"{event}: {counts}"
     assert (counts["seen"] > 500) == (mode == "counts")
     assert (counts["rows told"] > 100) == ("rows" in mode)
+    assert (counts["rows pulled"] > 20) == ("rows" in mode)
     assert mode not in ("backup", "clip") or counts["stale"] > 2
     assert mode == "uncommitted" or not counts["half-applied"]
     assert (counts["clipped"] > 2) == (mode == "clip")

@@ -81,6 +81,7 @@ class Worker:
         self.task = Task(self._live())
         self.chief = False  # when its training ended
         self._spans: list[Span] = []
+        self._rows_seen: tuple[int, Any] = (-1, None)  # of which life, and the counts
 
     def end(self, how: str, restart: float | None = None) -> None:
         """Ends it at once."""
@@ -211,6 +212,30 @@ class Worker:
             yield from self._lease()  # before the push is waited for: it is settled first
         yield from client.run(protocol.wait())
         place.checker.acknowledge(who, [reply.verdict for reply in protocol.replies])
+        if place.schedule.tables:
+            self._check_rows(client.life, protocol.brought)
+            if rng.random() < 0.3:
+                yield from self._pull_rows()
+
+    def _pull_rows(self) -> Process:
+        """Reads all rows, which another worker may be updating."""
+        life, keys = self.client.life, RowKeys(0, np.array(KEYS, np.int64).tobytes())
+        rows = yield from self.client.run(self.client.protocol.pull_rows([keys]))
+        if self.client.life == life:
+            self.place.checker.counts["rows pulled"] += 1
+            self._check_rows(life, rows)
+
+    def _check_rows(self, life: int, brought: Sequence[Any]) -> None:
+        """Checks that rows are no smaller than those that this worker saw before.
+
+        Counts only grow: what a worker has seen once can get lost with no server.
+        """
+        for rows in brought:
+            seen_in, seen = self._rows_seen
+            if seen_in == life and (rows < seen).any():
+                name = self.client.name
+                raise Violation(f"{name} sees the rows {rows.ravel()} after {seen.ravel()}")
+            self._rows_seen = life, rows.copy()
 
     def _rows(self) -> tuple[tuple[RowUpdates, ...], tuple[RowKeys, ...]]:
         """Returns updates of some rows of the table, and the keys of the rows that are wanted."""

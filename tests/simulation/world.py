@@ -288,6 +288,10 @@ class World:
         self._seen.add((life, shard))
         self.checker.see(life, client.layout, shard, step, vectors)
 
+    def told_rows(self, life: int, bounds: Sequence[int], step: int, rows: bytes) -> None:
+        """A server has told a worker the rows of all keys of a shard, which has these slots."""
+        self.checker.see_rows(life, bounds, step, rows)
+
     def counts_known(self, life: int) -> tuple[int, ...]:
         """Returns by worker how many updates are acknowledged; nothing where none are counted."""
         return self.checker.counting.known(life, 8) if self.schedule.counts else ()

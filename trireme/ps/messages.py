@@ -244,7 +244,8 @@ class PushReply(Message, frozen=True, array_like=True):
             None where the payload is the values.
         notice: a notice for the worker's program, such as that the workers of a round disagree
             about the learning rate; empty as a rule.
-        rows: the rows that the push wanted, one entry for each of its `wanted`.
+        rows: the rows that the push wanted, one entry for each of its `wanted`; None where they
+            were written to the place that it has named.
     """
 
     kind: ClassVar[int] = 67
@@ -254,7 +255,7 @@ class PushReply(Message, frozen=True, array_like=True):
     stop: bool
     since: Number | None = None
     notice: str = ""
-    rows: tuple[bytes, ...] = ()
+    rows: tuple[bytes | None, ...] = ()
 
 
 class Pull(FromWorker, frozen=True, array_like=True):
@@ -293,11 +294,14 @@ class PullRows(FromWorker, frozen=True, array_like=True):
 
 
 class PulledRows(Message, frozen=True, array_like=True):
-    """The answer to `PullRows`: the global step, and the rows, one entry for each of `wanted`."""
+    """The answer to `PullRows`: the global step, and the rows, one entry for each of `wanted`.
+
+    An entry is None where the rows were written to the place that the request has named.
+    """
 
     kind: ClassVar[int] = 125
     step: Number
-    rows: tuple[bytes, ...]
+    rows: tuple[bytes | None, ...]
 
 
 class Waiting(Message, frozen=True, array_like=True):
@@ -463,16 +467,28 @@ class LendMemory(FromWorker, frozen=True, array_like=True):
         nbytes: the memory's size.
         outbound: (offset, length) in bytes of the places that pushes come from.
         inbound: of the places that values go to.
+        rows: whether `LendRows` follows.
     """
 
     kind: ClassVar[int] = 92
     nbytes: Number
     outbound: Pairs
     inbound: Pairs
+    rows: bool = False
+
+
+class LendRows(FromWorker, frozen=True, array_like=True):
+    """A worker lends this server memory for rows, of so many bytes; its descriptor comes along.
+
+    It belongs to this connection. Answered by `MemoryLent`.
+    """
+
+    kind: ClassVar[int] = 126
+    nbytes: Number
 
 
 class MemoryLent(Message, frozen=True, array_like=True):
-    """The answer to `LendMemory`: whether the server sees the memory."""
+    """The answer to `LendMemory` and `LendRows`: whether the server sees the memory."""
 
     kind: ClassVar[int] = 93
     accepted: bool

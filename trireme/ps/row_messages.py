@@ -1,13 +1,36 @@
 """The rows of sparse tables in messages: updates, and keys whose rows are wanted.
 
-Keys are little-endian int64, and rows lie one after the other, in the dtype of the table.
+Keys are little-endian int64, and rows lie one after the other, in the dtype of the table. They are
+in the message, or lie in memory that a worker of the same host lends: see `trireme.ps.row_memory`.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Any, cast
 
-from trireme.wire.message import Index
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trireme.errors import FrameError
+from trireme.wire.message import Index, Number
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A place in the memory that a worker lends for rows.
+
+    Attributes:
+        offset: where it begins, in bytes.
+        nbytes: its length in bytes.
+    """
+
+    offset: Number
+    nbytes: Number
+
+
+Data = bytes | Place
+"""Keys or rows: themselves, or where they lie."""
 
 
 class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
@@ -22,8 +45,8 @@ class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
     """
 
     table: Index
-    keys: bytes
-    rows: bytes
+    keys: Data
+    rows: Data
     lr: float | None = None
 
 
@@ -33,7 +56,48 @@ class RowKeys(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         table: the position of the table.
         keys: the keys.
+        answer: where to write the rows; None for into the answer.
     """
 
     table: Index
-    keys: bytes
+    keys: Data
+    answer: Place | None = None
+
+
+class RowKeysInto(RowKeys, frozen=True, array_like=True):
+    """Keys whose rows are written to memory at hand; never in a message.
+
+    Attributes:
+        out: where the rows go, of their size.
+    """
+
+    out: memoryview = memoryview(b"")
+
+
+def owned(updates: Sequence[RowUpdates]) -> tuple[RowUpdates, ...]:
+    """Returns copies of updates that may lie in lent memory, to which their worker writes again."""
+    return tuple(
+        msgspec.structs.replace(
+            each, keys=bytes(data_of(each.keys)), rows=bytes(data_of(each.rows))
+        )
+        for each in updates
+    )
+
+
+def raw(array: npt.NDArray[Any]) -> bytes:
+    """Returns the bytes of a contiguous array for a message: a view, without a copy.
+
+    The array must stay as it is until the message is answered.
+    """
+    return cast("bytes", np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def data_of(data: Data) -> bytes:
+    """Returns the bytes of keys or rows that are at hand.
+
+    Raises:
+        FrameError: they lie in memory that is not known here.
+    """
+    if isinstance(data, Place):
+        raise FrameError("a message names rows in memory that was not lent over its connection")
+    return data

@@ -6,29 +6,51 @@ module needs numba: it is imported where a job has tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from trireme.ps.row_messages import RowKeys, RowUpdates
-from trireme.tables.keys import SLOTS, Keys, slots_of, split, sum_rows, unique
+from trireme.errors import FrameError
+from trireme.ps.row_memory import aligned
+from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
+from trireme.tables.keys import (
+    SLOTS,
+    Keys,
+    all_within,
+    put_rows,
+    split,
+    sum_rows,
+    unique,
+)
 from trireme.tables.spec import Add, TableSpec
 
 Rows = npt.NDArray[Any]
 """Rows of a table, of shape (n, width)."""
 
 
-def keys_of(data: bytes) -> Keys:
+Space = Callable[[int, int], memoryview]
+"""Returns memory for so many bytes of what is sent to a shard."""
+
+
+def keys_of(data: Data) -> Keys:
     """Returns the keys of a message, of shape (n,), as a view."""
-    return np.frombuffer(data, dtype="<i8")
+    return np.frombuffer(data_of(data), dtype="<i8")
 
 
-def rows_of(data: bytes, spec: TableSpec) -> Rows:
+def rows_of(data: Data, spec: TableSpec) -> Rows:
     """Returns the rows of a message, of shape (n, width), as a view."""
-    return np.frombuffer(data, dtype=np.dtype(spec.dtype).newbyteorder("<")).reshape(-1, spec.width)
+    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    return np.frombuffer(data_of(data), dtype=dtype).reshape(-1, spec.width)
+
+
+def new_space(shard: int, nbytes: int) -> memoryview:
+    """Returns memory of this process: see `Space`."""
+    return memoryview(bytearray(nbytes))
 
 
 def misfit(
@@ -47,20 +69,28 @@ def misfit(
         if each.table >= len(specs):
             return f"a push names table {each.table}, and there are {len(specs)}"
         spec = specs[each.table]
-        if len(each.keys) % 8:
-            return f"the keys of table {spec.name!r} take {len(each.keys)} bytes, no multiple of 8"
+        data = (each.keys, each.rows) if isinstance(each, RowUpdates) else (each.keys,)
+        if any(isinstance(one, Place) for one in data):
+            return f"rows of table {spec.name!r} lie in memory that was not lent"
+        if size := len(data_of(each.keys)) % 8:
+            return f"the keys of table {spec.name!r} end with {size} bytes, and a key has 8"
         keys = keys_of(each.keys)
         if isinstance(each, RowUpdates):
             size = keys.size * spec.width * spec.item_size
-            if len(each.rows) != size:
+            if (came := len(data_of(each.rows))) != size:
                 return (
                     f"{keys.size} rows of table {spec.name!r} take {size} bytes, and the push has "
-                    f"{len(each.rows)}"
+                    f"{came}"
                 )
-        if keys.size and slots != (0, SLOTS):
-            found = slots_of(np.ascontiguousarray(keys))
-            if found.min() < slots[0] or found.max() >= slots[1]:
-                return f"keys of table {spec.name!r} belong to slots of another shard"
+        if isinstance(each, RowKeysInto):
+            size = keys.size * spec.width * spec.item_size
+            if each.out.nbytes != size:
+                return (
+                    f"{keys.size} rows of table {spec.name!r} take {size} bytes, and the request "
+                    f"names {each.out.nbytes} bytes for them"
+                )
+        if slots != (0, SLOTS) and not all_within(keys, *slots):
+            return f"keys of table {spec.name!r} belong to slots of another shard"
     return None
 
 
@@ -104,40 +134,122 @@ class Divided(msgspec.Struct, frozen=True):
         return self.places[self.ends[shard] : self.ends[shard + 1]]
 
 
-_Entry = TypeVar("_Entry", RowUpdates, RowKeys)
+class Parts:
+    """Updates and wanted keys of one request, divided among the shards.
+
+    Args:
+        rows: the updates.
+        wanted: the keys.
+        specs: the tables.
+        bounds: the bounds of the shards; see `slots_of_shard`.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RowUpdates],
+        wanted: Sequence[RowKeys],
+        specs: Sequence[TableSpec],
+        bounds: Sequence[int],
+    ) -> None:
+        self._rows = rows
+        self._wanted = wanted
+        self._specs = specs
+        self._whole = len(bounds) == 2
+        entries: tuple[RowUpdates | RowKeys, ...] = () if self._whole else (*rows, *wanted)
+        self._divided = [Divided.of(keys_of(each.keys), bounds) for each in entries]
+
+    @property
+    def _entries(self) -> tuple[RowUpdates | RowKeys, ...]:
+        return (*self._rows, *self._wanted)
+
+    def nbytes(self, shard: int) -> int:
+        """Returns how many bytes a shard's part takes, with the rows that its answer brings."""
+        size = 0
+        for number, each in enumerate(self._entries):
+            spec, count = self._specs[each.table], len(data_of(each.keys)) // 8
+            if not self._whole:
+                count = self._divided[number].of_shard(shard).size
+            size += count * (8 + spec.width * spec.item_size)
+        return size
+
+    def of_shard(
+        self, shard: int, space: Space = new_space
+    ) -> tuple[tuple[RowUpdates, ...], tuple[RowKeys, ...]]:
+        """Returns a shard's part of the updates and of the keys; parts may be empty.
+
+        Args:
+            shard: the shard.
+            space: where to put the keys and rows.
+        """
+        if self._whole:
+            return tuple(self._rows), tuple(self._wanted)
+        chosen = [divided.of_shard(shard) for divided in self._divided]
+        sources: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
+        for each, places in zip(self._entries, chosen, strict=True):
+            sources.append((keys_of(each.keys), places))
+            if isinstance(each, RowUpdates):
+                sources.append((rows_of(each.rows, self._specs[each.table]), places))
+        taken = iter(_taken(sources, partial(space, shard)))
+        rows = tuple(replace(each, keys=next(taken), rows=next(taken)) for each in self._rows)
+        return rows, tuple(replace(each, keys=next(taken)) for each in self._wanted)
+
+    def united(self, answers: Sequence[Sequence[bytes | None]]) -> list[Rows]:
+        """Returns the rows of the wanted keys in their order, each a new array of shape (n, width).
+
+        Args:
+            answers: what each shard has answered: an entry for each of the wanted keys.
+
+        Raises:
+            FrameError: an answer is of another size.
+        """
+        found = []
+        for number, each in enumerate(self._wanted):
+            spec, count = self._specs[each.table], len(data_of(each.keys)) // 8
+            rows = np.empty((count, spec.width), spec.dtype)
+            for shard, answer in enumerate(answers):
+                places = None
+                if not self._whole:
+                    places = self._divided[len(self._rows) + number].of_shard(shard)
+                part = _answered(answer, number, spec, count if places is None else places.size)
+                if places is None:
+                    rows[:] = part
+                else:
+                    put_rows(part, places, rows)
+            found.append(rows)
+        return found
 
 
-def parts_of(each: _Entry, specs: Sequence[TableSpec], bounds: Sequence[int]) -> list[_Entry]:
-    """Returns the parts of updates or keys that each shard gets; parts may be empty."""
-    shards = len(bounds) - 1
-    if shards == 1:
-        return [each]
-    keys = keys_of(each.keys)
-    divided = Divided.of(keys, bounds)
-    parts = []
-    for shard in range(shards):
-        places = divided.of_shard(shard)
-        changed = {"keys": keys[places].tobytes()}
-        if isinstance(each, RowUpdates):
-            changed["rows"] = rows_of(each.rows, specs[each.table])[places].tobytes()
-        parts.append(msgspec.structs.replace(each, **changed))
-    return parts
+def _taken(
+    sources: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]],
+    space: Callable[[int], memoryview],
+) -> list[bytes]:
+    """Returns the entries at some places of arrays, which are laid one after the other."""
+    sizes = [places.size * (array.nbytes // max(1, len(array))) for array, places in sources]
+    memory, offset, taken = space(sum(map(aligned, sizes))), 0, []
+    for (array, places), size in zip(sources, sizes, strict=True):
+        target = np.frombuffer(memory[offset : offset + size], array.dtype)
+        target = target.reshape(places.size, *array.shape[1:])
+        np.take(array, places, axis=0, out=target, mode="clip")  # without checks, as fast as can be
+        taken.append(raw(target))
+        offset += aligned(size)
+    return taken
 
 
-def united(
-    wanted: RowKeys, answers: Sequence[bytes], specs: Sequence[TableSpec], bounds: Sequence[int]
-) -> Rows:
-    """Returns the rows of keys in their order, of shape (n, width), from the answers of all shards.
+def _answered(answer: Sequence[bytes | None], number: int, spec: TableSpec, count: int) -> Rows:
+    """Returns the rows that a shard has answered with, of shape (count, width).
 
     Raises:
-        ValueError: an answer is of another size.
+        FrameError: they are of another size.
     """
-    spec, keys = specs[wanted.table], keys_of(wanted.keys)
-    divided = Divided.of(keys, bounds)
-    rows = np.empty((keys.size, spec.width), spec.dtype)
-    for shard, answer in enumerate(answers):
-        rows[divided.of_shard(shard)] = rows_of(answer, spec)
-    return rows
+    data = answer[number] if number < len(answer) else None
+    size = count * spec.width * spec.item_size
+    if data is None or len(data) != size:
+        came = "none" if data is None else f"{len(data)} bytes"
+        raise FrameError(
+            f"a parameter server answered with {came} where {count} rows of table {spec.name!r} "
+            f"take {size}"
+        )
+    return rows_of(data, spec)
 
 
 def mean_of(
@@ -190,7 +302,7 @@ def _mean(
         rows /= divisor
         if scale != 1.0:
             rows *= scale
-    return RowUpdates(updates[0][1].table, keys.tobytes(), rows.tobytes(), updates[0][1].lr)
+    return RowUpdates(updates[0][1].table, raw(keys), raw(rows), updates[0][1].lr)
 
 
 def square(updates: Sequence[RowUpdates], specs: Sequence[TableSpec]) -> float:

@@ -24,7 +24,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys, RowUpdates, raw
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.training_setup import assemble, check_tables
@@ -100,7 +100,7 @@ class _Pushed:
             keys, inverse = unique(np.concatenate([keys for keys, _ in several]))
             rows = np.ascontiguousarray(np.concatenate([rows for _, rows in several]))
             sums = sum_rows(rows, inverse, keys.size)
-            found.append(RowUpdates(place, keys.tobytes(), sums.tobytes()))
+            found.append(RowUpdates(place, raw(keys), raw(sums)))
         return tuple(found)
 
 
@@ -289,11 +289,11 @@ class Connection:
         found = np.arange(array.rows) if whole and array is not None else self._keys(name, keys)
         self._joined()
         assert self._pushed.fetch is not None
-        (rows,) = self._pushed.fetch([RowKeys(place, found.astype("<i8").tobytes())])
-        copied = np.array(rows, spec.dtype)
+        (rows,) = self._pushed.fetch([RowKeys(place, raw(found.astype("<i8")))])
+        owned = np.require(rows, spec.dtype, ["C", "W"])
         if whole and array is not None:
-            return array.joined(copied)
-        return copied.reshape((*found.shape, spec.width))
+            return array.joined(owned)
+        return owned.reshape((*found.shape, spec.width))
 
     def push(self, name: str, *what: Any) -> None:
         """Takes an update, which `clock` sends: `push(name, array)` or `push(name, keys, rows)`.

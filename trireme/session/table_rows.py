@@ -11,7 +11,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import members
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
 from trireme.tables.embedding import TableModule, flat_ids
 from trireme.tables.spec import SGD, Adagrad, Optimizer, SparseAdam, TableSpec
 
@@ -74,8 +74,8 @@ class TableRows:
             )
         found = self._brought_rows(place, keys) if module.training else None
         if found is None:
-            (found,) = self._fetch([RowKeys(place, keys.tobytes())])
-        rows = torch.from_numpy(np.array(found, self.specs[place].dtype))
+            (found,) = self._fetch([RowKeys(place, raw(keys))])
+        rows = torch.from_numpy(np.require(found, self.specs[place].dtype, ["C", "W"]))
         if torch.is_grad_enabled() and module.training:
             rows.requires_grad_()
             self._taken.setdefault(place, []).append((keys, rows))
@@ -100,14 +100,14 @@ class TableRows:
             if module.ids is not None:
                 ids.setdefault(place, []).append(flat_ids(module.ids(data)))
         self.wanted = tuple(
-            RowKeys(place, np.sort(unique(np.concatenate(found))[0]).tobytes())
+            RowKeys(place, raw(np.sort(unique(np.concatenate(found))[0])))
             for place, found in sorted(ids.items())
         )
 
     def bring(self, rows: Sequence[Any]) -> None:
         """Takes the rows that a push has brought; none where it has brought none."""
         self._brought = {
-            each.table: (np.frombuffer(each.keys, np.int64), found)
+            each.table: (np.frombuffer(data_of(each.keys), np.int64), found)
             for each, found in zip(self.wanted, rows, strict=False)
         }
 
@@ -122,7 +122,7 @@ class TableRows:
     def updates(self) -> tuple[RowUpdates, ...]:
         """Returns the gradients of the rows of this step, one entry for each table."""
         return tuple(
-            RowUpdates(place, keys.tobytes(), gradients.tobytes(), self._rate(place))
+            RowUpdates(place, raw(keys), raw(gradients), self._rate(place))
             for place, (keys, gradients) in self._gradients().items()
         )
 

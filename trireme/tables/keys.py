@@ -57,6 +57,15 @@ def _slots_of(keys: Any) -> Any:
 
 
 @compiled
+def _all_within(keys: Any, start: Any, stop: Any) -> Any:
+    outside = 0
+    for place in range(keys.size):
+        slot = slot_of(keys[place])
+        outside += (slot < start) | (slot >= stop)
+    return outside == 0
+
+
+@compiled
 def _unique(keys: Any) -> Any:
     bits = np.uint64(4)
     while (np.int64(1) << np.int64(bits)) < 2 * keys.size:
@@ -92,16 +101,26 @@ def _sum_rows(rows: Any, inverse: Any, sums: Any) -> None:
 
 
 @compiled
+def _put_words(source: Any, places: Any, target: Any) -> None:
+    for each in range(places.size):
+        for column in range(target.shape[1]):
+            target[places[each], column] = source[each, column]
+
+
+@compiled
 def _split(keys: Any, owners: Any, parts: Any) -> Any:
     ends = np.zeros(parts + 1, np.int64)
+    found = np.empty(keys.size, np.uint8)  # a job has at most `SLOTS` servers
     for place in range(keys.size):
-        ends[owners[slot_of(keys[place])] + 1] += 1
+        owner = owners[slot_of(keys[place])]
+        found[place] = owner
+        ends[owner + 1] += 1
     for part in range(parts):
         ends[part + 1] += ends[part]
     following = ends.copy()
     order = np.empty(keys.size, np.int64)
     for place in range(keys.size):
-        owner = owners[slot_of(keys[place])]
+        owner = found[place]
         order[following[owner]] = place
         following[owner] += 1
     return order, ends
@@ -111,6 +130,11 @@ def slots_of(keys: Keys) -> npt.NDArray[np.int64]:
     """Returns the slot of each key: an int64 array of the shape of `keys`, (n,)."""
     slots: npt.NDArray[np.int64] = _slots_of(plain(keys))
     return slots
+
+
+def all_within(keys: Keys, start: int, stop: int) -> bool:
+    """Returns whether the slots of all keys, of shape (n,), are in [start, stop)."""
+    return bool(_all_within(plain(keys), start, stop))
 
 
 def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
@@ -145,6 +169,17 @@ def sum_rows(
     return sums
 
 
+def put_rows(rows: npt.NDArray[Any], places: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    """Writes rows to their places in another array: `out[places] = rows`.
+
+    Args:
+        rows: of one of the dtypes of a table and of shape (n, width).
+        places: int64 of shape (n,).
+        out: contiguous, of the same dtype and width.
+    """
+    _put_words(plain(rows).view(np.int32), plain(places), out.view(np.int32))
+
+
 def split(
     keys: Keys, owners: npt.NDArray[np.int64], parts: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -170,4 +205,6 @@ def prepare(dtype: str) -> None:
     compile_for(_slots_of, "(int64[::1],)")
     compile_for(_unique, "(int64[::1],)")
     compile_for(_split, "(int64[::1], int64[::1], int64)")
+    compile_for(_all_within, "(int64[::1], int64, int64)")
+    compile_for(_put_words, "(int32[:, ::1], int64[::1], int32[:, ::1])")
     compile_for(_sum_rows, f"({dtype}[:, ::1], int64[::1], {dtype}[:, ::1])")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _DEFAULT_LIMITS = Limits()
-_NOTHING = memoryview(b"")
+_COPIED_BYTES = 1 << 16  # metadata of fewer is copied behind its header, to be one view
 _REUSED_BYTES = 1 << 20  # copies of at least this size use one memory, one after the other
 _FRONT_PIECES = 64  # how many queued copies are written at once
 _CHECK_SECONDS = 0.1  # at most, between two checks while a send waits
@@ -260,8 +260,8 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         metadata = self.catalog.encode(message)
         if self.lending is not None and (carried := self.lending.carry(payload)):
             header = pack_header(message.kind, len(metadata), carried, sequence, lent=True)
-            return [memoryview(header + metadata)]
-        views: list[memoryview] = [_NOTHING]
+            return _head(header, metadata)
+        views: list[memoryview] = []
         length = 0
         for buffer in payload:
             view = memoryview(buffer)
@@ -270,8 +270,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
                 views.append(view if flat else view.cast("B"))
                 length += size
         header = pack_header(message.kind, len(metadata), length, sequence)
-        views[0] = memoryview(header + metadata)
-        return views
+        return _head(header, metadata) + views
 
     def _write(self, views: list[memoryview]) -> list[memoryview]:
         """Writes what the stream takes, once; returns what is left."""
@@ -354,6 +353,13 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         if self.spin is not None:
             return self.spin.wait(self._poller.poll, seconds, look=events == select.POLLIN)
         return bool(self._poller.poll(math.ceil(seconds * 1000)))
+
+
+def _head(header: bytes, metadata: bytes) -> list[memoryview]:
+    """Returns the views of a header and its metadata: one, unless that copies much."""
+    if len(metadata) < _COPIED_BYTES:
+        return [memoryview(header + metadata)]
+    return [memoryview(header), memoryview(metadata)]
 
 
 class SendQueue:

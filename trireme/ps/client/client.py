@@ -47,7 +47,7 @@ from trireme.ps.messages import (
     Verdict,
 )
 from trireme.ps.results import PushResult, ServerClock
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys, RowUpdates, data_of
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble
@@ -116,6 +116,7 @@ class Client:
             flat.layout.spec.shards,
             patience_seconds=options.patience_seconds,
             rng=random.Random(),
+            space=self._servers.space,
         )
         self._overlap = Overlap(flat, (), self._protocol, self._servers)
         view = membership.view
@@ -156,6 +157,7 @@ class Client:
             UnsupportedOptimizerError: the server has no such optimizer.
         """
         self._shown = optimizer, rule, tuple(tables)
+        self._servers.tables = tuple(tables)
         if self._lost:
             self._begin_anew()
         if not self._packers:
@@ -342,12 +344,7 @@ class Client:
 
         Nothing is returned where the shards were divided anew meanwhile: pull them.
         """
-        pushed, replies = self._pushed, self._protocol.replies
-        if pushed is None or len(replies) != len(self._values):
-            return []
-        if any(len(reply.rows) != len(pushed.wanted) for reply in replies):
-            return []
-        return self._protocol.united(pushed.wanted, [reply.rows for reply in replies])
+        return self._protocol.brought
 
     def end(self) -> None:
         """Makes no further update: this worker is to leave, and the job goes on without it."""
@@ -544,7 +541,7 @@ class Client:
         """Counts the bytes of the values that answers have brought."""
         for server, (message, _) in answers.items():
             if isinstance(message, PushReply | PulledRows):
-                self.bytes_received += sum(map(len, message.rows))
+                self.bytes_received += sum(len(data) for data in message.rows if data is not None)
             if isinstance(message, (PushReply, PullReply)):
                 self.bytes_received += (
                     self._values[server].nbytes
@@ -570,5 +567,5 @@ class Client:
 
 def _bytes_of_rows(push: Push) -> int:
     """Returns the bytes of the keys and rows of tables that a push carries."""
-    rows = sum(len(each.keys) + len(each.rows) for each in push.rows)
-    return rows + sum(len(each.keys) for each in push.wanted)
+    rows = sum(len(data_of(each.keys)) + len(data_of(each.rows)) for each in push.rows)
+    return rows + sum(len(data_of(each.keys)) for each in push.wanted)

@@ -76,7 +76,7 @@ from trireme.tables.spec import TableSpec
 from trireme.wire.message import Limits, Message
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Rows
+    from trireme.ps.rows import Parts, Rows, Space
     from trireme.ps.snapshot import ModelState
 
 
@@ -119,12 +119,15 @@ class ClientProtocol:
         servers: the number of servers.
         patience_seconds: for how long a consistent copy is tried.
         rng: names cuts, and draws the pauses between two.
+        space: where to put the keys and rows that a request sends to a shard; None for new memory.
 
     Attributes:
         step: the global step of the values at hand.
         stopping: whether this worker has been told to stop.
         replies: to the last push, by server.
         announced: the push that was announced and not made yet.
+        brought: the rows that the last push has brought, one entry for each of its `wanted`; none
+            where the shards were divided anew meanwhile.
     """
 
     def __init__(
@@ -134,8 +137,11 @@ class ClientProtocol:
         *,
         patience_seconds: float,
         rng: random.Random,
+        space: Space | None = None,
     ) -> None:
         self.step = 0
+        self.brought: list[Rows] = []
+        self._space = space
         self.stopping = False
         self.replies: Sequence[PushReply] = ()
         self.announced: Push | None = None
@@ -152,7 +158,8 @@ class ClientProtocol:
         self._rule = Rule()
         self._tables: tuple[TableSpec, ...] = ()
         self._bounds: tuple[int, ...] = ()  # the slots at which shards begin
-        self._parts: tuple[int, int, list[Push]] = (0, 0, [])  # of the push with tables under way
+        # Of the push with tables under way, its division, and its messages by shard.
+        self._parts: tuple[int, int, Parts | None, dict[int, Push]] = (0, 0, None, {})
         self._pushed = False
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
@@ -322,24 +329,36 @@ class ClientProtocol:
 
     def _part_of(self, push: Push, server: int) -> Push:
         """Returns a push with one shard's part of the rows of tables."""
-        key = push.sequence, self._divisions
-        if self._parts[:2] != key:
-            from trireme.ps.rows import parts_of
+        sequence, divisions, parts, messages = self._parts
+        if parts is None or (sequence, divisions) != (push.sequence, self._divisions):
+            parts, messages = self._divided(push.rows, push.wanted), {}
+            self._parts = push.sequence, self._divisions, parts, messages
+        if server not in messages:
+            rows, wanted = parts.of_shard(server, *self._where)
+            messages[server] = msgspec.structs.replace(push, rows=rows, wanted=wanted)
+        return messages[server]
 
-            rows = [parts_of(each, self._tables, self._bounds) for each in push.rows]
-            wanted = [parts_of(each, self._tables, self._bounds) for each in push.wanted]
-            parts = [
-                msgspec.structs.replace(
-                    push,
-                    rows=tuple(each[shard] for each in rows),
-                    wanted=tuple(each[shard] for each in wanted),
+    @property
+    def _where(self) -> tuple[Space, ...]:
+        return () if self._space is None else (self._space,)
+
+    def _divided(self, rows: Sequence[RowUpdates], wanted: Sequence[RowKeys]) -> Parts:
+        """Returns updates and keys of tables, divided among the shards.
+
+        Raises:
+            ConfigurationError: a part does not fit into one message.
+        """
+        from trireme.ps.rows import Parts
+
+        parts = Parts(rows, wanted, self._tables, self._bounds)
+        for shard in range(self._servers):
+            if (size := parts.nbytes(shard)) > _MOST_ROW_BYTES:
+                raise ConfigurationError(
+                    f"the rows of one step of worker:{self._worker} take {size >> 20} MiB at one "
+                    f"server, and a message has room for {_MOST_ROW_BYTES >> 20}: use a smaller "
+                    "batch, or more servers"
                 )
-                for shard in range(self._servers)
-            ]
-            for part in parts:
-                self._check_size((*part.rows, *part.wanted))
-            self._parts = (*key, parts)
-        return self._parts[2][server]
+        return parts
 
     def completes(self, push: Push) -> bool:
         """Returns whether a push is the one that was announced; none is announced afterwards."""
@@ -366,54 +385,28 @@ class ClientProtocol:
 
     def pull_rows(self, wanted: Sequence[RowKeys]) -> Operation[list[Rows]]:
         """Returns the rows of keys of tables, as they are now, each of shape (n, width)."""
-        from trireme.ps.rows import parts_of
-
         while True:
-            parts = [parts_of(each, self._tables, self._bounds) for each in wanted]
-            for shard in range(self._servers):
-                self._check_size([each[shard] for each in parts])
+            yield from self.settle()  # the memory for rows holds those of one request
+            parts = self._divided((), wanted)
             requests = {
-                shard: Request(PullRows(0, tuple(each[shard] for each in parts)))
+                shard: Request(PullRows(0, parts.of_shard(shard, *self._where)[1]))
                 for shard in range(self._servers)
             }
             try:
                 answers = self._all((yield from self._ask(requests)), PulledRows)
             except Divided:
                 continue
-            return self.united(wanted, [answer.rows for answer in answers])
+            return parts.united([answer.rows for answer in answers])
 
-    def _check_size(self, entries: Sequence[RowUpdates | RowKeys]) -> None:
-        """Checks that rows fit into one message, also those that its answer brings.
-
-        Raises:
-            ConfigurationError: they do not.
-        """
-        size = 0
-        for each in entries:
-            spec, count = self._tables[each.table], len(each.keys) // 8
-            size += count * (8 + spec.width * spec.item_size)
-        if size > _MOST_ROW_BYTES:
-            raise ConfigurationError(
-                f"the rows of one step of worker:{self._worker} take {size >> 20} MiB at one "
-                f"server, and a message has room for {_MOST_ROW_BYTES >> 20}: use a smaller "
-                "batch, or more servers"
-            )
-
-    def united(self, wanted: Sequence[RowKeys], answers: Sequence[tuple[bytes, ...]]) -> list[Rows]:
-        """Returns the rows of keys of tables, from what the shards have answered.
-
-        Raises:
-            FrameError: an answer is of another size.
-        """
-        from trireme.ps.rows import united
-
-        try:
-            return [
-                united(each, [answer[place] for answer in answers], self._tables, self._bounds)
-                for place, each in enumerate(wanted)
-            ]
-        except (IndexError, ValueError) as error:
-            raise FrameError(f"a parameter server answered with other rows: {error}") from error
+    def _take_rows(self, replies: Sequence[PushReply]) -> list[Rows]:
+        """Returns the rows that a push has brought; see `brought`."""
+        sequence, divisions, parts, messages = self._parts
+        if parts is None or (sequence, divisions) != (self._sequence, self._divisions):
+            return []
+        wanted = len(messages[0].wanted)
+        if any(len(reply.rows) != wanted for reply in replies):
+            return []
+        return parts.united([reply.rows for reply in replies]) if wanted else []
 
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
@@ -428,6 +421,7 @@ class ClientProtocol:
         if self._pushed and self._settled is None and self._fence is None:
             try:
                 self._settled = replies = self._all((yield AWAIT), PushReply)
+                self.brought = self._take_rows(replies)
                 self.stopping = replies[0].stop
                 # At once: the next request may find other shards, which these steps are not of.
                 self._settled_step = yield from self.level([reply.step for reply in replies])

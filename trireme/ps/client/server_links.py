@@ -27,8 +27,18 @@ from trireme.errors import (
 )
 from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
-from trireme.ps.messages import LendMemory, MemoryLent
+from trireme.ps.messages import (
+    LendMemory,
+    LendRows,
+    MemoryLent,
+    PulledRows,
+    PullRows,
+    Push,
+    PushReply,
+)
 from trireme.ps.replication_messages import Address
+from trireme.ps.row_memory import ROW_BYTES, RowMemory
+from trireme.tables.spec import TableSpec
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
@@ -112,12 +122,15 @@ class SharedBuffer:
     outbound: tuple[memoryview, ...]
     inbound: tuple[memoryview, ...]
 
-    def offer(self, connection: Connection, stream: ShmStream, *, timeout: float) -> bool:
+    def offer(
+        self, connection: Connection, stream: ShmStream, *, rows: bool, timeout: float
+    ) -> bool:
         """Lends the memory to the server: what lies there need not cross the socket.
 
         Args:
             connection: between two frames, with no request under way.
             stream: the connection's.
+            rows: whether memory for rows is offered next.
             timeout: in seconds, to send the offer and again to hear the answer.
 
         Returns:
@@ -127,13 +140,13 @@ class SharedBuffer:
             WireError: the connection failed, or there was no answer in time.
         """
         stream.pass_descriptor(self.memory.fileno())
-        places = [
+        outbound, inbound = (
             tuple(self.memory.place_of(view) for view in views)
             for views in (self.outbound, self.inbound)
-        ]
-        connection.send(LendMemory(self.memory.nbytes, *places), timeout=timeout)
-        answer = connection.receive(timeout=timeout).message
-        accepted = isinstance(answer, MemoryLent) and answer.accepted
+        )
+        offered = LendMemory(self.memory.nbytes, outbound, inbound, rows)
+        connection.send(offered, timeout=timeout)
+        accepted = _accepts(connection, timeout)
         if accepted:
             connection.lending = Lending(self.inbound, self.outbound, borrowed=False)
         return accepted
@@ -147,12 +160,13 @@ class ServerLink:
         self.connection: Connection | None = None
         self.server: ServerEntry | None = None  # at the other end
         self.trusts_memory = True  # until another process was found at the address of its socket
+        self.rows: RowMemory | None = None  # that is lent over the connection
 
     def close(self) -> None:
         """Closes the connection, if there is one. May be repeated."""
         if self.connection is not None:
             self.connection.close()
-            self.connection = None
+            self.connection = self.rows = None
 
 
 class ServerLinks:
@@ -170,6 +184,7 @@ class ServerLinks:
         lanes: decides what is sent when.
         links: the connections, by shard.
         shared_buffers: the memory to lend for each shard to a server of this host; empty for none.
+        tables: the sparse tables of the job; where there are any, memory is lent for their rows.
     """
 
     def __init__(
@@ -192,6 +207,7 @@ class ServerLinks:
         )
         self.links = [ServerLink(server) for server in range(servers)]
         self.shared_buffers: Sequence[SharedBuffer] = ()
+        self.tables: Sequence[TableSpec] = ()
         # An answer through memory has mostly come by then. Workers that sleep until a round is over
         # wake together, often on one core: the system takes milliseconds to part them.
         self._spin = SpinWait(least=0.0005, most=0.005, share=0.25)
@@ -209,6 +225,12 @@ class ServerLinks:
         self.close()
         self.links = [ServerLink(shard) for shard in range(shards)]
         self.lanes.divide(shards)
+
+    def space(self, shard: int, nbytes: int) -> memoryview:
+        """Returns memory for keys and rows that the next request sends to a shard."""
+        lent = self.links[shard].rows
+        found = None if lent is None else lent.space(nbytes)
+        return memoryview(bytearray(nbytes)) if found is None else found
 
     def ask(
         self,
@@ -300,6 +322,9 @@ class ServerLinks:
         if incoming is None:
             return False
         now, message, payload = time.monotonic(), incoming.message, incoming.payload
+        rows = self.links[lane.index].rows
+        if rows is not None and isinstance(message, PushReply | PulledRows):
+            message = rows.answered(message)
         self.lanes.heard(now, lane.index, incoming.sequence, message, payload)
         if lane.request is not None:  # a notice, or another view: the job may be over
             self._membership.check()
@@ -331,9 +356,11 @@ class ServerLinks:
         try:
             if link.connection is not None and link.server != self.lanes.entry(link.index):
                 link.close()  # another server has the primary now
-            connection = link.connection or self._connect(link)
+            connection, message = link.connection or self._connect(link), order.message
+            if link.rows is not None and isinstance(message, Push | PullRows):
+                message = link.rows.lay(message)
             connection.send(
-                order.message,
+                message,
                 order.payload,
                 sequence=order.sequence,
                 timeout=self.options.retry_seconds,
@@ -411,9 +438,38 @@ class ServerLinks:
             connection.send(address, timeout=options.retry_seconds)
             if isinstance(stream, ShmStream):
                 shared_buffer = self.shared_buffers[link.index]
-                if shared_buffer.offer(connection, stream, timeout=options.retry_seconds):
+                patience, rows = options.retry_seconds, bool(self.tables)
+                if shared_buffer.offer(connection, stream, rows=rows, timeout=patience):
                     connection.spin = self._spin
+                    link.rows = self._lend_rows(connection, stream, patience) if rows else None
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _lend_rows(
+        self, connection: Connection, stream: ShmStream, timeout: float
+    ) -> RowMemory | None:
+        """Lends memory for rows over a connection; returns None where the server has no use of it.
+
+        Raises:
+            WireError: the connection failed, or there was no answer in time.
+        """
+        try:
+            memory = SharedMemory.create(ROW_BYTES)
+        except OSError as error:
+            _log.warning("rows go through messages, as there is no memory to lend: %s", error)
+            return None
+        try:
+            stream.pass_descriptor(memory.fileno())
+            connection.send(LendRows(memory.nbytes), timeout=timeout)
+            lent = _accepts(connection, timeout)
+        finally:
+            memory.close()
+        return RowMemory(memory, self.tables) if lent else None
+
+
+def _accepts(connection: Connection, timeout: float) -> bool:
+    """Returns whether the server uses memory that was offered."""
+    answer = connection.receive(timeout=timeout).message
+    return isinstance(answer, MemoryLent) and answer.accepted

@@ -34,6 +34,7 @@ from trireme.ps.messages import (
     Collect,
     FencedVerdict,
     FromServer,
+    PullRows,
     Push,
     PushReply,
     Refused,
@@ -242,6 +243,10 @@ class Replica(Generic[_L]):
             yield Reply(route, _fenced(message, reason, self._view.number))
             return
         who = self.dispatcher.sender(link, message)
+        if isinstance(message, PullRows):  # it changes nothing, and shows what may yet be lost
+            found = self.dispatcher.apply(now, who, route, message)
+            yield from self._log.hold(found) if self._log is not None else found
+            return
         yield from self._happen(now, who, route, message, what, raw, lent)
 
     def heard(self, now: float, shard: int, message: FromServer) -> Iterator[Output[_L]]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from trireme.ps.messages import Pairs
+from trireme.errors import WireError
+from trireme.ps.messages import LendRows, Pairs
 from trireme.ps.replication.log import Lent
 from trireme.wire.link import Link
 from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.transports.shm import ShmStream
+
+_log = logging.getLogger(__name__)
 
 
 class BorrowedMemory:
@@ -58,3 +63,33 @@ class BorrowedMemory:
         if lending is None or payload is not lending.incoming:
             return None
         return self._lent.get(link)
+
+
+class BorrowedRows:
+    """The memory that workers lend for rows: each belongs to one connection."""
+
+    def __init__(self) -> None:
+        self._memories: dict[Link, SharedMemory] = {}
+
+    def add(self, link: Link, message: LendRows) -> bool:
+        """Maps memory that a worker of this host lends; returns False if it cannot be used."""
+        stream = link.connection.stream
+        descriptor = stream.take_descriptor() if isinstance(stream, ShmStream) else None
+        if descriptor is None:
+            return False
+        try:
+            memory = SharedMemory.attach(descriptor, message.nbytes)
+        except WireError as error:
+            _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
+            return False
+        memory.close()  # the mapping stays while a view of it exists
+        self._memories[link] = memory
+        return True
+
+    def remove(self, link: Link) -> None:
+        """Forgets the memory of a connection. It stays mapped while rows in it are used."""
+        self._memories.pop(link, None)
+
+    def of(self, link: Link) -> SharedMemory | None:
+        """Returns the memory that was lent over a connection; None for none."""
+        return self._memories.get(link)

@@ -21,8 +21,11 @@ from trireme.ps.flat import as_bytes
 from trireme.ps.messages import (
     FromServer,
     LendMemory,
+    LendRows,
     MemoryLent,
+    PullRows,
     Push,
+    PushReply,
     Refused,
     Share,
     Trace,
@@ -42,7 +45,8 @@ from trireme.ps.replication_messages import (
     Replicated,
     Speak,
 )
-from trireme.ps.server.borrowed_memory import BorrowedMemory
+from trireme.ps.row_memory import Answers, found, written
+from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.payloads import memory_for, unpack, unpack_state
 from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Staging
@@ -62,11 +66,13 @@ class _Route(msgspec.Struct, frozen=True, eq=False):
         link: the link over which it is sent; None for an event that another server has received.
         sequence: the sequence of the request.
         staging: the receive buffer that is free again once the answer is sent.
+        answers: where rows go that the answer brings.
     """
 
     link: Link | None
     sequence: int = 0
     staging: Staging | None = None
+    answers: Answers = ()
 
 
 class ShardHandler:
@@ -111,6 +117,7 @@ class ShardHandler:
         self._receive_buffers: dict[Replica[Link], ReceiveBuffer] = {}
         self._entry_buffers: dict[Replica[Link], EntryBuffers] = {}
         self._borrowed = BorrowedMemory()
+        self._row_memory = BorrowedRows()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
         self._early: list[tuple[Link, Speak | Follow]] = []  # of a generation that is not here yet
@@ -161,6 +168,12 @@ class ShardHandler:
         if isinstance(message, LendMemory):
             self._borrow(link, replica, message, incoming.sequence)
             return
+        if isinstance(message, LendRows):
+            link.offer(MemoryLent(self._row_memory.add(link, message)), sequence=incoming.sequence)
+            return
+        answers: Answers = ()
+        if isinstance(message, Push | PullRows):
+            message, answers = found(self._row_memory.of(link), message)
         if isinstance(message, Push):
             staging = self._receive_buffer(replica).take(link, payload)
             what = staging.gradients
@@ -170,7 +183,7 @@ class ShardHandler:
             except Rejected as error:
                 link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
                 return
-        route = _Route(link, incoming.sequence, staging)
+        route = _Route(link, incoming.sequence, staging, answers)
         lent = None if staging is None else self._borrowed.place_of(link, payload)
         outputs = replica.request(began, link, route, message, what, payload, lent)
         self._carry_out(began, replica, outputs)
@@ -185,6 +198,7 @@ class ShardHandler:
         self._notes.wanted_by.discard(link.identity.task)
         self._early = [each for each in self._early if each[0] is not link]
         self._followers.discard(link)
+        self._row_memory.remove(link)
         self.replicas.closed(link)
         replica = self._bound.pop(link, None)
         if replica is not None:
@@ -451,8 +465,10 @@ class ShardHandler:
                 if route.staging is not None and not isinstance(output.message, Waiting):
                     route.staging.busy = False
                 if route.link is not None:
-                    payload = self._bytes(output.payload)
-                    route.link.offer(output.message, payload, sequence=route.sequence)
+                    payload, message = self._bytes(output.payload), output.message
+                    if route.answers and isinstance(message, PushReply):
+                        message = written(message, route.answers)
+                    route.link.offer(message, payload, sequence=route.sequence)
             elif isinstance(output, Send):
                 self._send(replica, output)
             elif isinstance(output, Tell):

@@ -90,8 +90,7 @@ class ReceiveBuffer:
     def borrow(self, link: Link, message: LendMemory) -> SharedMemory | None:
         """Maps memory that a worker of this host lends; returns None if it cannot be used."""
         stream = link.connection.stream
-        descriptor = stream.take_descriptor() if isinstance(stream, ShmStream) else None
-        if descriptor is None:
+        if not isinstance(stream, ShmStream) or (descriptor := stream.take_descriptor()) is None:
             return None
         try:
             memory = SharedMemory.attach(descriptor, message.nbytes)
@@ -101,6 +100,8 @@ class ReceiveBuffer:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return None
         link.connection.lending = Lending(outbound, inbound, borrowed=True)
+        if message.rows:
+            stream.expect_descriptor()
         return memory
 
     def _known(self, link: Link) -> Layout:

@@ -160,7 +160,7 @@ class Answers:
         if push.pull:
             assert state.values is not None
             since, payload = state.values.since(push.pulled)
-        rows: tuple[bytes, ...] = ()
+        rows: tuple[bytes | None, ...] = ()
         if push.wanted and state.tables is not None:
             rows = state.tables.pull(push.wanted)
         message = PushReply(

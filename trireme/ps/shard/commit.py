@@ -203,9 +203,7 @@ class CommitFollower:
         owner = pending.owner
         self._out[owner] = view
         if not self._forget(owner, view):  # a copy: its worker may write to the memory again
-            gradients = pending.gradients.copy()
-            kept = msgspec.structs.replace(pending, gradients=gradients, answered=True)
-            self._staged[owner] = kept
+            self._staged[owner] = pending.kept()
 
     def _forget(self, owner: Participant, view: int) -> bool:
         """Drops a push whose worker is out, if shard 0 will never commit it."""

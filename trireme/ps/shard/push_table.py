@@ -13,6 +13,7 @@ import msgspec
 
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
+from trireme.ps.row_messages import owned
 from trireme.ps.shard.participants import Participant
 
 
@@ -35,6 +36,12 @@ class Pending(msgspec.Struct, eq=False):
     gradients: PartBuffer
     since: float
     answered: bool = False
+
+    def kept(self) -> Pending:
+        """Returns a copy that counts as answered and shares no memory with the worker."""
+        push = msgspec.structs.replace(self.push, rows=owned(self.push.rows))
+        gradients = self.gradients.copy()
+        return msgspec.structs.replace(self, push=push, gradients=gradients, answered=True)
 
 
 @dataclass(slots=True)

@@ -67,10 +67,7 @@ class Round:
 
     def keep(self, member: Participant) -> None:
         """Copies an update whose worker is out, as the worker will write to its memory again."""
-        pending = self.pending[member]
-        self.pending[member] = msgspec.structs.replace(
-            pending, gradients=pending.gradients.copy(), answered=True
-        )
+        self.pending[member] = self.pending[member].kept()
         self._mean = (), None  # it may be that very memory
 
     def held(self, live: Live) -> tuple[Participant, ...]:

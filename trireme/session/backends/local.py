@@ -161,7 +161,9 @@ class Local(Backend):
         from trireme.ps.rows import rows_of
 
         return [
-            rows_of(data, self.tables[each.table]) for each, data in zip(wanted, found, strict=True)
+            rows_of(data, self.tables[each.table])
+            for each, data in zip(wanted, found, strict=True)
+            if data is not None
         ]
 
     def tables_status(self) -> dict[str, float | str]:

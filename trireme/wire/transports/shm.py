@@ -105,7 +105,7 @@ def listen(rest: str, *, allow_plaintext: bool) -> Listener:
 
 
 class ShmStream(SocketStream):
-    """One end of a unix socket, over which the connecting side may pass one descriptor.
+    """One end of a unix socket, over which the connecting side may pass descriptors, one at a time.
 
     Args:
         connected: the socket, which this object owns from now on.
@@ -162,6 +162,10 @@ class ShmStream(SocketStream):
         """Returns the descriptor that came, once; None if there is none. The caller owns it."""
         taken, self._incoming = self._incoming, None
         return taken
+
+    def expect_descriptor(self) -> None:
+        """Takes another descriptor: those that nobody expects are closed by the system."""
+        self._expects_descriptor = True
 
     def close(self) -> None:
         super().close()

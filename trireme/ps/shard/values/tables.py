@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
 from trireme.ps.rows import hyper_of, keys_of, misfit, rows_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import TensorSpec
@@ -75,9 +75,9 @@ class ShardTables:
         """
         for each in updates:
             spec, table = self.specs[each.table], self.tables[each.table]
-            # Copies are aligned, and in this machine's byte order.
+            # A copy, which nobody else writes to. Both are in this machine's byte order.
             keys = np.array(keys_of(each.keys), np.int64)
-            rows = np.array(rows_of(each.rows, spec), spec.dtype)
+            rows = np.asarray(rows_of(each.rows, spec), spec.dtype)
             table.push(keys, rows, step=step, hyper=hyper_of(each))
         for spec, table in zip(self.specs, self.tables, strict=True):
             period = max(1, spec.drop_after // _SWEEPS)
@@ -86,12 +86,20 @@ class ShardTables:
                 table.forget_drops(step)  # snapshots are whole
         self._step = step
 
-    def pull(self, wanted: Sequence[RowKeys]) -> tuple[bytes, ...]:
-        """Returns the rows of keys, one answer for each entry; changes nothing."""
-        return tuple(
-            self.tables[each.table].pull(np.array(keys_of(each.keys), np.int64)).tobytes()
-            for each in wanted
-        )
+    def pull(self, wanted: Sequence[RowKeys]) -> tuple[bytes | None, ...]:
+        """Returns the rows of keys, one answer for each entry; changes nothing.
+
+        An answer is None where the rows are written to memory at hand: see `RowKeysInto`.
+        """
+        return tuple(map(self._pull, wanted))
+
+    def _pull(self, wanted: RowKeys) -> bytes | None:
+        keys, table = np.array(keys_of(wanted.keys), np.int64), self.tables[wanted.table]
+        if not isinstance(wanted, RowKeysInto):
+            return raw(table.pull(keys))
+        spec = self.specs[wanted.table]
+        table.pull(keys, np.frombuffer(wanted.out, spec.dtype).reshape(-1, spec.width))
+        return None
 
     def status(self) -> dict[str, float | str]:
         """Returns what the first tables hold, and what has happened to them in this process.
