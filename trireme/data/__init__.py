@@ -26,6 +26,7 @@ __all__ = [
     "order",
     "planted",
     "positions",
+    "ranking",
     "request",
     "sampled_order",
     "seeds",

@@ -148,6 +148,11 @@ class TableModule(nn.Module):
         return f"{many}, {self.embedding_dim}{padding}"
 
 
+def _by_kernels(rows: torch.Tensor) -> bool:
+    """Returns whether kernels of numba can compute with rows: `torch.compile` cannot trace them."""
+    return rows.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def flat_ids(ids: torch.Tensor) -> Any:
     """Returns ids as a contiguous array of int64, of shape (n,)."""
     return np.ascontiguousarray(ids.detach().cpu().reshape(-1).numpy(), np.int64)
@@ -169,7 +174,11 @@ class Embedding(TableModule):
             A tensor of the shape of `ids` with a further dimension of `embedding_dim`.
         """
         rows, places, padding = self._find(ids)
-        return functional.embedding(places, rows, padding_idx=padding)
+        if not _by_kernels(rows):
+            return functional.embedding(places, rows, padding_idx=padding)
+        from trireme.tables.bags import gather  # needs numba
+
+        return gather(rows, places, padding)
 
 
 class EmbeddingBag(TableModule):
@@ -215,12 +224,55 @@ class EmbeddingBag(TableModule):
             A tensor of shape (bags, embedding_dim).
         """
         rows, places, padding = self._find(ids)
+        weights = per_sample_weights
+        if self._summed_here(rows, places, weights):
+            from trireme.tables.bags import sum_bags  # needs numba
+
+            bounds = self._bounds(places, offsets)
+            flat = None if weights is None else weights.reshape(-1)
+            return sum_bags(rows, places.reshape(-1), bounds, flat, padding)
         return functional.embedding_bag(
             places,
             rows,
             None if offsets is None else offsets.to(places.dtype),
             mode=self.mode,
-            per_sample_weights=per_sample_weights,
+            per_sample_weights=weights,
             include_last_offset=self.include_last_offset,
             padding_idx=padding,
         )
+
+    def _summed_here(
+        self, rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None
+    ) -> bool:
+        """Returns whether `sum_bags` computes the sums: not where torch does more, or refuses."""
+        if self.mode != "sum" or not _by_kernels(rows):
+            return False
+        if weights is None:
+            return True
+        plain = weights.dtype == rows.dtype and weights.shape == places.shape
+        return plain and not weights.requires_grad
+
+    def _bounds(self, places: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
+        """Returns where each bag begins, and where the last one ends, of shape (bags + 1,).
+
+        Raises:
+            ConfigurationError: the offsets do not ascend from 0 to the number of ids.
+        """
+        if places.dim() == 2 and offsets is None:
+            bags, entries = places.shape
+            return torch.arange(bags + 1) * entries
+        if places.dim() != 1 or offsets is None or offsets.dim() != 1:
+            raise ConfigurationError(
+                f"EmbeddingBag is called with ids of shape {tuple(places.shape)} and "
+                f"{'no' if offsets is None else tuple(offsets.shape)} offsets: give ids of shape "
+                "(bags, n), or of shape (n,) with offsets of shape (bags,)"
+            )
+        bounds, count = offsets.to(places), len(places)
+        if not self.include_last_offset:
+            bounds = torch.cat([bounds, bounds.new_tensor([count])])
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != count or (bounds.diff() < 0).any():
+            raise ConfigurationError(
+                f"EmbeddingBag is called with offsets that do not ascend from 0 to {count}, the "
+                "number of ids"
+            )
+        return bounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trireme.tables import (
+    bags,
     hot_keys,
     initializers,
     keys,
@@ -11,7 +12,7 @@ from trireme.tables import (
     row_storage,
     row_values,
 )
-from trireme.tables.spec import ITEM_SIZES, TableSpec
+from trireme.tables.spec import FLOATS, ITEM_SIZES, TableSpec
 
 
 def prepare(spec: TableSpec | None = None) -> None:
@@ -30,6 +31,8 @@ def prepare(spec: TableSpec | None = None) -> None:
         keys.prepare(dtype)
         initializers.prepare(dtype)
         row_values.prepare(dtype)
+        if dtype in FLOATS:
+            bags.prepare(dtype)
     for optimizer, dtype in row_optimizers.supported():
         if spec is None or (type(spec.optimizer), spec.dtype) == (optimizer, dtype):
             row_optimizers.prepare(optimizer, dtype)

@@ -4,9 +4,9 @@ They need `trireme-train[tables]`.
 """
 
 from trireme.data.planted.clicks import PlantedBlock, PlantedClicks
-from trireme.data.planted.ranking import area_under_curve
 from trireme.data.planted.regression import PlantedRegression, PlantedRows
 from trireme.data.planted.topics import PlantedTopics, planted_topics, recovered
+from trireme.data.ranking import area_under_curve
 
 __all__ = [
     "PlantedBlock",

@@ -9,8 +9,8 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from trireme.data.planted.ranking import area_under_curve
 from trireme.data.planted.writing import criteo_rows
+from trireme.data.ranking import area_under_curve
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 

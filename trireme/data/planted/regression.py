@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from trireme.data.planted.ranking import area_under_curve
 from trireme.data.planted.writing import libsvm_rows
+from trireme.data.ranking import area_under_curve
 from trireme.data.seeds import derive
 from trireme.data.sparse.batches import SparseBatch
 from trireme.errors import ConfigurationError

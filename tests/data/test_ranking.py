@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("numba")
-
-from trireme.data.planted import area_under_curve
+from trireme.data.ranking import AreaUnderCurve, area_under_curve
 from trireme.errors import ConfigurationError
 
 
@@ -31,3 +32,22 @@ def test_what_has_no_area() -> None:
         area_under_curve([1, 0], [0.1, 0.2, 0.3])
     with pytest.raises(ConfigurationError, match="a score is NaN"):
         area_under_curve([1, 0], [0.1, np.nan])
+
+
+def test_the_metric_is_over_all_batches_since_its_reset() -> None:
+    metric = AreaUnderCurve()
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(30, generator=generator)
+    labels = (torch.rand(30, generator=generator) < 0.4).float()
+    metric.update(-scores, labels)
+    metric.reset()
+    for part in range(3):
+        batch = slice(10 * part, 10 * part + 10)
+        metric.update(scores[batch, None], labels[batch, None])
+    assert metric.compute() == area_under_curve(labels.numpy(), scores.numpy())
+
+
+def test_the_metric_of_one_label_is_nan() -> None:
+    metric = AreaUnderCurve()
+    metric.update(torch.tensor([0.5, 0.1]), torch.tensor([1.0, 1.0]))
+    assert math.isnan(metric.compute())

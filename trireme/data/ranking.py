@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from trireme.errors import ConfigurationError
 
@@ -36,3 +39,40 @@ def area_under_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     _, place, count = np.unique(score, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2.0)[place]
     return float((ranks[positive].sum() - ones * (ones + 1) / 2.0) / ones / zeros)
+
+
+class AreaUnderCurve:
+    """The area under the curve as a metric of a session: over all rows of an evaluation.
+
+        session = trireme.Session(model, loss, optimizer, metrics={"auc": AreaUnderCurve()})
+
+    It keeps the scores of all rows until it is computed.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = []
+
+    def update(self, scores: torch.Tensor, labels: torch.Tensor) -> None:
+        """Adds rows.
+
+        Args:
+            scores: of shape (rows,), or (rows, 1): whatever rises with the probability of a 1.
+            labels: 0 or 1, of the same shape.
+        """
+        score = scores.detach().to("cpu", torch.float32).flatten()
+        self._batches.append((score.numpy(), (labels > 0).cpu().flatten().numpy()))
+
+    def compute(self) -> float:
+        """Returns the area over all rows since the last `reset`; NaN where all labels are the same.
+
+        Raises:
+            ConfigurationError: the shapes differ, or a score is NaN.
+        """
+        scores, labels = (np.concatenate(parts) for parts in zip(*self._batches, strict=True))
+        if labels.all() or not labels.any():
+            return math.nan
+        return area_under_curve(labels, scores)
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        self._batches.clear()
