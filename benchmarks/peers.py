@@ -49,6 +49,12 @@ PEERS = {
         "import importlib.metadata as m; print(m.version('ray'))",
         "1.2 GB",
     ),
+    "vowpalwabbit": Peer(
+        "vowpalwabbit",
+        ("vowpalwabbit==9.11.9",),
+        "import importlib.metadata as m; print(m.version('vowpalwabbit'))",
+        "0.1 GB",
+    ),
 }
 """Every peer with an environment of its own."""
 

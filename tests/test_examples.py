@@ -254,3 +254,77 @@ def test_the_topics(launch: tuple[str, ...], tmp_path: Path) -> None:
     shown = [set(line.split("%")[1].split()[:3]) for line in re.findall(r"^.*\d%.*$", output, re.M)]
     assert len(shown) == 8
     assert sum(kind in shown for kind in map(set, kinds)) >= 5
+
+
+SPARSE_LAUNCHES = pytest.mark.parametrize(
+    "launch",
+    [
+        (),
+        ("-m", "trireme", "run", "--ps", "2", "--workers", "2"),
+        ("-m", "trireme", "run", "--ps", "2", "--workers", "2", "--strategy", "ssp"),
+        ("-m", "trireme", "run", "--ps", "2", "--workers", "2", "--strategy", "sync"),
+    ],
+    ids=["one process", "async", "ssp", "sync"],
+)
+
+
+def auc(output: str) -> tuple[float, float]:
+    """Returns the AUC that was reached, and the best one."""
+    said = re.findall(
+        r"^(?:worker:0 \| )?test AUC (0\.\d+), log loss 0\.\d+; the best AUC is (0\.\d+)$",
+        output,
+        re.MULTILINE,
+    )
+    assert len(said) == 1, output
+    assert re.search(r"global steps in .* examples/s$", output, re.MULTILINE), output
+    return float(said[0][0]), float(said[0][1])
+
+
+@pytest.mark.thorough(but=("async",))
+@SPARSE_LAUNCHES
+def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> None:
+    pytest.importorskip("numba")
+    program = (EXAMPLES / "logistic_regression.py", "--rows", "100000", "--batch-size", "500")
+    found, best = auc(run(tmp_path, *launch, *program, "--l1", "1"))
+    assert best - 0.03 < found < best + 0.003
+
+
+def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    rows = "".join(f"{n % 2},{'ab'[n % 2]},{n % 7}\n" for n in range(4000))
+    (tmp_path / "rows.csv").write_text("clicked,site,age\n" + rows)
+    (tmp_path / "rows.libsvm").write_text(
+        "".join(f"{n % 2} {n % 2}:1 7:0.5\n" for n in range(4000))
+    )
+    program = (EXAMPLES / "logistic_regression.py", "--batch-size", "100", "--l1", "0")
+    csv = ("--format", "csv", "--label", "clicked", "--categories", "site", "--numbers", "age")
+    for name, columns in (("rows.csv", csv), ("rows.libsvm", ())):
+        files = ("--data", tmp_path / name, "--test", tmp_path / name, "--run-dir", name[5:])
+        output = run(tmp_path, *program, *files, *columns)
+        assert "test AUC 1.0000, log loss 0." in output
+
+
+@pytest.mark.thorough(but=("async",))
+@SPARSE_LAUNCHES
+def test_the_click_prediction(tmp_path: Path, launch: tuple[str, ...]) -> None:
+    pytest.importorskip("numba")
+    program = (EXAMPLES / "click_prediction.py", "--rows", "100000", "--batch-size", "250")
+    found, best = auc(run(tmp_path, *launch, *program, "--admit-after", "20"))
+    assert best - 0.07 < found < best + 0.005
+
+
+@pytest.mark.thorough
+def test_click_prediction_sends_rows_instead_of_tables(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "1")
+    program = (EXAMPLES / "click_prediction.py", "--rows", "20000", "--bits", "16")
+    pushed = []
+    for kind in ((), ("--dense",)):
+        output = run(tmp_path, *launch, *program, *kind, "--run-dir", f"run{len(pushed)}")
+        auc(output)
+        told = re.search(r"bytes: .*; a step ([\d,]+) and ([\d,]+)$", output, re.MULTILINE)
+        assert told is not None, output
+        pushed.append([int(number.replace(",", "")) for number in told.groups()])
+    (sparse, rows), (dense, whole) = pushed
+    assert dense > 2**16 * 9 * 4 < whole
+    assert sparse < dense / 2 and rows < whole / 2

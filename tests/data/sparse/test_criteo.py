@@ -67,3 +67,14 @@ def test_a_line_that_is_no_row(tmp_path: Path, text: str, reason: str) -> None:
     path = written(tmp_path / "day", f"{line()}\n{text}\n")
     with pytest.raises(DataError, match=f"day, line 2: {reason}"):
         list(CriteoReader(path))
+
+
+def test_entries_are_what_a_linear_model_takes() -> None:
+    counts = torch.tensor([[float("nan"), *range(12)], [7.0] * 13])
+    batch = ClickBatch(counts, torch.arange(52).reshape(2, 26), torch.tensor([0.0, 1.0]))
+    found = batch.entries()
+    assert found.offsets.tolist() == [0, 39] and found.labels.tolist() == [0.0, 1.0]
+    assert found.keys.tolist() == [*range(-13, 0), *range(26), *range(-13, 0), *range(26, 52)]
+    values = found.values.reshape(2, 39)
+    assert torch.equal(values[:, :13], log_scale(counts))
+    assert torch.equal(values[:, 13:], torch.ones(2, 26))

@@ -76,6 +76,19 @@ class ClickBatch(NamedTuple):
             return batches[0]
         return cls(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
+    def entries(self) -> SparseBatch:
+        """Returns the rows as a linear model takes them, 39 entries each.
+
+        An integer on the scale log(1 + x) is the value of one of the keys -13 to -1, from the first
+        column to the last; a category is a key with the value 1.
+        """
+        rows, numbers = self.counts.shape
+        columns = torch.arange(-numbers, 0).expand(rows, numbers)
+        keys = torch.cat([columns, self.keys], 1)
+        values = torch.cat([log_scale(self.counts), torch.ones(self.keys.shape)], 1)
+        offsets = torch.arange(rows) * keys.shape[1]
+        return SparseBatch(offsets, keys.reshape(-1), values.reshape(-1), self.labels)
+
 
 def log_scale(counts: torch.Tensor) -> torch.Tensor:
     """Returns integers on the scale log(1 + x).
