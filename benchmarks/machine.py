@@ -32,6 +32,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def loopback_bytes() -> int:
+    """Returns how many bytes have passed the loopback interface so far."""
+    counters = psutil.net_io_counters(pernic=True)
+    return sum(each.bytes_sent for name, each in counters.items() if name in ("lo", "lo0"))
+
+
 def load() -> str:
     """Returns the load averages: what else the machine was doing."""
     return " ".join(f"{value:.1f}" for value in os.getloadavg())

@@ -24,12 +24,14 @@ class Sample:
         cpu_seconds: what all processes of the contender used of the processors meanwhile; NaN
             where that is not known.
         start: which start of the contenders it is of, where they are started several times.
+        nbytes: what passed the loopback interface meanwhile; NaN where that is not known.
     """
 
     value: float
     work: float = 0.0
     cpu_seconds: float = float("nan")
     start: int = 0
+    nbytes: float = float("nan")
 
 
 class Contender(Protocol):

@@ -43,6 +43,12 @@ PEERS = {
         "import importlib.metadata as m; print(m.version('tensorflow-cpu'))",
         "1.2 GB",
     ),
+    "spark": Peer(
+        "spark",
+        ("pyspark==4.3.0", "numpy"),
+        "import importlib.metadata as m; print(m.version('pyspark'))",
+        "0.6 GB, and needs Java 17",
+    ),
     "ray": Peer(
         "ray",
         ("ray==2.60.0", "torch==2.13.0", "numpy"),

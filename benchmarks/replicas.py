@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.context import Context
 from benchmarks.gate import Gate, rate
-from benchmarks.machine import ROOT
+from benchmarks.machine import ROOT, loopback_bytes
 from benchmarks.pairs import Interleaved, Plan, Sample, interleave
 from benchmarks.processes import Program, cpu_seconds, free_ports
 from benchmarks.results import Kind
@@ -93,9 +93,9 @@ class Replicas:
         self.gate.open()
         try:
             time.sleep(self.turn.settle)
-            before, begin = cpu_seconds(pids), time.perf_counter()
+            before, sent, begin = cpu_seconds(pids), loopback_bytes(), time.perf_counter()
             time.sleep(self.turn.seconds)
-            end, after = time.perf_counter(), cpu_seconds(pids)
+            end, sent, after = time.perf_counter(), loopback_bytes() - sent, cpu_seconds(pids)
         finally:
             self.gate.close()
             self.gate.settle()
@@ -104,7 +104,7 @@ class Replicas:
         if len(rates) < self.setup.workers or not all(rates):
             raise RuntimeError(f"only {sum(map(bool, rates))} workers made steps: {self.tails()}")
         steps = sum(len(times) for times in stamps.values())
-        return Sample(sum(rates) * self.turn.batch, steps, after - before)
+        return Sample(sum(rates) * self.turn.batch, steps, after - before, nbytes=sent)
 
     def tails(self) -> str:
         """Returns the last that each process said."""

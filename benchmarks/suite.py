@@ -59,6 +59,7 @@ BENCHMARKS = (
     Benchmark("n", "graph_prediction", "benchmarks.bench_graph_prediction", 25, trains=True),
     Benchmark("o", "graph_pipeline", "benchmarks.bench_graph_pipeline", 45, trains=True),
     Benchmark("p", "start", "benchmarks.bench_start", 58),
+    Benchmark("q", "architectures", "benchmarks.bench_architectures", 200, trains=True),
 )
 """All of them, in order."""
 

@@ -47,4 +47,5 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--features", type=int, default=0, help="of a logistic regression")
     return parser
