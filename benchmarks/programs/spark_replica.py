@@ -45,8 +45,8 @@ def main() -> None:
     conf = conf.set("spark.executor.memory", f"{megabytes}m").set("spark.ui.enabled", "false")
     conf = conf.set("spark.executorEnv.PYTHONPATH", root).set("spark.driver.host", "127.0.0.1")
     conf = conf.set("spark.driver.bindAddress", "127.0.0.1").set("spark.log.level", "ERROR")
-    context = SparkContext(conf=conf)
-    train(given, context)
+    with SparkContext(conf=conf) as context:
+        train(given, context)
 
 
 def train(given: argparse.Namespace, context: SparkContext) -> None:
