@@ -130,7 +130,7 @@ def _spark(context: Context, options: tuple[str, ...]) -> list[Setup]:
     def commands(place: Place) -> list[list[str]]:
         return [[str(python), str(PROGRAMS / "spark_replica.py"), *place.common, *options]]
 
-    return [Setup(SPARK, "peer", 2, commands)]
+    return [Setup(SPARK, "peer", 1, commands)]
 
 
 def _tensorflow(context: Context, options: tuple[str, ...]) -> list[Setup]:

@@ -28,6 +28,7 @@ class Benchmark:
         module: which has `run(context)`.
         seconds: how long its rounds may take; with peers, half as much again.
         trains: whether its contenders train, and are started `Context.starts` times.
+        named_only: whether it is run only where it is named: it takes long, or needs peers.
     """
 
     letter: str
@@ -35,6 +36,7 @@ class Benchmark:
     module: str
     seconds: float
     trains: bool = False
+    named_only: bool = False
 
     def run(self, context: Context) -> Result:
         """Runs it."""
@@ -59,13 +61,13 @@ BENCHMARKS = (
     Benchmark("n", "graph_prediction", "benchmarks.bench_graph_prediction", 25, trains=True),
     Benchmark("o", "graph_pipeline", "benchmarks.bench_graph_pipeline", 45, trains=True),
     Benchmark("p", "start", "benchmarks.bench_start", 58),
-    Benchmark("q", "architectures", "benchmarks.bench_architectures", 200, trains=True),
+    Benchmark("q", "architectures", "benchmarks.bench_architectures", 200, True, named_only=True),
 )
 """All of them, in order."""
 
 
 def chosen(words: Sequence[str]) -> list[Benchmark]:
-    """Returns the benchmarks of these letters or names; all where none is given.
+    """Returns the benchmarks of these letters or names; where none is given, all but some.
 
     Raises:
         ValueError: there is no such benchmark.
@@ -76,7 +78,7 @@ def chosen(words: Sequence[str]) -> list[Benchmark]:
         listed = ", ".join(f"{b.letter} ({b.name})" for b in BENCHMARKS)
         raise ValueError(f"there is no benchmark {unknown[0]!r}: there are {listed}")
     wanted = {known[word].letter for word in words}
-    return [b for b in BENCHMARKS if not words or b.letter in wanted]
+    return [b for b in BENCHMARKS if b.letter in wanted or not (words or b.named_only)]
 
 
 def run(benchmarks: Sequence[Benchmark], context: Context, results: Path) -> bool:

@@ -25,6 +25,7 @@ from benchmarks.programs.sparse_examples import RATE, batches, loss_and_slope
 from benchmarks.programs.task import NETWORKS, arguments
 
 EXECUTORS = 2
+_WARM_UP = 2
 HIDDEN = 100
 
 Gradient = Callable[[Any, int, int], tuple[float, Any]]
@@ -55,21 +56,27 @@ def train(given: argparse.Namespace, context: SparkContext) -> None:
     executors = context.parallelize(range(EXECUTORS), EXECUTORS)
     lanes = [Lane(given.lanes, f"worker-{index}") for index in range(EXECUTORS)]
     update = _descend(RATE) if given.features else _adam(parameters, NETWORKS["mlp"].learning_rate)
-    for lane in lanes:
-        lane.wait()
     step = 0
-    while not given.steps or step < given.steps:
+
+    def make_step() -> float:
         sent = context.broadcast(parameters)
         loss, total = executors.map(
             lambda index, sent=sent, step=step: gradient(sent.value, step, index)
         ).treeReduce(lambda one, other: (one[0] + other[0], one[1] + other[1]))
         sent.destroy()
         update(parameters, total / EXECUTORS)
+        return float(loss) / EXECUTORS
+
+    while step < _WARM_UP:  # the first one starts the executors' processes
+        make_step()
         step += 1
+    lanes[0].wait()  # for both: it is one process
+    while not given.steps or step < given.steps:
+        loss, step = make_step(), step + 1
         for lane in lanes:
-            lane.tell(loss=loss / EXECUTORS, global_step=step)
+            lane.tell(loss=loss, global_step=step)
             lane.step()
-    print(f"made {step} steps, loss {loss / EXECUTORS:.4f}", flush=True)
+    print(f"made {step} steps, loss {loss:.4f}", flush=True)
 
 
 def _descend(rate: float) -> Callable[[Any, Any], None]:
