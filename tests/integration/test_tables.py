@@ -1,0 +1,95 @@
+"""Tables whose workers and servers are killed, come and go: each update is in the rows, once.
+
+The program is `programs/table_counting.py`: the rows count the updates of each worker.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.faults.processes import Tasks
+from tests.integration.shell import PROGRAMS, Ended, Running, Shell
+from tests.integration.test_counting import notes, saved, table
+from tests.integration.test_lost_servers import release, until
+
+pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+SHARED, FRESH, FIRST = 40, 300, 1 << 40
+PAUSE = 0.02
+
+
+def counting(shell: Shell, steps: int, *words: object, pause: float = PAUSE) -> Running:
+    """Starts the counting program, which makes no pauses any more once it is released."""
+    program = (PROGRAMS / "table_counting.py", "--out", "out", "--max-steps", steps)
+    paces = ("--pause", pause, "--pause-until", "released")
+    return shell.start("run", *words, "--run-dir", "run", *program, *paces)
+
+
+def updates(shell: Shell, ended: Ended, steps: int, workers: int = 2) -> list[int]:
+    """Returns each worker's updates as its row counts them; all other rows must agree."""
+    assert ended.status == 0, ended.text
+    data = saved(shell, steps)
+    keys, rows = data.tables["counts/keys"].numpy(), data.tables["counts/rows"].numpy()
+    rows = rows.reshape(keys.size, -1)
+    assert (rows == rows[:, :1]).all(), "a row is torn"
+    counts = dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
+    assert all(counts[-1 - shared] == steps for shared in range(SHARED))
+    fresh = [count for key, count in counts.items() if key >= FIRST]
+    assert fresh == [1] * (FRESH * steps), "each was updated once"
+    own = [counts[worker] for worker in range(workers)]
+    assert own == [table(data)[worker] for worker in range(workers)]
+    assert sum(own) == steps
+    trained = data.tables["trained/touches"].numpy()
+    np.testing.assert_array_equal(trained, np.full(SHARED, steps))
+    return own
+
+
+def all_known(shell: Shell, own: list[int]) -> None:
+    """Every update that a worker has attempted was acknowledged, and is in its row."""
+    known = [notes(shell, worker) for worker in range(len(own))]
+    assert own == [one["applied"] for one in known] == [one["attempted"] for one in known]
+
+
+@pytest.mark.slow(but=("shared memory",))
+@pytest.mark.parametrize("transport", [(), ("--transport", "tcp")], ids=["shared memory", "tcp"])
+def test_a_killed_worker_s_updates_count_once(shell: Shell, transport: tuple[str, ...]) -> None:
+    steps = 120
+    words = ("--ps", 2, "--workers", 2, "--strategy", "async", "--max-restarts", 2, *transport)
+    running = counting(shell, steps, *words)
+    tasks = Tasks(shell.directory / "run")
+    until(shell, 15)
+    assert tasks.kill("worker:1")
+    release(shell)
+    ended = running.ended()
+    assert ended.err.count("worker:1 failed: killed by SIGKILL; started again") == 1, ended.err
+    own, (first, second) = updates(shell, ended, steps), (notes(shell, 0), notes(shell, 1))
+    assert first["attempted"] == first["applied"] == own[0]
+    # Of the one that was under way nobody but the servers knows what became.
+    assert second["applied"] <= own[1] <= second["attempted"] <= second["applied"] + 1
+
+
+def test_a_killed_server_costs_no_row(shell: Shell) -> None:
+    """The table grows meanwhile: each update makes hundreds of rows."""
+    steps = 120
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
+    running = counting(shell, steps, *words)
+    until(shell, 15)
+    assert Tasks(shell.directory / "run").kill("ps:1")
+    release(shell)
+    all_known(shell, updates(shell, running.ended(), steps))
+
+
+@pytest.mark.slow
+def test_a_table_moves_to_other_servers_while_it_is_updated(shell: Shell) -> None:
+    steps = 600
+    running = counting(shell, steps, "--ps", 2, "--workers", 2, "--strategy", "async", pause=0.05)
+    until(shell, 15)
+    for servers in (3, 1):
+        scaled = shell.run("scale", "--ps", servers, "run")
+        assert scaled.status == 0, scaled.text
+    assert running.process.poll() is None, "the job had ended before it was made smaller"
+    release(shell)
+    all_known(shell, updates(shell, running.ended(), steps))
