@@ -32,6 +32,7 @@ from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
+from trireme.tables.spec import TableSpec
 
 Transport = Literal["tcp", "tls", "shm"]
 
@@ -154,6 +155,7 @@ def join(
     *,
     transport: Transport = "shm",
     overlap: Overlapping = "auto",
+    tables: Sequence[TableSpec] = (),
 ) -> Replica:
     """Joins a job as one of its workers, and has the first values."""
     certificates = address.certificates.get(f"worker:{index}")
@@ -183,7 +185,7 @@ def join(
         certificates=certificates,
     )
     client = Client(options, _Watch(member), flat)
-    loaded = client.attach(spec_of(optimizer), rule)
+    loaded = client.attach(spec_of(optimizer), rule, tables)
     if not loaded and view.chief == index:
         client.load(ModelState(0, {name: p.detach() for name, p in flat.parameters.items()}))
     client.pull()

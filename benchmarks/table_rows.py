@@ -43,7 +43,7 @@ def _read_ahead(rows: Any, sums: Any, number: Any) -> None:
 
 
 @compiled
-def _gather(rows: Any, sums: Any, numbers: Any, out: Any, ahead: Any) -> None:
+def gather(rows: Any, sums: Any, numbers: Any, out: Any, ahead: Any) -> None:
     at, at_sums = np.uint64(rows.ctypes.data), np.uint64(sums.ctypes.data)
     for each in range(numbers.size):
         if each + ahead < numbers.size:
@@ -53,7 +53,7 @@ def _gather(rows: Any, sums: Any, numbers: Any, out: Any, ahead: Any) -> None:
 
 
 @compiled
-def _update(
+def update(
     rows: Any, sums: Any, numbers: Any, gradients: Any, lr: Any, eps: Any, ahead: Any
 ) -> None:
     columns = np.float32(rows.shape[1])
@@ -133,8 +133,8 @@ def main() -> None:
 
     def of_array(batch: np.ndarray[Any, Any], ahead: int = _NEVER) -> None:
         keys, _ = unique(batch)
-        _gather(rows, sums, keys, out[: keys.size], ahead)
-        _update(rows, sums, keys, gradients[: keys.size], lr, eps, ahead)
+        gather(rows, sums, keys, out[: keys.size], ahead)
+        update(rows, sums, keys, gradients[: keys.size], lr, eps, ahead)
 
     def seconds(contender: Callable[[np.ndarray[Any, Any]], None], draw: Any) -> float:
         batch = draw(numbers, options.rows)
