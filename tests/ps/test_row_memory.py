@@ -12,9 +12,13 @@ import pytest
 
 from trireme.errors import FrameError
 from trireme.ps.catalog import PS_CATALOG
-from trireme.ps.messages import Applied, PulledRows, PullRows, Push, PushReply
+from trireme.ps.flat import PartBuffer
+from trireme.ps.layout import Layout
+from trireme.ps.messages import Applied, ParameterSpec, PulledRows, PullRows, Push, PushReply
 from trireme.ps.row_memory import ALIGNMENT, RowMemory, aligned, found, written
 from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, data_of, owned, raw
+from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Pending
 from trireme.tables.spec import Add, TableSpec
 from trireme.wire.shared_memory import SharedMemory, available
 
@@ -139,6 +143,18 @@ def test_places_outside_the_memory_are_refused(place: Place) -> None:
             found(lent.server, request)
         with pytest.raises(FrameError, match="none was lent for rows"):
             found(None, request)
+
+
+def test_what_a_shard_keeps_of_a_worker_that_is_out_is_its_own() -> None:
+    """The worker goes on, and other rows come to where its last ones lie."""
+    lent = bytearray(raw(np.arange(6.0)))
+    sent = push(RowUpdates(0, raw(np.array([1, 2])), memoryview(lent)))  # type: ignore[arg-type]
+    layout = Layout.of([ParameterSpec("w", (1,), "float32", 0)], servers=1)
+    pending = Pending(Participant(0, 1), sent, None, PartBuffer(layout, 0), 0.0)
+    kept = pending.kept()
+    lent[:] = bytes(len(lent))
+    assert kept.answered
+    assert np.frombuffer(data_of(kept.push.rows[0].rows)).tolist() == list(range(6))
 
 
 def test_an_answer_without_rows_is_refused() -> None:

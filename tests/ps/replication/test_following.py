@@ -8,11 +8,12 @@ from typing import Any
 
 from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
-from trireme.ps.messages import Retire
+from trireme.ps.messages import PullRows, Retire
 from trireme.ps.replication.log import Tell
 from trireme.ps.replication.replica import decoded
 from trireme.ps.replication.replicas import Replicas
 from trireme.ps.replication_messages import Address, Fill, Replicate, Replicated
+from trireme.ps.shard.instructions import Reply
 from trireme.wire.handshake import Identity
 
 SERVERS = tuple(ServerEntry(index, 1, f"address {index}") for index in range(3))
@@ -100,6 +101,23 @@ def test_who_has_the_same_entries_goes_on() -> None:
     hear(other, sent)
     assert promoted.by_shard[0].position == other.by_shard[0].position == 2
     assert not promoted.by_shard[0].reports()
+
+
+def test_rows_are_read_without_an_entry_and_shown_when_the_backups_have_them() -> None:
+    """What a worker is shown is what no loss of a server takes back."""
+    primary, *backups = servers()
+    replica, links = primary.by_shard[0], [to(1), to(2)]
+    for backup, link in zip(backups, links, strict=True):
+        assert follow(primary, backup, link) is not None
+    retire(primary)  # nobody has confirmed that
+    worker, route = Link(Identity("job", "worker:0", 1)), object()
+    assert list(replica.request(0.0, worker, route, PullRows(1, ()))) == []
+    assert replica.position == 1, "it is no entry"
+    assert list(replica.confirmed(links[0], Replicated(1))) == []
+    shown = [each.route for each in replica.confirmed(links[1], Replicated(1))]
+    assert route in shown
+    (at_once,) = replica.request(0.0, worker, route, PullRows(1, ()))
+    assert isinstance(at_once, Reply) and at_once.route is route
 
 
 def test_what_an_old_connection_brings_late_replaces_nothing() -> None:
