@@ -28,7 +28,7 @@ from trireme.tables.table import Table
 
 WIDTH, BATCH = 16, 100_000
 EXPONENT = 1.05
-_AHEAD, _NEVER = 16, 1 << 40
+AHEAD, NEVER = 16, 1 << 40
 _ROW_BYTES, _ITEM_BYTES, _ONE = np.uint64(4 * WIDTH), np.uint64(4), np.uint64(1)
 OPTIMIZER = RowWiseAdagrad(lr=0.01)
 SPEC = TableSpec("rows", WIDTH, OPTIMIZER, initializer=Uniform(-0.01, 0.01))
@@ -103,9 +103,11 @@ def uniform(numbers: np.random.Generator, rows: int) -> np.ndarray[Any, Any]:
     return numbers.integers(0, rows, BATCH)
 
 
-def zipf(numbers: np.random.Generator, rows: int) -> np.ndarray[Any, Any]:
+def zipf(
+    numbers: np.random.Generator, rows: int, exponent: float = EXPONENT
+) -> np.ndarray[Any, Any]:
     """Ranks by Zipf's law over all rows, spread over the keys."""
-    power = 1 - EXPONENT
+    power = 1 - exponent
     chance = numbers.random(BATCH)
     ranks = ((rows**power - 1) * chance + 1) ** (1 / power)
     return ranks.astype(np.int64) * 982_451_653 % rows
@@ -131,7 +133,7 @@ def main() -> None:
         table.pull(keys, out[: keys.size])
         table.push(keys, gradients[: keys.size], step=1)
 
-    def of_array(batch: np.ndarray[Any, Any], ahead: int = _NEVER) -> None:
+    def of_array(batch: np.ndarray[Any, Any], ahead: int = NEVER) -> None:
         keys, _ = unique(batch)
         gather(rows, sums, keys, out[: keys.size], ahead)
         update(rows, sums, keys, gradients[: keys.size], lr, eps, ahead)
@@ -143,7 +145,7 @@ def main() -> None:
         return time.process_time() - began
 
     for draw in (uniform, zipf):
-        contenders = (of_table, of_array, partial(of_array, ahead=_AHEAD))
+        contenders = (of_table, of_array, partial(of_array, ahead=AHEAD))
         rounds = [[seconds(each, draw) for each in contenders] for _ in range(options.rounds + 1)][
             1:
         ]

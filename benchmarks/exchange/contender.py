@@ -76,6 +76,11 @@ class ForkedExchange(Exchange):
     def pids(self) -> Sequence[int]:
         return [process.pid for process in (self._processes.client, *self._processes.servers)]
 
+    @property
+    def server_pids(self) -> Sequence[int]:
+        """The servers alone."""
+        return [process.pid for process in self._processes.servers]
+
     def exchange(self, count: int) -> float:
         self._processes.client.pipe.send(count)
         seconds = self._processes.client.receive(_BURST_SECONDS)

@@ -19,6 +19,7 @@ Destination = Callable[[Message, int], Sequence[memoryview]]
 """Returns the memory for a payload, from the message that it belongs to and its length in bytes."""
 
 _READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
+_GROWS_FASTER = 1 << 16  # from so many bytes of metadata on the buffer grows eightfold
 
 
 class Incoming(msgspec.Struct):
@@ -172,8 +173,11 @@ class FrameReader:
         have = self._stop - self._start
         buffer = self._buffer
         if have == len(buffer):
-            buffer = memoryview(bytearray(min(2 * have, need)))
-        buffer[:have] = bytes(self._buffer[self._start : self._stop])
+            factor = 2 if have < _GROWS_FASTER else 8
+            buffer = memoryview(bytearray(min(factor * have, need)))
+            buffer[:have] = self._buffer[self._start : self._stop]
+        else:  # a copy, as the places may overlap
+            buffer[:have] = bytes(self._buffer[self._start : self._stop])
         self._buffer = self._first_read = buffer
         self._start, self._stop = 0, have
 
