@@ -49,7 +49,7 @@ def run(context: Context) -> Result:
     rows = QUICK_ROWS if context.quick else ROWS
     result = Result(
         name="tables",
-        title=f"Pull and push of 100,000 keys, {rows // 1000:,} thousand rows of 16 float32",
+        title=f"Pull and push of 100,000 keys, of {rows:,} rows of 16 float32",
         unit="ms",
         higher_is_better=False,
         references=(PLAIN, AHEAD_OF),
