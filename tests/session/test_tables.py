@@ -326,3 +326,37 @@ def test_rows_of_the_next_batch_come_with_the_answer(
     )
     assert ran.values == [steps, steps]
     assert len(pulled) <= 2, "only the rows of each worker's first batch are pulled"
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        lambda batch: batch[0],
+        lambda batch: torch.cat([batch[0].flatten(), torch.arange(5)]),
+        lambda batch: batch[0] + 1,
+    ],
+    ids=["the same", "more", "others"],
+)
+def test_the_rows_are_those_that_are_looked_up_whatever_was_told(
+    ids: Callable[[Any], torch.Tensor],
+) -> None:
+    def made(foretold: Callable[[Any], torch.Tensor] | None) -> Session:
+        bag = trireme.EmbeddingBag(
+            KEYS, WIDTH, mode="sum", ids=foretold, initializer=Normal(seed=1), padding_idx=3
+        )
+        net = Net(bag)
+        return trireme.Session(net, nn.functional.mse_loss, SGD(net), max_steps=20)
+
+    def program(session: Session) -> list[float]:
+        losses = []
+        for batch in session.loader(DATA, BATCH, shuffle=False):
+            batch.data[0].add_(batch.epoch).remainder_(KEYS)  # after the ids were told
+            losses.append(session.step(batch).loss)
+        return losses
+
+    found = [
+        run_job(Cluster(workers=1, servers=2), lambda _, told=told: made(told), program).values
+        for told in (None, ids)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 20

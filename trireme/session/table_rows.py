@@ -12,7 +12,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
-from trireme.tables.embedding import TableModule, flat_ids
+from trireme.tables.embedding import TableModule
 from trireme.tables.spec import SGD, Adagrad, Optimizer, SparseAdam, TableSpec
 
 Fetch = Callable[[Sequence[RowKeys]], Sequence[Any]]
@@ -47,7 +47,7 @@ class TableRows:
         self._fetch: Fetch | None = None
         self._taken: dict[int, list[tuple[Any, torch.Tensor]]] = {}
         self.wanted: tuple[RowKeys, ...] = ()
-        self._brought: dict[int, tuple[Any, Any]] = {}  # keys, ascending, and rows, by table
+        self._brought: dict[int, tuple[Any, Any]] = {}  # keys and rows, by table
         self._summed: dict[int, tuple[Any, Any]] | None = None  # of `_taken`, after backward
         for module in places:
             module.bind(self)
@@ -95,13 +95,13 @@ class TableRows:
         """Takes the next batch, whose rows the next push is to bring; None for none."""
         from trireme.tables.keys import unique
 
-        ids: dict[int, list[Any]] = {}
+        keys: dict[int, list[Any]] = {}
         for module, place in self._places.items() if data is not None else ():
             if module.ids is not None:
-                ids.setdefault(place, []).append(flat_ids(module.ids(data)))
+                keys.setdefault(place, []).append(module.keys_ahead(module.ids(data)))
         self.wanted = tuple(
-            RowKeys(place, raw(np.sort(unique(np.concatenate(found))[0])))
-            for place, found in sorted(ids.items())
+            RowKeys(place, raw(found[0] if len(found) == 1 else unique(np.concatenate(found))[0]))
+            for place, found in sorted(keys.items())
         )
 
     def bring(self, rows: Sequence[Any]) -> None:
@@ -116,7 +116,10 @@ class TableRows:
         known, rows = self._brought.get(place, (None, None))
         if known is None or not known.size:
             return None
-        places = np.minimum(np.searchsorted(known, keys), known.size - 1)
+        if np.array_equal(known, keys):
+            return rows.copy()  # it may be asked for again
+        order = np.argsort(known)
+        places = order[np.minimum(np.searchsorted(known, keys, sorter=order), known.size - 1)]
         return rows[places] if np.array_equal(known[places], keys) else None
 
     def updates(self) -> tuple[RowUpdates, ...]:

@@ -92,6 +92,7 @@ class TableModule(nn.Module):
         self.drop_after = drop_after
         self.ids = ids
         self._source: RowSource | None = None
+        self._ahead: tuple[Any, Any, Any] | None = None  # ids, their keys, and places among these
         self._find = self._looked_up
 
     def bind(self, source: RowSource | None) -> None:
@@ -103,6 +104,18 @@ class TableModule(nn.Module):
         self._source = source
         if "torch._dynamo" in sys.modules:
             self._find = torch.compiler.disable(self._looked_up)  # type: ignore[no-untyped-call]
+
+    def keys_ahead(self, ids: torch.Tensor) -> Any:
+        """Returns each key of the next batch once, and keeps them until the module is called.
+
+        Args:
+            ids: those of the batch.
+        """
+        from trireme.tables.keys import unique  # needs numba
+
+        flat = flat_ids(ids).copy()  # the program may change its batch
+        self._ahead = flat, *unique(flat)
+        return self._ahead[1]
 
     def _looked_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Returns the rows of a batch, the place of each id among them, and that of the padding.
@@ -127,9 +140,7 @@ class TableModule(nn.Module):
                     f"{type(self).__name__} of {self.num_embeddings} rows is called with the id "
                     f"{low if low < 0 else high}: ids run from 0 to {self.num_embeddings - 1}"
                 )
-        from trireme.tables.keys import unique  # needs numba
-
-        keys, inverse = unique(flat)
+        keys, inverse = self._keys_of(flat)
         rows = self._source.rows(self, keys)
         place: int | None = None
         if self.padding_idx is not None:
@@ -140,6 +151,14 @@ class TableModule(nn.Module):
                     rows[place] = 0
         places = torch.from_numpy(inverse).to(ids.device).reshape(ids.shape)
         return rows.to(ids.device), places, place
+
+    def _keys_of(self, flat: Any) -> tuple[Any, Any]:
+        """Returns each key of a batch once, and the place of each id among them."""
+        if self._ahead is not None and np.array_equal(self._ahead[0], flat):
+            return self._ahead[1:]
+        from trireme.tables.keys import unique  # needs numba
+
+        return unique(flat)
 
     def extra_repr(self) -> str:
         """Returns what `repr` shows besides the name."""
