@@ -35,6 +35,8 @@ def real_number(data: np.ndarray, at: int, stop: int) -> tuple[float, int]:
     Returns:
         The number and the place after it; the place `at` where there is none, or an infinite one.
     """
+    if at < stop and ZERO <= data[at] <= NINE and (at + 1 == stop or data[at + 1] < DOT):
+        return float(int(data[at]) - ZERO), at + 1  # one digit: most of counts and of indicators
     place = at
     negative = place < stop and data[place] == MINUS
     if place < stop and (negative or data[place] == PLUS):
