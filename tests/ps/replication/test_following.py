@@ -103,6 +103,16 @@ def test_who_has_the_same_entries_goes_on() -> None:
     assert not promoted.by_shard[0].reports()
 
 
+def test_a_backup_gathers_no_rows_for_answers_that_nobody_hears() -> None:
+    old, promoted, _ = servers()
+    assert follow(old, promoted, to(1)) is not None
+    hear(promoted, retire(old))
+    assert old.by_shard[0].shard.state.shows_rows
+    assert not promoted.by_shard[0].shard.state.shows_rows
+    take(promoted, AFTER)
+    assert promoted.by_shard[0].shard.state.shows_rows
+
+
 def test_rows_are_read_without_an_entry_and_shown_when_the_backups_have_them() -> None:
     """What a worker is shown is what no loss of a server takes back."""
     primary, *backups = servers()

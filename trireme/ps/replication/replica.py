@@ -201,6 +201,7 @@ class Replica(Generic[_L]):
         if self._log is None:
             self._log = ReplicationLog(self._position, view.number)
             self.source = None
+            self.shard.state.shows_rows = True
         elif not self._log.position:
             self._log.term = view.number
         out = self._log.members(entry.backups, entry.joining)
@@ -394,6 +395,7 @@ class Replica(Generic[_L]):
             )
         self._position += 1
         self._note_term(message.position, message.term)
+        self.shard.state.shows_rows = False  # nobody hears what a backup answers
         who = Participant(message.index, message.incarnation)
         for instructions in self._apply(message.now, who, route, event, what):
             yield from instructions

@@ -161,7 +161,7 @@ class Answers:
             assert state.values is not None
             since, payload = state.values.since(push.pulled)
         rows: tuple[bytes | None, ...] = ()
-        if push.wanted and state.tables is not None:
+        if push.wanted and state.tables is not None and state.shows_rows:
             rows = state.tables.pull(push.wanted)
         message = PushReply(
             answer.verdict, state.step, answer.staleness, stop, since, self.notice, rows

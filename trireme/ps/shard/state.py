@@ -85,6 +85,8 @@ class ShardState:
         synchronous: whether the rule is synchronous; read several times a push.
         values: the values; None before a worker has shown its model.
         tables: the sparse tables; None where there are none.
+        shows_rows: whether answers to pushes have the rows that these want: not at a backup, whose
+            answers nobody hears.
         hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
         topics: the bytes that workers share at shard 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
@@ -106,6 +108,7 @@ class ShardState:
         self.synchronous = False
         self.values: Values | None = None
         self.tables: ShardTables | None = None
+        self.shows_rows = True
         self.hyper: Sequence[GroupSpec] | None = None
         self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
