@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.launch.programs import alive, eventually
+from tests.session.checkpoint.samples import sample_changes, sample_tables
 from trireme.cli import main
 from trireme.errors import DataError
 from trireme.launch.config.task_config import TASK_VARIABLE
@@ -491,6 +492,21 @@ def test_checkpoints_are_listed_oldest_first(run_dir: str, capsys) -> None:
         "step-000000010",
         "step-000000020",
     ]
+
+
+def test_checkpoints_of_changes_are_listed_shown_and_verified(tmp_path: Path, capsys) -> None:
+    run = str(tmp_path / "run")
+    save(run, CheckpointData(10, {}, tables=sample_tables({1: 1.0})))
+    save(run, CheckpointData(20, {}, tables=sample_changes({2: 1.0}), since=10))
+    assert main(["checkpoint", "ls", run]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "tables" not in first
+    assert second.endswith("  tables: step 10, changes of 20")
+    assert main(["checkpoint", "show", run]) == 0
+    shown = capsys.readouterr().out
+    assert "t/rows  F32 [1, 2]" in shown
+    assert "  tables: step 10, changes of 20\n" in shown
+    assert main(["checkpoint", "verify", run]) == 0
 
 
 def test_the_newest_checkpoint_is_shown_verified_and_exported(run_dir: str, capsys) -> None:

@@ -39,8 +39,15 @@ def _list(given: Namespace) -> int:
         if row.damage:
             status = 1
         what = f"DAMAGED: {row.damage}" if row.damage else f"{row.saved_at}  {size(row.nbytes)}"
-        print(f"{row.name}  {what}")
+        print(f"{row.name}  {what}{_of(row.chain)}")
     return status
+
+
+def _of(chain: Sequence[int]) -> str:
+    """Returns which saves the tables of a checkpoint are of, where they are of several."""
+    if not chain:
+        return ""
+    return f"  tables: step {chain[0]}, changes of {', '.join(map(str, chain[1:]))}"
 
 
 def describe_all(paths: Iterable[Path | RemotePath]) -> Iterator[CheckpointRow]:
@@ -53,7 +60,7 @@ def describe_all(paths: Iterable[Path | RemotePath]) -> Iterator[CheckpointRow]:
         except CheckpointError as error:
             yield CheckpointRow(path.name, "", 0, str(error))
         else:
-            yield CheckpointRow(path.name, known.saved_at, known.nbytes)
+            yield CheckpointRow(path.name, known.saved_at, known.nbytes, chain=known.chain)
 
 
 def _show(given: Namespace) -> int:
@@ -63,12 +70,14 @@ def _show(given: Namespace) -> int:
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     print(f"{description.path}")
     print(f"  global step {description.step}, saved {description.saved_at} by {versions}")
-    for title in ("model", "optimizer", "average", "local"):
+    for title in ("model", "optimizer", "average", "local", "tables"):
         tensors: dict[str, tuple[str, tuple[int, ...]]] = getattr(description, title)
         if tensors:
             print(f"  {title}: {len(tensors)} tensors")
         for name, (dtype, shape) in tensors.items():
             print(f"    {name}  {dtype} {list(shape)}")
+    if description.chain:
+        print(f"  {_of(description.chain).strip()}")
     print(f"  {size(description.nbytes)} in all")
     return 0
 

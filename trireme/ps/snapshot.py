@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,19 @@ from trireme.ps.messages import Span, WorkerProgress
 from trireme.ps.optimizers import COUNTERS, state_misfit
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
+
+
+class TableMark(NamedTuple):
+    """A point in the history of tables, after which changes can be asked for.
+
+    Attributes:
+        step: the global step. Where servers are at several ones, the first.
+        view: the view in which the history was one: what servers that failed since had applied
+            last may be applied anew in another order.
+    """
+
+    step: int
+    view: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,9 @@ class ModelState:
         lacks: what is missing, in words, each with the reason.
         tables: the rows of each sparse table, by name, in the order of their keys: the arrays of a
             `trireme.tables.block.Block` by name.
+        since: the mark after which the tables are what has changed, with the array `dropped_keys`
+            besides; None where they are all rows.
+        mark: the point of the tables' history.
     """
 
     step: int
@@ -46,6 +63,8 @@ class ModelState:
     orders: dict[str, int] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     tables: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    since: TableMark | None = None
+    mark: TableMark | None = None
 
 
 def lacking(what: str, error: Exception) -> str:

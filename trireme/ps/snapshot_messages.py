@@ -27,7 +27,8 @@ class Freeze(FromWorker, frozen=True, array_like=True):
 class Frozen(Message, frozen=True, array_like=True):
     """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step.
 
-    `view` is the server's. Sequences count the pushes of one start of a worker, so that those of
+    `changes_after` is the step after which the server knows all changes of its tables. `view` is
+    the server's. Sequences count the pushes of one start of a worker, so that those of
     several servers can be compared only within one view.
     """
 
@@ -35,6 +36,7 @@ class Frozen(Message, frozen=True, array_like=True):
     step: Number
     decided: Pairs
     view: Number = 0
+    changes_after: Number = 0
 
 
 class Cut(FromWorker, frozen=True, array_like=True):
@@ -44,7 +46,8 @@ class Cut(FromWorker, frozen=True, array_like=True):
         token: the one of `Freeze`.
         step: the largest step that any server answered in `Frozen`.
         decided: pairs (worker, sequence): the largest that any server answered in `Frozen`.
-        state: whether the copy includes the optimizer's state, besides the values.
+        state: whether the copy includes the optimizer's state and the tables, besides the values.
+        since: the step after which changes of the tables are wanted; -1 for all rows.
     """
 
     kind: ClassVar[int] = 82
@@ -52,6 +55,7 @@ class Cut(FromWorker, frozen=True, array_like=True):
     step: Number
     decided: Pairs
     state: bool
+    since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +87,8 @@ class Snapshot(Message, frozen=True, array_like=True):
         consumed: the examples that are in the parameters (shard 0).
         sizes: how many examples each data set has (shard 0).
         orders: the fingerprint of each data set's order (shard 0).
+        view: the server's.
+        since: as in the `Cut`.
     """
 
     kind: ClassVar[int] = 83
@@ -92,6 +98,8 @@ class Snapshot(Message, frozen=True, array_like=True):
     consumed: tuple[Span, ...]
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
+    view: Number = 0
+    since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
 
 
 class Thaw(FromWorker, frozen=True, array_like=True):

@@ -131,6 +131,15 @@ class ObjectStore:
         """Writes an object, and replaces one that is there."""
         self.attempt("written", key, lambda: self.file_system.pipe_file(self.path(key), content))
 
+    def copy(self, key: str, to: str) -> None:
+        """Copies an object within the store, which sends nothing over this host's network.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        copy = self.file_system.cp_file
+        self.attempt("copied", key, lambda: copy(self.path(key), self.path(to)))
+
     def read(self, key: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Returns the content of an object, or its bytes [start, stop).
 

@@ -33,6 +33,10 @@ class Checkpoint:
             chief's. Workers that average save at the end of the period in which the multiple lies.
         keep: the number of newest checkpoints to keep. The newest undamaged one is always kept.
         keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
+        whole_tables_every: of so many checkpoints one has all rows of the sparse tables, and the
+            others what has changed since the one before; 1 for all rows each time. All rows are
+            also saved where the changes have become as large, first of all in each process, and
+            after a change of who takes part in the job.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -42,12 +46,13 @@ class Checkpoint:
     every_steps: int | None = None
     keep: int = 5
     keep_every_steps: int | None = None
+    whole_tables_every: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("every_seconds", "every_steps", "keep", "keep_every_steps"):
-            value = getattr(self, name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if value is not None and not value > 0:
-                raise ConfigurationError(f"Checkpoint({name}={value}): it must be above 0")
+                raise ConfigurationError(f"Checkpoint({each.name}={value}): it must be above 0")
 
 
 class OptionValues(TypedDict, total=False):

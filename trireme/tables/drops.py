@@ -23,6 +23,10 @@ class DropLog:
         self.count = 0
         self._parts: list[tuple[Keys, Steps]] = []
 
+    def __len__(self) -> int:
+        """The number of keys that are remembered."""
+        return sum(keys.size for keys, _ in self._parts)
+
     def add(self, keys: Keys, steps: Steps) -> None:
         """Notes that keys were dropped, and counts them; both int64 of shape (n,)."""
         self.count += keys.size

@@ -325,6 +325,11 @@ class Table:
             self._waiting.clear(slot)
         self._drops.remove(gone)
 
+    @property
+    def remembered_drops(self) -> int:
+        """How many dropped keys are remembered, at 16 bytes each, for `export` of changes."""
+        return len(self._drops)
+
     def forget_drops(self, until: int) -> None:
         """Forgets which keys were dropped at steps up to `until`.
 

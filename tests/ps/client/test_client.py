@@ -567,8 +567,8 @@ def test_a_copy_is_of_all_servers_and_is_tried_again_while_another_is_under_way(
         tries: list[bool] = []
         cut = worker.client._protocol.cut
 
-        def tried(state: bool) -> Operation[Any]:
-            found = yield from cut(state)
+        def tried(state: bool, since: Any = None) -> Operation[Any]:
+            found = yield from cut(state, since)
             tries.append(found is not None)
             held = [handler.shard.state.barrier.token for handler in made.handlers]
             if found is None:

@@ -26,8 +26,8 @@ from trireme.ps.messages import (
     Status,
 )
 from trireme.ps.row_messages import RowKeys
-from trireme.ps.snapshot import ModelState
-from trireme.ps.snapshot_messages import Load, Loaded
+from trireme.ps.snapshot import ModelState, TableMark
+from trireme.ps.snapshot_messages import Cut, Frozen, Load, Loaded
 from trireme.tables.spec import Add, TableSpec
 from trireme.wire.message import Message
 
@@ -151,3 +151,25 @@ def test_rows_that_do_not_fit_into_a_message_are_refused() -> None:
     push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, many),))
     with pytest.raises(ConfigurationError, match=r"take 400 MiB at one server.*a smaller batch"):
         protocol.message(push, 0)
+
+
+@pytest.mark.parametrize(
+    ("since", "frozen", "asked_since"),
+    [
+        (None, (Frozen(7, (), 3, 0), Frozen(7, (), 3, 0)), -1),
+        (TableMark(5, 3), (Frozen(7, (), 3, 5), Frozen(7, (), 3, 0)), 5),
+        (TableMark(5, 3), (Frozen(7, (), 3, 0), Frozen(7, (), 3, 6)), -1),
+        (TableMark(5, 2), (Frozen(7, (), 3, 0), Frozen(7, (), 3, 0)), -1),
+    ],
+    ids=["all rows wanted", "all know", "one does not know", "another view"],
+)
+def test_changes_are_asked_for_where_all_servers_know_them(
+    since: TableMark | None, frozen: tuple[Frozen, Frozen], asked_since: int
+) -> None:
+    cut = attached(2, (True, 3), (True, 3)).cut(True, since)
+    assert list(asked(cut)) == [0]
+    assert list(asked(cut, {0: (frozen[0], ())})) == [1]
+    requests = asked(cut, {1: (frozen[1], ())})
+    assert {message.since for message in requests.values() if isinstance(message, Cut)} == {
+        asked_since
+    }

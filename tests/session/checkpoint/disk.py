@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-NEEDS_ROOM = {"open to write", "write", "mkdir"}
+NEEDS_ROOM = {"open to write", "write", "mkdir", "link"}
 """The operations that a full disk refuses."""
 
 DIED = 9
@@ -51,7 +51,7 @@ class Disk:
         self._moved: list[tuple[str, str]] = []  # since their directory was synced
         self._open = os.open
         patch.setattr(io, "open", self._wrapped_io(io.open))
-        for name in ("mkdir", "unlink", "rmdir"):
+        for name in ("mkdir", "unlink", "rmdir", "link"):
             patch.setattr(os, name, self._wrapped(name, getattr(os, name)))
         for name in ("replace", "rename"):
             patch.setattr(os, name, self._wrapped_move(name, getattr(os, name)))

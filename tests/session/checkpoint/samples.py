@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,38 @@ def sample(step: int = 7, *, width: int = 3) -> CheckpointData:
     )
 
 
+def sample_tables(
+    keys: Mapping[int, float], *, waiting: Mapping[int, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """The arrays of a table `t` of two columns: by key the value of its row, or its touches."""
+    waiting = waiting or {}
+    rows = torch.tensor([[keys[key], -keys[key]] for key in sorted(keys)]).reshape(-1, 2)
+    ones = torch.ones(len(keys), dtype=torch.int64)
+    return {
+        "t/keys": torch.tensor(sorted(keys), dtype=torch.int64),
+        "t/rows": rows,
+        "t/states": rows[:, :1].clone(),
+        "t/steps": ones.clone(),
+        "t/touches": ones.clone(),
+        "t/waiting_keys": torch.tensor(sorted(waiting), dtype=torch.int64),
+        "t/waiting_steps": torch.ones(len(waiting), dtype=torch.int64),
+        "t/waiting_touches": torch.tensor(
+            [waiting[key] for key in sorted(waiting)], dtype=torch.int64
+        ),
+    }
+
+
+def sample_changes(
+    keys: Mapping[int, float],
+    *,
+    dropped: Sequence[int] = (),
+    waiting: Mapping[int, int] | None = None,
+) -> dict[str, torch.Tensor]:
+    """What has changed in such a table."""
+    gone = torch.tensor(sorted(dropped), dtype=torch.int64)
+    return {"t/dropped_keys": gone, **sample_tables(keys, waiting=waiting)}
+
+
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor, so that NaN equals itself and -0.0 is not 0.0."""
     flat = tensor.detach().contiguous().reshape(-1)
@@ -49,6 +81,7 @@ def assert_same(left: CheckpointData, right: CheckpointData) -> None:
     assert_same_tensors(left.model, right.model)
     assert_same_tensors(left.optimizer, right.optimizer)
     assert_same_tensors(left.average, right.average)
+    assert_same_tensors(left.tables, right.tables)
     assert json.dumps(left.state) == json.dumps(right.state)
 
 

@@ -361,8 +361,8 @@ def test_an_index_that_contradicts_its_files(tmp_path: Path) -> None:
 def test_a_format_of_the_future_is_not_called_damaged(tmp_path: Path) -> None:
     path = save(tmp_path, sample())
     body = body_of((path / "state.json").read_bytes())
-    (path / "state.json").write_bytes(seal(body.replace(b'"format": 1', b'"format": 2')))
-    with pytest.raises(CheckpointError, match=r"format 2 .* newer one"):
+    (path / "state.json").write_bytes(seal(body.replace(b'"format": 1', b'"format": 3')))
+    with pytest.raises(CheckpointError, match=r"format 3 .* newer one"):
         load(path)
 
 

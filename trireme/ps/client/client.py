@@ -50,7 +50,7 @@ from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
-from trireme.ps.snapshot import ModelState, assemble, disassemble
+from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble
 from trireme.tables.spec import TableSpec
 from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
@@ -377,23 +377,29 @@ class Client:
 
     # -- a consistent cut ------------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool) -> ModelState:
+    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         """Copies the values of one consistent step from all servers.
 
         Args:
             state: whether the optimizer's state and the tables are wanted too.
+            since: what has changed in the tables after this mark is enough.
 
         Raises:
             WaitTimeout: no cut could be completed in time.
         """
-        copy = self._run(self._protocol.snapshot(state=state))
+        copy = self._run(self._protocol.snapshot(state=state, since=since))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
         found = assemble(self._layout, parts)
         if self._shown is None or not self._shown[2]:
             return found
         from trireme.ps.shard.values.tables import tables_in
 
-        return replace(found, tables=tables_in([tensors for _, tensors in parts]))
+        return replace(
+            found,
+            tables=tables_in([tensors for _, tensors in parts]),
+            since=since if parts[0][0].since >= 0 else None,
+            mark=TableMark(min(cut.step for cut, _ in parts), parts[0][0].view),
+        )
 
     def _tensors_of_tables(self, state: ModelState, server: int) -> Tensors:
         """Returns a shard's part of the tables of a state."""

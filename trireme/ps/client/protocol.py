@@ -77,7 +77,7 @@ from trireme.wire.message import Limits, Message
 
 if TYPE_CHECKING:
     from trireme.ps.rows import Parts, Rows, Space
-    from trireme.ps.snapshot import ModelState
+    from trireme.ps.snapshot import ModelState, TableMark
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -544,15 +544,20 @@ class ClientProtocol:
 
     # -- a consistent cut ------------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool) -> Operation[Copy]:
+    def snapshot(self, *, state: bool, since: TableMark | None = None) -> Operation[Copy]:
         """Copies one consistent step of all servers.
+
+        Args:
+            state: whether the optimizer's state and the tables are wanted too.
+            since: what has changed in the tables after this mark is enough, where the servers know
+                it: each `Snapshot` says so.
 
         Raises:
             WaitTimeout: no cut could be completed in time.
         """
         began = yield Pause(0.0)
         while True:
-            copy = yield from self.cut(state)
+            copy = yield from self.cut(state, since)
             if copy is not None:
                 return copy
             now = yield Pause(BACK_OFF * (1 + self._rng.random()))
@@ -563,7 +568,7 @@ class ClientProtocol:
                     "in between each time"
                 )
 
-    def cut(self, state: bool) -> Operation[Copy | None]:
+    def cut(self, state: bool, since: TableMark | None = None) -> Operation[Copy | None]:
         """Tries once to copy one step of all servers; returns None if something came in between."""
         token = self._rng.getrandbits(53)
         frozen = yield from self.freeze(token)
@@ -574,7 +579,11 @@ class ClientProtocol:
             for worker, sequence in answer.decided:
                 done[worker] = max(sequence, done.get(worker, 0))
         step = max([answer.step for answer in frozen])
-        cut = Cut(token, step, tuple(sorted(done.items())), state)
+        known = since is not None and all(
+            answer.view == since.view and answer.changes_after <= since.step for answer in frozen
+        )
+        after = since.step if since is not None and known else -1
+        cut = Cut(token, step, tuple(sorted(done.items())), state, after)
         copy: Copy = []
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), Request(cut)))

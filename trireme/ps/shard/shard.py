@@ -415,7 +415,8 @@ class Shard:
             return [self._refused(route, "busy", "another cut is under way")]
         state.barrier.begin(request.token, now)
         decided = state.table.decided(state.participants.incarnations)
-        return [Reply(route, Frozen(state.step, decided, state.participants.view.number))]
+        after = 0 if state.tables is None else state.tables.changes_after
+        return [Reply(route, Frozen(state.step, decided, state.participants.view.number, after))]
 
     def cut(self, now: float, route: object, request: Cut) -> list[Instruction]:
         """Decides what other servers have already decided, and answers with a copy then."""
@@ -567,7 +568,7 @@ class Shard:
         assert state.values is not None
         tensors = state.values.copy(state=cut.state)
         if state.tables is not None and cut.state:
-            tensors += state.tables.copy()
+            tensors += state.tables.copy(None if cut.since < 0 else cut.since)
         specs = tuple(spec for spec, _ in tensors)
         examples = state.examples
         snapshot = Snapshot(
@@ -577,6 +578,8 @@ class Shard:
             examples.consumed(),
             examples.sizes(),
             examples.orders(),
+            state.participants.view.number,
+            cut.since,
         )
         state.barrier.end()
         self._decider.replay()

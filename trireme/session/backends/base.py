@@ -16,7 +16,7 @@ from trireme.ps.messages import GroupSpec, Leased, LeaseTerms, OptimizerSpec, Sp
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot import ModelState, TableMark
 from trireme.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -301,27 +301,28 @@ class Backend(ABC):
         return ()
 
     @abstractmethod
-    def snapshot(self, *, state: bool) -> ModelState:
+    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         """Copies the values of one consistent step.
 
         Processes that hold the model together must all call it, or the chief alone between steps.
 
         Args:
             state: whether to copy the optimizer's state and the tables of pushes and examples too.
+            since: what has changed in sparse tables after this mark is enough.
 
         Raises:
             WaitTimeout: no consistent copy could be completed in time.
         """
 
     @contextmanager
-    def saving(self) -> Iterator[ModelState]:
+    def saving(self, since: TableMark | None = None) -> Iterator[ModelState]:
         """Yields the state to be saved, as `snapshot` with the optimizer's state returns it.
 
         With `streams` each tensor comes from the process that holds it when it is read, and the
         values must not change before the block ends; other processes than the chief get a state
         without tensors.
         """
-        yield self.snapshot(state=True)
+        yield self.snapshot(state=True, since=since)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from trireme.parallel.tensor_stream import TensorStream, spread
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local import KINDS, Local, unpacked
 from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
@@ -211,7 +211,7 @@ class Collective(Local):
 
     # -- states ---------------------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool) -> ModelState:
+    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         if self._last is not None:
             return self._last
         self._agree(_Action.STATE if state else _Action.VALUES)
@@ -225,7 +225,7 @@ class Collective(Local):
         return self._state(join_parts(self.group, mine), consumed, lacks)
 
     @contextmanager
-    def saving(self) -> Iterator[ModelState]:
+    def saving(self, since: TableMark | None = None) -> Iterator[ModelState]:
         if not self.streams:
             yield self.snapshot(state=True)
             return

@@ -7,7 +7,7 @@ the examples as in a large job, so that a checkpoint continues under any number 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -30,7 +30,7 @@ from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
-from trireme.ps.snapshot import ModelState, lacking
+from trireme.ps.snapshot import ModelState, TableMark, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.replica.replica import Trained
@@ -222,15 +222,18 @@ class Local(Backend):
 
     # -- states ---------------------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool) -> ModelState:
+    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         tensors, lacks = self._tensors(state=state)
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        tables: dict[str, dict[str, torch.Tensor]] = {}
-        if state and self._rows is not None:
-            from trireme.ps.shard.values.tables import tables_in
+        found = self._state(copies, self._ledgers.consumed() if state else (), lacks)
+        if not state or self._rows is None:
+            return found
+        from trireme.ps.shard.values.tables import tables_in
 
-            tables = tables_in([self._rows.copy()])
-        return self._state(copies, self._ledgers.consumed() if state else (), lacks, tables)
+        if since is not None and self._rows.changes_after > since.step:
+            since = None
+        tables = tables_in([self._rows.copy(None if since is None else since.step)])
+        return replace(found, tables=tables, since=since, mark=TableMark(self.step, 0))
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         """Returns what this process holds, by `KIND/NAME`, and what it could not read.
@@ -256,7 +259,6 @@ class Local(Backend):
         tensors: Mapping[str, torch.Tensor],
         consumed: tuple[Span, ...],
         lacks: tuple[str, ...] = (),
-        tables: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({}),
     ) -> ModelState:
         """Returns the state of this step with the tensors of `_tensors`."""
         values, average, optimizer = unpacked(tensors)
@@ -269,7 +271,6 @@ class Local(Backend):
             sizes=self._ledgers.sizes(),
             orders=self._ledgers.orders(),
             lacks=lacks,
-            tables=tables,
         )
 
 

@@ -17,7 +17,7 @@ from trireme.parallel.process_group import ProcessGroup
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState
+from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
@@ -270,7 +270,7 @@ class Follower(Backend):
     def drain(self) -> int:
         return self._hear().step
 
-    def snapshot(self, *, state: bool) -> ModelState:
+    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         """Returns the present values; only the leader copies a consistent step of the servers."""
         parameters = self._shards.flat.parameters
         return ModelState(self.step, {n: p.detach().cpu().clone() for n, p in parameters.items()})

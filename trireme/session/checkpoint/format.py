@@ -8,12 +8,17 @@
                                                                by "WORKER/PARAMETER/STATE", if any
       tables.safetensors, tables.safetensors.index.json        the rows of sparse tables, by
                                                                "TABLE/ARRAY", in the order of keys
+      changes-000001234.safetensors, ...index.json             what has changed in them since the
+                                                               save before, if any; see `chain`
       state.json                                               other state, and every file's
       checksum
 
 `state.json` is written last and ends with its own checksum (see `manifest`). Large groups of
 tensors are split into shards (see `tensors`). The format is the same for every strategy, every
 optimizer and any number of servers and workers, so that a job may continue with others.
+
+A checkpoint whose tables are changes also has the files of the checkpoint that these follow: hard
+links to them, or copies. So each can be read, moved and deleted by itself.
 """
 
 from __future__ import annotations
@@ -27,23 +32,26 @@ from typing import Any
 import torch
 
 from trireme.errors import CheckpointError
+from trireme.ps.snapshot import TableMark
 from trireme.session.checkpoint import atomic_directories
+from trireme.session.checkpoint.chain import merged
 from trireme.session.checkpoint.manifest import (
     LAST_STEP,
     Manifest,
+    changes_group,
     directory_name,
     read_manifest,
     verify_files,
     write_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Location
+from trireme.session.checkpoint.place import Fetched, Location, Place, ReuseFiles
 from trireme.session.checkpoint.places import RunDir, place_of, place_of_checkpoint
 from trireme.session.checkpoint.remote_place import fetched_errors
 from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.checkpoint.tensors import (
+    INDEX,
     FileRecord,
     WriteFile,
-    index_name,
     read_tensors,
     stream_tensors,
     tensor_shapes,
@@ -52,7 +60,9 @@ from trireme.session.checkpoint.tensors import (
 )
 
 _GROUPS = ("model", "optimizer", "average", "local", "tables")
-_INDEXES = frozenset(index_name(group) for group in _GROUPS)
+_NOTHING = "/nothing"
+"""A tensor in a group of changes that would be empty otherwise."""
+
 _SHARD_BYTES = 2 << 30
 
 
@@ -72,6 +82,9 @@ class CheckpointData:
             they have none.
         tables: the rows of sparse tables, keyed "TABLE/ARRAY": the arrays of a
             `trireme.tables.block.Block`, in the order of the keys.
+        since: the step of the checkpoint of the same run after which `tables` are what has changed,
+            with `dropped_keys` besides; None where they are all rows, as those of `load` are.
+        mark: the point of the tables' history, for the saves that follow; it is not written.
     """
 
     step: int
@@ -81,6 +94,8 @@ class CheckpointData:
     state: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    since: int | None = None
+    mark: TableMark | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,8 @@ class Description:
         versions: of `trireme` and `torch` that wrote it.
         model, optimizer, average, local, tables: dtype (as `F32`) and shape of each tensor by name.
         state: see `CheckpointData`.
+        chain: the steps of the saves that the tables are of, the one with all rows first; empty
+            where all rows are of this save. Then `tables` are those of the first.
     """
 
     path: Location
@@ -108,6 +125,7 @@ class Description:
     local: dict[str, tuple[str, tuple[int, ...]]]
     tables: dict[str, tuple[str, tuple[int, ...]]]
     state: dict[str, Any]
+    chain: tuple[int, ...] = ()
 
 
 def save(
@@ -134,7 +152,8 @@ def save(
 
     Raises:
         CheckpointError: a tensor or a value of the state is of a kind that a checkpoint cannot
-            hold, or writing failed. Earlier checkpoints are unharmed.
+            hold, or writing failed; or there is no checkpoint of step `data.since` whose tables it
+            could follow. Earlier checkpoints are unharmed.
     """
     if not 0 <= data.step <= LAST_STEP:
         raise CheckpointError(
@@ -143,11 +162,20 @@ def save(
     _check_json(dict(data.state), "state")
     place, name = place_of(run_dir), directory_name(data.step)
 
-    def fill(directory: Location, write: WriteFile) -> None:
+    def fill(directory: Location, write: WriteFile, reuse: ReuseFiles) -> None:
         files: dict[str, FileRecord] = {}
         for group in _GROUPS:
-            files |= write_tensors(directory, group, getattr(data, group), shard_bytes, write)
-        write_manifest(directory, data.step, files, data.state, write)
+            if group != "tables" or data.since is None:
+                files |= write_tensors(directory, group, getattr(data, group), shard_bytes, write)
+        chain: list[int] = []
+        if data.since is not None:
+            before, chain = _followed(place, data.since)
+            reuse(place.checkpoint(directory_name(data.since)), before)
+            chain.append(data.step)
+            changes = data.tables or {_NOTHING: torch.empty(0, dtype=torch.int64)}
+            group = changes_group(data.step)
+            files |= before | write_tensors(directory, group, changes, shard_bytes, write)
+        write_manifest(directory, data.step, files, data.state, write, chain)
 
     try:
         return place.write(name, fill, allowed)
@@ -157,6 +185,18 @@ def save(
             f"the checkpoint of step {data.step} could not be written to {final}: {error}. "
             "Earlier checkpoints are unharmed"
         ) from error
+
+
+def _followed(place: Place, step: int) -> tuple[dict[str, FileRecord], list[int]]:
+    """Returns the files and the chain of the tables of a checkpoint that another one follows."""
+    with place.fetch(place.checkpoint(directory_name(step)), content=False) as fetched:
+        manifest = read_manifest(fetched.path)
+    files = {
+        name: record
+        for name, record in manifest.files.items()
+        if name.startswith(("tables.", "tables-", "changes-"))
+    }
+    return files, [*(manifest.chain or (step,))]
 
 
 def _check_json(value: object, where: str) -> None:
@@ -208,7 +248,16 @@ def _read(fetched: Fetched, read: Callable[..., Mapping[str, torch.Tensor]]) -> 
     path = fetched.path
     manifest = read_manifest(path)
     verify_files(path, manifest)
-    groups = {group: _kept(read(path, group, manifest.files), fetched) for group in _GROUPS}
+    groups: dict[str, Any] = {
+        group: _kept(read(path, group, manifest.files), fetched) for group in _GROUPS
+    }
+    if manifest.chain:
+        parts = [groups["tables"]]
+        for group in manifest.changes:
+            found = read_tensors(path, group, manifest.files)
+            found.pop(_NOTHING, None)
+            parts.append(found)
+        groups["tables"] = merged(parts)
     if read_manifest(path).files != manifest.files:
         raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
     return CheckpointData(manifest.step, **groups, state=manifest.state)
@@ -251,7 +300,7 @@ def describe(path: str | Location) -> Description:
     place, path = place_of_checkpoint(path)
     with place.fetch(path, content=False) as fetched:
         manifest = read_manifest(fetched.path)
-        verify_files(fetched.path, manifest, lambda name: name in _INDEXES)
+        verify_files(fetched.path, manifest, lambda name: name.endswith(INDEX))
         return Description(
             path=path,
             step=manifest.step,
@@ -259,6 +308,7 @@ def describe(path: str | Location) -> Description:
             nbytes=sum(record.size for record in manifest.files.values()),
             versions=manifest.versions,
             state=manifest.state,
+            chain=manifest.chain,
             **_shapes(fetched.path, manifest),
         )
 
@@ -292,4 +342,6 @@ def export(path: str | Location, output: str | Path) -> Path:
 
 
 def _shapes(path: Path, manifest: Manifest) -> dict[str, Any]:
+    for group in manifest.changes:
+        tensor_shapes(path, group, manifest.files)  # verifies the index
     return {group: tensor_shapes(path, group, manifest.files) for group in _GROUPS}

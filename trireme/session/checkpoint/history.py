@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from trireme.errors import CheckpointError
@@ -81,6 +81,7 @@ def prune(
     *,
     good: Location | None = None,
     allowed: Callable[[], None] = lambda: None,
+    left_alone: Sequence[Location] = (),
 ) -> list[Location]:
     """Deletes old checkpoints of a run.
 
@@ -93,6 +94,7 @@ def prune(
         keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
         good: a checkpoint known to be undamaged, such as the last one written; saves verification.
         allowed: called before each deletion; raises where this process may no longer delete.
+        left_alone: checkpoints that stay for now.
 
     Returns:
         The checkpoints that were deleted.
@@ -110,6 +112,7 @@ def prune(
     if doomed and good not in stay:
         spared = _newest_good(paths)
         doomed = [path for path in doomed if path != spared]
+    doomed = [path for path in doomed if path not in left_alone]
     for path in doomed:
         allowed()
         try:

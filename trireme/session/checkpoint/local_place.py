@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from trireme.errors import CheckpointError
 from trireme.session.checkpoint import atomic_directories
-from trireme.session.checkpoint.manifest import Manifest, checkpoint_directory, verify_files
+from trireme.session.checkpoint.manifest import (
+    Manifest,
+    checkpoint_directory,
+    read_manifest,
+    verify_files,
+)
 from trireme.session.checkpoint.place import Fetched, Fill, Location, Place
 from trireme.session.checkpoint.run_lock import RunLock, Writer
-from trireme.session.checkpoint.tensors import write_file
+from trireme.session.checkpoint.tensors import FileRecord, write_file
 
 _PROBE_BYTES = 4096
+_COPY_BYTES = 1 << 20
 
 
 class LocalPlace(Place):
@@ -44,12 +52,27 @@ class LocalPlace(Place):
         except FileNotFoundError:
             return {}
 
+    def checkpoint(self, name: str) -> Path:
+        return self._parent / name
+
+    def has(self, path: Location) -> bool:
+        try:
+            read_manifest(_local(path))
+        except CheckpointError:
+            return False
+        return True
+
     def write(self, name: str, fill: Fill, allowed: Callable[[], None]) -> Location:
         final = self._parent / name
         atomic_directories.make_directory(self._parent)
         atomic_directories.sweep(self._parent)
         with atomic_directories.staging(self._parent, name) as staged:
-            fill(staged, write_file)
+
+            def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
+                for file_name in files:
+                    _link(_local(source) / file_name, staged / file_name)
+
+            fill(staged, write_file, reuse)
             atomic_directories.publish(staged, final, allowed)
         return final
 
@@ -61,6 +84,15 @@ class LocalPlace(Place):
 
     def verify_content(self, path: Location, manifest: Manifest) -> None:
         verify_files(_local(path), manifest)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Gives a file a second name; copies it where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with source.open("rb") as file:
+            write_file(target, iter(partial(file.read, _COPY_BYTES), b""))
 
 
 def _local(path: Location) -> Path:

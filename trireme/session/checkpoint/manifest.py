@@ -13,9 +13,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ LAST_STEP = 1 << 62
 """The largest global step, as in messages."""
 
 _FORMAT = 1
+_FORMAT_OF_CHANGES = 2  # older releases would take what has changed for all there is
 _CHUNK = 1 << 20
 _DIRECTORY = re.compile(r"step-([0-9]{9,19})")
 _CHECKSUM = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"\n\}\n')
@@ -43,7 +45,8 @@ _CHECKSUM = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"\n\}\n')
 _FileName = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"\A(model|optimizer|average|local|tables)(-[0-9]{5,}-of-[0-9]{5,})?"
+        pattern=r"\A(model|optimizer|average|local|tables|changes-[0-9]{9,19})"
+        r"(-[0-9]{5,}-of-[0-9]{5,})?"
         r"\.safetensors(\.index\.json)?\Z"
     ),
 ]
@@ -53,12 +56,15 @@ class Manifest(msgspec.Struct, frozen=True):
     """The content of `state.json`, without its checksum.
 
     Attributes:
-        format: the version of the format.
+        format: the version of the format: 1, or 2 with `chain`.
         step: the global step.
         saved_at: the time of writing, in UTC and ISO 8601.
         versions: of `trireme` and `torch` that wrote the checkpoint.
         files: the size and checksum of every other file.
         state: other state; see `CheckpointData`.
+        chain: the steps of the saves that the tables are of: of the one that has all rows, and of
+            those that have what had changed since the one before, up to this one. Empty where all
+            rows are of this save.
     """
 
     format: int
@@ -67,6 +73,17 @@ class Manifest(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     files: dict[_FileName, FileRecord]
     state: dict[str, Any]
+    chain: tuple[Number, ...] = ()
+
+    @property
+    def changes(self) -> list[str]:
+        """The groups of tensors that have changes of tables, in order."""
+        return [changes_group(step) for step in self.chain[1:]]
+
+
+def changes_group(step: int) -> str:
+    """Returns the name of the group of tensors with the changes that were saved at a step."""
+    return f"changes-{step:09d}"
 
 
 def checkpoint_directory(run_dir: str | Path) -> Path:
@@ -92,6 +109,7 @@ def write_manifest(
     files: dict[str, FileRecord],
     state: Mapping[str, Any],
     write: WriteFile = write_file,
+    chain: Sequence[int] = (),
 ) -> None:
     """Writes the manifest of a checkpoint whose other files are written, by `write`.
 
@@ -100,15 +118,17 @@ def write_manifest(
         ValueError: the state has an integer that is too long for JSON.
     """
     manifest = Manifest(
-        format=_FORMAT,
+        format=_FORMAT_OF_CHANGES if chain else _FORMAT,
         step=step,
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"trireme": __version__, "torch": str(torch.__version__)},
         files=files,
         state=dict(state),
+        chain=tuple(chain),
     )
     # Python's json, for its exact floats and for integers of any size.
-    fields = ((name, getattr(manifest, name)) for name in manifest.__struct_fields__)
+    names = [name for name in manifest.__struct_fields__ if chain or name != "chain"]
+    fields = ((name, getattr(manifest, name)) for name in names)
     lines = (
         f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
     )
@@ -222,14 +242,35 @@ def _decoded(path: Path, content: bytes) -> Manifest:
     try:
         fields = strict_json.decode(content)
         version = fields.get("format") if isinstance(fields, dict) else None
-        if version is None or version == _FORMAT:
-            return msgspec.convert(fields, Manifest)
+        if version in (None, _FORMAT, _FORMAT_OF_CHANGES):
+            manifest = msgspec.convert(fields, Manifest)
+            _check_chain(manifest)
+            return manifest
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is not the state of a checkpoint: {error}") from error
     raise CheckpointError(
-        f"{path} is of format {version!r} and this release of trireme reads format "
-        f"{_FORMAT}: use the release that wrote it, or a newer one"
+        f"{path} is of format {version!r} and this release of trireme reads formats {_FORMAT} and "
+        f"{_FORMAT_OF_CHANGES}: use the release that wrote it, or a newer one"
     )
+
+
+def _check_chain(manifest: Manifest) -> None:
+    """Checks that a checkpoint has the changes that belong to it, and no others.
+
+    Raises:
+        ValueError: it has not.
+    """
+    chain = manifest.chain
+    rises = all(one < other for one, other in pairwise(chain))
+    if chain and not (len(chain) > 1 and rises and chain[-1] == manifest.step):
+        raise ValueError(f"the chain {list(chain)} does not lead to step {manifest.step}")
+    present = {name for name in manifest.files if name.startswith("changes-")}
+    wanted = {f"{group}.safetensors.index.json" for group in manifest.changes}
+    if {name for name in present if name.endswith(".json")} != wanted:
+        raise ValueError(f"the changes of tables are not those of the chain {list(chain)}")
+    groups = tuple(f"{group}{mark}" for group in manifest.changes for mark in ".-")
+    if any(not name.startswith(groups) for name in present):
+        raise ValueError(f"there are changes of tables besides those of the chain {list(chain)}")
 
 
 def _open_regular(path: Path) -> BufferedReader:

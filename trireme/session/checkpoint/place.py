@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +14,16 @@ from trireme.errors import CheckpointError
 from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.manifest import Manifest
 from trireme.session.checkpoint.run_lock import Writer
-from trireme.session.checkpoint.tensors import WriteFile
+from trireme.session.checkpoint.tensors import FileRecord, WriteFile
 
 Location = Path | RemotePath
 """A local directory, or one of an object store."""
 
-Fill = Callable[[Location, WriteFile], None]
-"""Writes all files of a checkpoint into a directory, each by a function that it is given."""
+ReuseFiles = Callable[[Location, Mapping[str, FileRecord]], None]
+"""Puts files of another checkpoint of the run into one that is written, given their records."""
+
+Fill = Callable[[Location, WriteFile, ReuseFiles], None]
+"""Writes all files of a checkpoint into a directory, by the functions that it is given."""
 
 
 class Lock(Protocol):
@@ -119,6 +122,14 @@ class Place(ABC):
         Raises:
             OSError: they cannot be listed.
         """
+
+    @abstractmethod
+    def checkpoint(self, name: str) -> Location:
+        """Returns where the checkpoint of a name such as `step-000001234` is, or would be."""
+
+    def has(self, path: Location) -> bool:
+        """Returns whether a checkpoint is there still, and whole, as far as is easily seen."""
+        return True
 
     @abstractmethod
     def write(self, name: str, fill: Fill, allowed: Callable[[], None]) -> Location:

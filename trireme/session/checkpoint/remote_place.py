@@ -16,7 +16,7 @@ import hashlib
 import os
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,8 +68,11 @@ class RemotePlace(Place):
     def prepare(self) -> None:
         """Does nothing: `claim` has written there."""
 
+    def checkpoint(self, name: str) -> Location:
+        return self.run_dir / CHECKPOINTS / name
+
     def write(self, name: str, fill: Fill, allowed: Callable[[], None]) -> Location:
-        final = self.run_dir / CHECKPOINTS / name
+        final = self.checkpoint(name)
         with self._locked() as lock:
             allowed()
             self._sweep(lock)
@@ -83,7 +86,14 @@ class RemotePlace(Place):
                     records[path.name] = record
                     return record
 
-                fill(final, write)
+                def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
+                    before = self._folder(source)
+                    for file_name, record in files.items():
+                        key = f"{CHECKPOINTS}/{folder}/{file_name}"
+                        self._store.copy(f"{before}/{file_name}", key)
+                        records[file_name] = record
+
+                fill(final, write, reuse)
                 uploads.finish()
             self._check_sizes(folder, records)
             allowed()

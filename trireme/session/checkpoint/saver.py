@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -9,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trireme.errors import CheckpointError, CheckpointLockLost
+from trireme.ps.snapshot import TableMark
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.checkpoint.place import Location, Place
 from trireme.session.checkpoint.places import RunDir, place_of
+from trireme.session.checkpoint.streamed import shapes_of
 from trireme.session.options import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -81,6 +84,26 @@ class SaveResult(NamedTuple):
     error: Exception | None
 
 
+class Base(NamedTuple):
+    """A checkpoint that another one may follow, with what has changed in the tables.
+
+    Attributes:
+        step: the global step.
+        path: where it is.
+        mark: the point of the tables' history.
+        links: how many saves of changes it is made of.
+        whole: the bytes of the last save of all rows.
+        changed: the bytes of the changes since.
+    """
+
+    step: int
+    path: Location
+    mark: TableMark
+    links: int
+    whole: int
+    changed: int
+
+
 class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
@@ -113,12 +136,37 @@ class Saver:
         self._allowed = allowed
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._waiting: tuple[CheckpointData, Sequence[float]] | None = None
+        self._waiting: tuple[CheckpointData, Sequence[float], int] | None = None
         self._writing: int | None = None  # the step; None where no thread writes
         self._closed = False
         self._newest: Exception | None = None  # why the last save failed
         self._results: list[SaveResult] = []
         self._thread: threading.Thread | None = None  # the newest; it may have ended
+        self._base: Base | None = None  # the last one written
+        self._followed: Base | None = None  # see `base`
+        self._history = 0  # of the tables: counts the calls of `forget_base`
+
+    def base(self) -> Base | None:
+        """Returns the checkpoint that the next one may follow; it stays until the next call.
+
+        None if the next one is to have all rows of the tables.
+        """
+        with self._lock:
+            base = self._base
+            if base is not None and (
+                base.links + 1 >= self._options.whole_tables_every
+                or base.changed > base.whole
+                or not self._place.has(base.path)
+            ):
+                base = None
+            self._followed = base
+            return base
+
+    def forget_base(self) -> None:
+        """Has the next checkpoint have all rows of the tables, as the history is another one."""
+        with self._lock:
+            self._base = self._followed = None
+            self._history += 1
 
     def submit(self, data: CheckpointData, delays: Sequence[float] = ()) -> None:
         """Submits a checkpoint and returns at once.
@@ -136,7 +184,7 @@ class Saver:
                     f"step {data.step} cannot be saved: the saver of {self._place.run_dir} is "
                     "closed"
                 )
-            self._waiting = data, delays
+            self._waiting = data, delays, self._history
             if self._writing is None:
                 self._writing = data.step
                 self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
@@ -188,19 +236,21 @@ class Saver:
                 if self._waiting is None:
                     self._writing = None
                     return
-                (data, delays), self._waiting = self._waiting, None
+                (data, delays, history), self._waiting = self._waiting, None
                 self._writing = data.step
-            result = self._save(data, delays)
+            result = self._save(data, delays, history)
             with self._lock:
                 self._results.append(result)
                 self._newest = result.error if result.path is None else None
 
-    def _save(self, data: CheckpointData, delays: Sequence[float]) -> SaveResult:
+    def _save(self, data: CheckpointData, delays: Sequence[float], history: int) -> SaveResult:
         further = iter(delays)
         while True:
             try:
                 path = self._write(self._place, data)
             except Exception as error:  # reported by `results`, `wait` and `close`
+                if data.since is not None and not _is_full(error.__cause__):
+                    self.forget_base()  # it may be that which cannot be followed
                 delay = next(further, None)
                 if delay is None or not isinstance(error.__cause__, OSError):
                     return SaveResult(data.step, None, error)
@@ -208,11 +258,33 @@ class Saver:
                 self._sleep(delay)
             else:
                 break
+        followed = self._written(data, path, history)
         keep, every = self._options.keep, self._options.keep_every_steps
         try:
-            prune(self._place, keep, every, good=path, allowed=self._allowed)
+            prune(self._place, keep, every, good=path, allowed=self._allowed, left_alone=followed)
         except CheckpointLockLost:  # the present writer deletes old checkpoints
             pass
         except Exception as error:  # the checkpoint itself is written
             return SaveResult(data.step, path, error)
         return SaveResult(data.step, path, None)
+
+    def _written(self, data: CheckpointData, path: Location, history: int) -> list[Location]:
+        """Notes what was written, as the base of the next; returns what others still follow."""
+        nbytes = sum(tensor.nbytes for tensor in shapes_of(data.tables).values())
+        with self._lock:
+            followed = self._followed
+            self._base = None
+            if data.mark is None or history != self._history:
+                pass
+            elif data.since is None:
+                self._base = Base(data.step, path, data.mark, 0, nbytes, 0)
+            elif followed is not None and followed.step == data.since:
+                changed = followed.changed + nbytes
+                self._base = Base(
+                    data.step, path, data.mark, followed.links + 1, followed.whole, changed
+                )
+            return [] if followed is None else [followed.path]
+
+
+def _is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -25,7 +25,13 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.place import Location, Lock, Place
 from trireme.session.checkpoint.places import place_of
 from trireme.session.checkpoint.run_lock import read_writer, writer_here
-from trireme.session.checkpoint.saver import LAST_DELAYS, RETRY_SECONDS, Saver, Schedule
+from trireme.session.checkpoint.saver import (
+    LAST_DELAYS,
+    RETRY_SECONDS,
+    Base,
+    Saver,
+    Schedule,
+)
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
@@ -139,7 +145,17 @@ class Storage:
             return error
         return None
 
+    def base(self) -> Base | None:
+        """Returns the checkpoint that the next one may follow; see `Saver.base`."""
+        return None if self._saver is None else self._saver.base()
+
+    def forget_base(self) -> None:
+        """Has the next checkpoint have all rows of the tables, as the job has other values now."""
+        if self._saver is not None:
+            self._saver.forget_base()
+
     def _release(self) -> None:
+        self.forget_base()
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -46,6 +46,9 @@ _DTYPES = {
 }
 _HEADER_ALIGNMENT = 8
 
+INDEX = ".safetensors.index.json"
+"""What the names of indexes end with."""
+
 _T = TypeVar("_T")
 
 
@@ -87,7 +90,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
 
 def index_name(group: str) -> str:
     """Returns the name of the index of a group of tensors."""
-    return f"{group}.safetensors.index.json"
+    return f"{group}{INDEX}"
 
 
 def write_tensors(

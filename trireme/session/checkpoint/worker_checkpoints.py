@@ -112,6 +112,7 @@ class WorkerCheckpoints:
             state = self._restore(checkpoint)
         else:
             flat, step = self._setup.flat, self._backend.global_step
+            self._storage.forget_base()
             warn(
                 f"there is no checkpoint: the job goes on from this worker's values of step "
                 f"{step}, and the servers' optimizer, the moving average and the record of "
@@ -175,6 +176,7 @@ class WorkerCheckpoints:
             CheckpointError: the checkpoint is of another model.
         """
         flat = self._setup.flat
+        self._storage.forget_base()
         check_model(data, flat.parameters, state_of(self._setup.model))
         then = job_state(data)
         if then.lacks:
@@ -294,10 +296,14 @@ class WorkerCheckpoints:
         if not self._storage.scheduled:
             return
         self._write()
-        with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
+        base = self._storage.base() if self._lifecycle.is_chief else None
+        since = None if base is None else base.mark
+        with self._lifecycle.liveness.excused("it saves"), self._backend.saving(since) as state:
             known = self._storage.has(state.step)
             if self._lifecycle.is_chief and not known:  # other workers only take part
                 self._copied = self._checkpoint_of(state)
+                if base is not None and state.since is not None:
+                    self._copied = replace(self._copied, since=base.step)
                 if self._backend.streams:  # while the other processes send their tensors
                     self._write(last=last)
                     self._storage.settle()
@@ -407,6 +413,7 @@ class WorkerCheckpoints:
                 for name, arrays in state.tables.items()
                 for array, tensor in arrays.items()
             },
+            mark=state.mark,
         )
         return self._say_lacking(data, parts)
 

@@ -30,6 +30,13 @@ _WAITING = ("waiting_keys", "waiting_steps", "waiting_touches")
 FIELDS = (*_ROWS, *_WAITING)
 """The arrays of a table in a snapshot."""
 
+DROPPED = "dropped_keys"
+"""A further array where a snapshot has only what has changed: the keys that were dropped. They are
+dropped before the rows are set."""
+
+_DROPS = 1 << 16
+"""So many dropped keys are remembered, or as many as a table has rows."""
+
 _SWEEPS = 8
 """Unused rows are looked for so many times within `drop_after` steps: it takes a pass over all."""
 
@@ -52,6 +59,7 @@ class ShardTables:
     Attributes:
         specs: the same.
         tables: one for each.
+        changes_after: the step after which all changes are known, those included that drop keys.
     """
 
     def __init__(self, specs: Sequence[TableSpec], slots: tuple[int, int] = (0, SLOTS)) -> None:
@@ -61,6 +69,7 @@ class ShardTables:
         self.tables = [Table(spec) for spec in specs]
         self._slots = slots
         self._step = 0  # of the last updates
+        self.changes_after = 0
 
     def misfit(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates or keys make no sense here; None where they do."""
@@ -83,8 +92,15 @@ class ShardTables:
             period = max(1, spec.drop_after // _SWEEPS)
             if spec.drop_after and step // period != self._step // period:
                 table.drop_unused(step)
-                table.forget_drops(step)  # snapshots are whole
+                if table.remembered_drops > max(len(table), _DROPS):
+                    self._forget_drops(step)  # nobody has asked for changes for long
         self._step = step
+
+    def _forget_drops(self, until: int) -> None:
+        """Forgets which keys were dropped up to a step."""
+        for table in self.tables:
+            table.forget_drops(until)
+        self.changes_after = max(self.changes_after, until)
 
     def pull(self, wanted: Sequence[RowKeys]) -> tuple[bytes | None, ...]:
         """Returns the rows of keys, one answer for each entry; changes nothing.
@@ -118,13 +134,22 @@ class ShardTables:
             status[f"table/hottest/{spec.name}"] = ", ".join(hot)
         return status
 
-    def copy(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns copies of all rows with their state, as tensors of a snapshot."""
+    def copy(self, since: int | None = None) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns copies of rows with their state, as tensors of a snapshot.
+
+        Args:
+            since: None for all rows; else the step after which what has changed is wanted, not
+                before `changes_after`. Nobody will ask for changes after an earlier step.
+        """
+        if since is not None:
+            self._forget_drops(since)
+        fields = FIELDS if since is None else (DROPPED, *FIELDS)
         return [
             entry
             for spec, table in zip(self.specs, self.tables, strict=True)
-            for block in table.export()
-            for entry in tensors_of(spec.name, {name: getattr(block, name) for name in FIELDS})
+            for block in table.export(since)
+            if since is not None or block.keys.size or block.waiting_keys.size
+            for entry in tensors_of(spec.name, {name: getattr(block, name) for name in fields})
         ]
 
     def load(self, tensors: Tensors, step: int) -> None:
@@ -135,7 +160,7 @@ class ShardTables:
             step: the global step of the rows.
         """
         self.tables = [Table(spec) for spec in self.specs]
-        self._step = step
+        self._step = self.changes_after = step
         places = {spec.name: place for place, spec in enumerate(self.specs)}
         for name, arrays in arrays_in(tensors):
             if name in places:
@@ -166,10 +191,10 @@ def tensors_of(name: str, arrays: Arrays) -> list[tuple[TensorSpec, torch.Tensor
 
     Args:
         name: the table's.
-        arrays: the arrays.
+        arrays: the arrays: `FIELDS`, and `DROPPED` before them or not.
     """
     entries = []
-    for field in FIELDS:
+    for field in (DROPPED, *FIELDS) if DROPPED in arrays else FIELDS:
         tensor = torch.from_numpy(np.ascontiguousarray(arrays[field]).reshape(-1))
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append((TensorSpec(TABLE + field, dtype, name, 0, tensor.numel()), tensor))
@@ -183,7 +208,7 @@ def arrays_in(tensors: Tensors) -> Iterator[tuple[str, Arrays]]:
         if not spec.key.startswith(TABLE):
             continue
         flat[spec.key.removeprefix(TABLE)] = tensor.numpy()
-        if len(flat) == len(FIELDS):
+        if len(flat) == len(FIELDS) + (DROPPED in flat):
             count = flat["keys"].size
             for field in ("rows", "states"):
                 flat[field] = flat[field].reshape(count, flat[field].size // max(count, 1))
@@ -207,6 +232,8 @@ def tables_in(parts: Sequence[Tensors]) -> dict[str, dict[str, torch.Tensor]]:
             some = [block for block in blocks if block[names[0]].size] or blocks[:1]
             joined = {field: np.concatenate([block[field] for block in some]) for field in names}
             table |= _chosen(joined, names, np.argsort(joined[names[0]], kind="stable"))
+        if DROPPED in blocks[0]:
+            table[DROPPED] = np.unique(np.concatenate([block[DROPPED] for block in blocks]))
         found[name] = {field: torch.from_numpy(array) for field, array in table.items()}
     return found
 
