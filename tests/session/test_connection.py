@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,16 @@ import torch
 
 import trireme
 from tests.harness import Cluster, run_job
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, ConnectionBroken
+from trireme.ps.client.lanes import Transmit
+from trireme.ps.client.server_links import ServerLinks
+from trireme.ps.messages import PullRows, Push
+from trireme.ps.row_memory import found
+from trireme.ps.row_messages import Place
+from trireme.ps.server import handler
 from trireme.session.connection import Connection
 from trireme.tables.spec import SGD, Adagrad, Constant, RowWiseAdagrad
+from trireme.wire.shared_memory import SharedMemory, available
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
@@ -159,3 +168,50 @@ def test_workers_that_create_others_are_told() -> None:
 
 def train_vector(ps: Any) -> None:
     ps.clock()
+
+
+@pytest.mark.skipif(not available(), reason="needs Linux")
+def test_rows_lie_in_lent_memory_and_come_again_over_another_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every seventh connection breaks when a request has gone over it: the rows are sent again."""
+    seen, sent = Counter[str](), itertools.count(1)
+    transmit = ServerLinks._transmit
+
+    def breaking(links: ServerLinks, order: Transmit) -> None:
+        transmit(links, order)
+        with_rows = isinstance(order.message, Push | PullRows) and bool(links.tables)
+        if with_rows and next(sent) % 7 == 0:
+            seen["broken"] += 1
+            links._broke(order.server, ConnectionBroken("the test has cut it"))
+
+    def reading(memory: SharedMemory | None, request: Push | PullRows) -> Any:
+        entries = [*request.wanted, *(request.rows if isinstance(request, Push) else ())]
+        for each in entries:
+            seen["lent" if isinstance(each.keys, Place) else "sent"] += 1
+        return found(memory, request)
+
+    monkeypatch.setattr(ServerLinks, "_transmit", breaking)
+    monkeypatch.setattr(handler, "found", reading)
+    keys, steps = np.arange(500), 40
+
+    def made(_: int) -> Connection:
+        ps: Connection = trireme.ps.connect(max_steps=2 * steps)
+        ps.create_table("counts", 3, dtype="int64")
+        return ps
+
+    def program(ps: Connection) -> Any:
+        before = np.zeros((keys.size, 3), np.int64)
+        while not ps.stopping:
+            ps.push("counts", keys, np.repeat(keys, 3).reshape(-1, 3))
+            ps.clock()
+            rows = ps.pull("counts", keys)
+            assert (rows == rows[:, :1]).all() and (rows >= before).all()
+            before = rows
+        return before[:, 0]
+
+    cluster = Cluster(workers=2, servers=2, scheme="shm")
+    ran = run_job(cluster, made, program)  # type: ignore[arg-type]
+    last = max(ran.values, key=lambda rows: int(rows[1]))
+    np.testing.assert_array_equal(last, 2 * steps * keys)
+    assert seen["broken"] > 10 and seen["lent"] > 200 and not seen["sent"], seen

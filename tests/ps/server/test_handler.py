@@ -17,9 +17,20 @@ from tests.ps.bench import SYNC, Bench, view
 from trireme.errors import FrameError
 from trireme.metrics import Registry
 from trireme.ps.flat import as_bytes
-from trireme.ps.messages import Attach, Pull, Push, Share, Status, Trace
+from trireme.ps.messages import (
+    Attach,
+    LendRows,
+    MemoryLent,
+    Pull,
+    PullRows,
+    Push,
+    Share,
+    Status,
+    Trace,
+)
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import Address, Speak
+from trireme.ps.row_messages import Place, RowKeys, RowUpdates
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.trace import Note
@@ -39,7 +50,9 @@ class FakeLink:
     sent: list[Message] = field(default_factory=list)
     closed: bool = False
     context: Any = None
-    connection: Any = field(default_factory=lambda: SimpleNamespace(destination=None, lending=None))
+    connection: Any = field(
+        default_factory=lambda: SimpleNamespace(destination=None, lending=None, stream=None)
+    )
     opened_here: bool = True
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
@@ -263,3 +276,17 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
             worker.connection.destination(Load(1, 0, (senseless,), (), ()), 16)
+
+
+def test_rows_in_memory_that_was_not_lent_are_refused() -> None:
+    server = Server()
+    link, place = server.link("worker:0", 1), Place(0, 8)
+    for request in (
+        PullRows(1, (RowKeys(0, place),)),
+        PullRows(1, (RowKeys(0, bytes(8), place),)),
+        Push(1, 1, 0, 0, 1.0, rows=(RowUpdates(0, bytes(8), place),)),
+    ):
+        with pytest.raises(FrameError, match="none was lent for rows"):
+            server.hear(link, request)
+    server.hear(link, LendRows(4096))
+    assert link.sent == [MemoryLent(False)], "no descriptor has come along"
