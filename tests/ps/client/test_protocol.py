@@ -25,7 +25,7 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
-from trireme.ps.row_messages import RowKeys
+from trireme.ps.row_messages import RowKeys, data_of, raw
 from trireme.ps.snapshot import ModelState, TableMark
 from trireme.ps.snapshot_messages import Cut, Frozen, Load, Loaded
 from trireme.tables.spec import Add, TableSpec
@@ -173,3 +173,34 @@ def test_changes_are_asked_for_where_all_servers_know_them(
     assert {message.since for message in requests.values() if isinstance(message, Cut)} == {
         asked_since
     }
+
+
+def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() -> None:
+    """And what that has brought there is taken out before."""
+    pytest.importorskip(
+        "numba", reason="tables are not tested: pip install 'trireme-train[tables]'"
+    )
+    memory = [bytearray(4096), bytearray(4096)]
+    protocol = ClientProtocol(
+        0,
+        2,
+        patience_seconds=1.0,
+        rng=random.Random(0),
+        space=lambda shard, nbytes: memoryview(memory[shard])[:nbytes],
+    )
+    protocol._tables, protocol._bounds = (TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256)
+    keys = np.arange(40)
+    wanted = RowKeys(0, raw(keys))
+    push = protocol.next_push(1.0, None, (), wanted=(wanted,))
+    protocol.push(push)
+    sent = [protocol.message(push, shard).wanted[0] for shard in range(2)]
+    mine = [np.frombuffer(data_of(each.keys), np.int64).copy() for each in sent]
+    assert sorted(np.concatenate(mine)) == keys.tolist()
+    pull = protocol.pull_rows([RowKeys(0, raw(np.arange(5) + 1000))])
+    assert next(pull) == AWAIT
+    for each, before in zip(sent, mine, strict=True):
+        assert bytes(data_of(each.keys)) == before.tobytes(), "it may have to be sent again"
+    said = [PushReply(Applied(1), 1, 0, False, rows=(raw(-each),)) for each in mine]
+    assert isinstance(pull.send(answers(*said)), Ask)
+    (brought,) = protocol.brought
+    np.testing.assert_array_equal(brought, -keys.reshape(-1, 1))
