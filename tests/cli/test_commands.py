@@ -509,6 +509,16 @@ def test_checkpoints_of_changes_are_listed_shown_and_verified(tmp_path: Path, ca
     assert main(["checkpoint", "verify", run]) == 0
 
 
+def test_tables_are_exported(tmp_path: Path, capsys, fails) -> None:
+    pytest.importorskip("pyarrow")
+    run = str(tmp_path / "run")
+    save(run, CheckpointData(10, {}, tables=sample_tables({1: 1.0})))
+    assert main(["checkpoint", "export", run, "--tables", "--output", "out"]) == 0
+    assert f"out/t.parquet: a table of {run}" in capsys.readouterr().out
+    assert Path("out/t.parquet").read_bytes()[:4] == b"PAR1"
+    assert "--state goes with --tables" in fails("checkpoint", "export", run, "--state")
+
+
 def test_the_newest_checkpoint_is_shown_verified_and_exported(run_dir: str, capsys) -> None:
     assert main(["checkpoint", "show", run_dir]) == 0
     shown = capsys.readouterr().out

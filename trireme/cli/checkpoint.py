@@ -94,9 +94,21 @@ def _verify(given: Namespace) -> int:
 def _export(given: Namespace) -> int:
     from trireme.session.checkpoint import export
 
+    if given.state and not given.tables:
+        raise UsageError("--state goes with --tables: the model's file has no optimizer state")
     path = _chosen(given)
+    if given.tables:
+        return _export_tables(path, Path(given.output or "tables"), state=given.state)
     output = export(path, Path(given.output or "model.safetensors"))
     print(f"{output}: the model of {path}")
+    return 0
+
+
+def _export_tables(path: Path | RemotePath, output: Path, *, state: bool) -> int:
+    from trireme.session.checkpoint import export_tables
+
+    for file in export_tables(path, output, state=state):
+        print(f"{file}: a table of {path}")
     return 0
 
 

@@ -220,16 +220,30 @@ def _scale() -> Parser:
 def _checkpoint() -> Parser:
     parser = Parser(
         "checkpoint",
-        "ls|show|verify|export RUN [--step N] [--output FILE]",
+        "ls|show|verify|export RUN [--step N] [--output FILE] [--tables [--state]]",
         "Lists the checkpoints in the run directory RUN, shows the content of one, verifies every "
-        "byte of one, or exports its model as one safetensors file. Without --step it takes the "
-        "newest checkpoint.",
+        "byte of one, or exports its model as one safetensors file, or its sparse tables as "
+        "Parquet files. Without --step it takes the newest checkpoint.",
     )
     parser.add_argument("action", metavar="ACTION", help="ls, show, verify or export")
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument("--step", metavar="N", help="the checkpoint of global step N")
     parser.add_argument(
-        "--output", metavar="FILE", help="export: the file to write (default model.safetensors)"
+        "--output",
+        metavar="FILE",
+        help="export: the file to write (default model.safetensors); with --tables the directory "
+        "(default tables)",
+    )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="export: each sparse table as TABLE.parquet, with the columns key and row; needs "
+        "trireme-train[parquet]",
+    )
+    parser.add_argument(
+        "--state",
+        action="store_true",
+        help="with --tables: also the columns state (of the optimizer), last_step and touches",
     )
     return parser
 

@@ -11,6 +11,7 @@ from trireme.session.checkpoint.format import (
 )
 from trireme.session.checkpoint.history import latest, list_checkpoints, prune, step_of
 from trireme.session.checkpoint.manifest import checkpoint_directory
+from trireme.session.checkpoint.parquet import export_tables
 
 __all__ = [
     "CheckpointData",
@@ -18,6 +19,7 @@ __all__ = [
     "checkpoint_directory",
     "describe",
     "export",
+    "export_tables",
     "latest",
     "list_checkpoints",
     "load",

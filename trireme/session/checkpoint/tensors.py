@@ -16,9 +16,11 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
@@ -44,6 +46,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_NUMPY_DTYPES = {"F64": "float64", "F32": "float32", "I64": "int64", "I32": "int32"}
 _HEADER_ALIGNMENT = 8
 
 INDEX = ".safetensors.index.json"
@@ -277,6 +280,43 @@ def stream_tensors(directory: Path, group: str, files: Collection[str]) -> Strea
             raise CheckpointError(f"{name!r} cannot be read from {path}: {error}") from error
 
     return StreamedTensors(_each(directory, index, shape), read)
+
+
+class TensorSlices(NamedTuple):
+    """A tensor in a file, of which some entries are read at a time.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        read: returns entries [start, stop) of its first dimension.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[int, int], npt.NDArray[Any]]
+
+
+def slice_tensors(directory: Path, group: str, files: Collection[str]) -> dict[str, TensorSlices]:
+    """As `stream_tensors`, for tensors of dtypes that NumPy has, of which parts are read.
+
+    Raises:
+        CheckpointError: the index and the files contradict each other, or are not in the format.
+    """
+    index = _read_index(directory, group, files)
+    opened = {
+        name: safe_open(directory / name, framework="numpy")
+        for name in dict.fromkeys(index.weight_map.values())
+    }
+
+    def found(_: Any, name: str) -> TensorSlices:
+        part: Any = opened[index.weight_map[name]].get_slice(name)  # type: ignore[no-untyped-call]
+        shape = tuple(part.get_shape())
+        empty = np.empty(0, _NUMPY_DTYPES[part.get_dtype()])
+        if not all(shape):
+            return TensorSlices(shape, empty.dtype, lambda *_: empty.reshape(shape))
+        return TensorSlices(shape, empty.dtype, lambda start, stop: part[start:stop])
+
+    return _each(directory, index, found)
 
 
 def tensor_shapes(
