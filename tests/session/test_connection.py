@@ -65,6 +65,7 @@ def values(ps: Connection) -> dict[str, Any]:
         Cluster(workers=3, servers=2),
         Cluster(workers=2, servers=3, strategy="sync"),
         Cluster(workers=2, servers=1, strategy="ssp", staleness=1),
+        Cluster(workers=2, servers=2, compress="int8"),
     ],
     ids=str,
 )

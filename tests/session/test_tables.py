@@ -163,6 +163,18 @@ def test_tables_train_as_torch_s_embedding(cluster: Cluster, optimizer: str, ahe
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("compress", ["fp16", "int8"])
+def test_codecs_pack_dense_gradients_and_no_rows(compress: str) -> None:
+    ran = run_job(
+        Cluster(workers=2, servers=2, strategy="sync", compress=compress),
+        lambda _: make("SGD", max_steps=STEPS),
+        lambda session: train(session, BATCH // 2, STEPS),
+    )
+    for found in ran.values:
+        for one, other in zip(found, expected("SGD"), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 def test_resumed_tables_are_bit_equal_under_another_number_of_servers(
     strategy: str, tmp_path: Path

@@ -352,7 +352,6 @@ def check_tables(settings: Settings) -> None:
     refused = [
         (settings.strategy.name, rule.every is not None),
         ("prefetch", settings.prefetches),
-        ("compress", rule.codec != "none"),
         ("ema", settings.options.ema is not None),
     ]
     for name, is_chosen in refused:
