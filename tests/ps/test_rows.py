@@ -1,0 +1,80 @@
+"""Updates and wanted keys of tables, divided among shards and put together again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
+
+from trireme.errors import FrameError
+from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
+from trireme.ps.rows import Parts, keys_of, misfit, rows_of, slots_of_shard
+from trireme.tables.keys import slots_of
+from trireme.tables.spec import Add, TableSpec
+
+SPECS = (TableSpec("counts", 3, Add(), "int64"), TableSpec("rows", 5, Add(), "float32"))
+BOUNDS = [(0, 256), (0, 128, 256), (0, 1, 250, 251, 256), (0, 3, 16)]
+
+
+def batch(table: int, count: int) -> tuple[RowUpdates, RowKeys]:
+    numbers = np.random.default_rng([table, count])
+    keys = numbers.permutation(np.arange(count) * 7919 - 1000)
+    rows = numbers.integers(0, 99, (count, SPECS[table].width)).astype(SPECS[table].dtype)
+    return RowUpdates(table, raw(keys), raw(rows), 0.25), RowKeys(table, raw(keys))
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 700])
+def test_each_shard_gets_its_rows_and_the_worker_all_answers(
+    bounds: tuple[int, ...], count: int
+) -> None:
+    (first, wanted), (second, _) = batch(0, count), batch(1, count // 2)
+    parts, answers, seen = Parts((second, first), (wanted,), SPECS, bounds), [], 0
+    expected = dict(zip(keys_of(first.keys).tolist(), rows_of(first.rows, SPECS[0]), strict=True))
+    for shard in range(len(bounds) - 1):
+        (other, mine), (asked,) = parts.of_shard(shard)
+        assert (other.table, mine.table, mine.lr) == (1, 0, 0.25)
+        keys = keys_of(mine.keys)
+        within = slots_of_shard(bounds, shard)
+        assert all(within[0] <= slot < within[1] for slot in slots_of(np.array(keys)))
+        assert misfit(SPECS, (other, mine, asked), within) is None
+        for key, row in zip(keys.tolist(), rows_of(mine.rows, SPECS[0]), strict=True):
+            np.testing.assert_array_equal(row, expected[key])
+        np.testing.assert_array_equal(keys_of(asked.keys), keys)
+        size = keys.size * 8 * 2 + keys.size * 24 * 2 + keys_of(other.keys).size * (8 + 20)
+        assert parts.nbytes(shard) == size
+        answers.append((raw(rows_of(mine.rows, SPECS[0])),))
+        seen += keys.size
+    assert seen == count
+    (found,) = parts.united(answers)
+    np.testing.assert_array_equal(found, rows_of(first.rows, SPECS[0]))
+
+
+def test_answers_of_another_size_are_refused() -> None:
+    _, wanted = batch(0, 10)
+    for bounds in BOUNDS[:2]:
+        parts = Parts((), (wanted,), SPECS, bounds)
+        for answer in ((), (None,), (bytes(8),)):
+            with pytest.raises(FrameError, match="a parameter server answered with"):
+                parts.united([answer] * (len(bounds) - 1))
+
+
+def test_what_makes_no_sense_at_a_shard_is_said() -> None:
+    keys, rows = bytes(16), bytes(48)
+    for entry, reason in (
+        (RowKeys(2, keys), "names table 2, and there are 2"),
+        (RowKeys(0, bytes(9)), "end with 1 bytes, and a key has 8"),
+        (RowKeys(0, Place(0, 8)), "lie in memory that was not lent"),
+        (RowUpdates(0, keys, Place(0, 8)), "lie in memory that was not lent"),
+        (RowUpdates(0, keys, rows[1:]), "2 rows of table 'counts' take 48 bytes, and the push has"),
+        (RowKeysInto(0, keys, out=memoryview(bytearray(40))), "names 40 bytes for them"),
+    ):
+        assert reason in str(misfit(SPECS, (entry,)))
+    key = np.array([5])
+    slot = int(slots_of(key)[0])
+    assert misfit(SPECS, (RowKeys(0, raw(key)),), (slot, slot + 1)) is None
+    elsewhere = misfit(SPECS, (RowKeys(0, raw(key)),), (slot + 1, 256))
+    assert "belong to slots of another shard" in str(elsewhere)
+    with pytest.raises(FrameError, match="was not lent over its connection"):
+        data_of(Place(0, 8))
