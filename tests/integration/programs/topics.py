@@ -51,10 +51,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sweeps", type=int, required=True)
     parser.add_argument("--kill", action="append", default=[])
+    parser.add_argument("--every-steps", type=int, help="saves so often, and not only at the end")
     parser.add_argument("--patience", type=float, default=120.0)
     options = parser.parse_args()
     documents = planted_topics(6, 60, 200, length=30).documents
-    with trireme.ps.connect("run") as ps:
+    checkpoint = trireme.Checkpoint(
+        every_steps=options.every_steps, every_seconds=None, keep=100, whole_tables_every=10
+    )
+    with trireme.ps.connect("run", checkpoint=checkpoint) as ps:
         deadly = Deadly(ps, options.kill if ps.index == 1 else [], options.out)
         shared = SharedTopics(deadly, documents, 6, beta=0.05, block_tokens=300)
         while shared.advance(options.sweeps):
