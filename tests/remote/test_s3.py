@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ import torch
 from tests.conftest import PYTHONPATH
 from tests.faults.proxy import Proxy
 from tests.remote.s3_server import CREDENTIALS, s3_server
-from tests.session.checkpoint.samples import assert_same, sample
+from tests.session.checkpoint.samples import (
+    assert_same,
+    sample,
+    sample_changes,
+    sample_tables,
+)
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.remote.object_store import ObjectStore
 from trireme.remote.url import RemotePath
@@ -84,6 +90,29 @@ def test_saved_listed_verified_pruned(url: str) -> None:
     store = ObjectStore(RemotePath(url))
     assert store.create("once", b"a")
     assert not store.create("once", b"b")
+
+
+def test_changes_of_tables_are_copied_within_the_store(url: str) -> None:
+    keys = torch.arange(100_000)
+    tables = {
+        **sample_tables({}),
+        "t/keys": keys,
+        "t/rows": torch.ones(len(keys), 8),
+        "t/states": torch.ones(len(keys), 1),
+        "t/steps": torch.ones_like(keys),
+        "t/touches": torch.ones_like(keys),
+    }
+    place = place_of(url)
+    lock = place.claim(writer_here("worker:0", "job", epoch="a"))
+    save(place, replace(sample(1), tables=tables))
+    changes = sample_changes({}, dropped=[0, 7])
+    changes["t/rows"], changes["t/states"] = torch.empty(0, 8), torch.empty(0, 1)
+    path = save(place, replace(sample(2), tables=changes, since=1))
+    prune(place, 1, good=path)
+    verify(path)
+    assert describe(path).chain == (1, 2)
+    assert load(path).tables["t/keys"].tolist() == [n for n in range(100_000) if n not in (0, 7)]
+    lock.release()
 
 
 KILLED = """
