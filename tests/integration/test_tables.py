@@ -12,6 +12,7 @@ from tests.faults.processes import Tasks
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from tests.integration.test_counting import notes, saved, table
 from tests.integration.test_lost_servers import release, until
+from trireme.session.checkpoint import list_checkpoints
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
@@ -80,6 +81,32 @@ def test_a_killed_server_costs_no_row(shell: Shell) -> None:
     assert Tasks(shell.directory / "run").kill("ps:1")
     release(shell)
     all_known(shell, updates(shell, running.ended(), steps))
+
+
+@pytest.mark.slow
+def test_tables_that_are_lost_begin_again_with_the_steps(shell: Shell) -> None:
+    """No worker has their rows: steps that went on would count updates that are nowhere."""
+    steps = 120
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--max-restarts", 5)
+    running = counting(shell, steps, *words)
+    until(shell, 15)
+    tasks = Tasks(shell.directory / "run")
+    assert tasks.kill("ps:0") and tasks.kill("ps:1")
+    release(shell)
+    ended = running.ended()
+    assert "begins again at step 0 with empty tables" in ended.text, ended.text
+    updates(shell, ended, steps)
+
+
+@pytest.mark.slow
+def test_a_job_that_loses_tables_leaves_no_checkpoint_without_them(shell: Shell) -> None:
+    running = counting(shell, 10**6, "--ps", 2, "--workers", 2)
+    until(shell, 15)
+    assert Tasks(shell.directory / "run").kill("ps:1")
+    ended = running.ended()
+    assert ended.status != 0
+    assert "are lost: no worker has the rows of sparse tables" in ended.text, ended.text
+    assert not list_checkpoints(shell.directory / "run")
 
 
 @pytest.mark.slow

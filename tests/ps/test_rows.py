@@ -11,9 +11,9 @@ from trireme.errors import FrameError
 from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
 from trireme.ps.rows import Parts, keys_of, misfit, rows_of, slots_of_shard
 from trireme.tables.keys import slots_of
-from trireme.tables.spec import Add, TableSpec
+from trireme.tables.spec import FTRL, SGD, Add, TableSpec
 
-SPECS = (TableSpec("counts", 3, Add(), "int64"), TableSpec("rows", 5, Add(), "float32"))
+SPECS = (TableSpec("counts", 3, Add(), "int64"), TableSpec("rows", 5, SGD(lr=0.5)))
 BOUNDS = [(0, 256), (0, 128, 256), (0, 1, 250, 251, 256), (0, 3, 16)]
 
 
@@ -21,7 +21,9 @@ def batch(table: int, count: int) -> tuple[RowUpdates, RowKeys]:
     numbers = np.random.default_rng([table, count])
     keys = numbers.permutation(np.arange(count) * 7919 - 1000)
     rows = numbers.integers(0, 99, (count, SPECS[table].width)).astype(SPECS[table].dtype)
-    return RowUpdates(table, raw(keys), raw(rows), 0.25), RowKeys(table, raw(keys))
+    return RowUpdates(table, raw(keys), raw(rows), 0.25 if table else None), RowKeys(
+        table, raw(keys)
+    )
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
@@ -34,7 +36,7 @@ def test_each_shard_gets_its_rows_and_the_worker_all_answers(
     expected = dict(zip(keys_of(first.keys).tolist(), rows_of(first.rows, SPECS[0]), strict=True))
     for shard in range(len(bounds) - 1):
         (other, mine), (asked,) = parts.of_shard(shard)
-        assert (other.table, mine.table, mine.lr) == (1, 0, 0.25)
+        assert (other.table, mine.table, other.lr) == (1, 0, 0.25)
         keys = keys_of(mine.keys)
         within = slots_of_shard(bounds, shard)
         assert all(within[0] <= slot < within[1] for slot in slots_of(np.array(keys)))
@@ -78,3 +80,20 @@ def test_what_makes_no_sense_at_a_shard_is_said() -> None:
     assert "belong to slots of another shard" in str(elsewhere)
     with pytest.raises(FrameError, match="was not lent over its connection"):
         data_of(Place(0, 8))
+
+
+@pytest.mark.parametrize(
+    ("spec", "lr", "says"),
+    [
+        (TableSpec("words", 2, SGD(lr=0.1)), -1.0, "SGD.lr is -1.0: it is at least 0"),
+        (TableSpec("words", 2, SGD(lr=0.1)), float("nan"), "it is a finite number"),
+        (TableSpec("clicks", 2, FTRL(alpha=0.1)), 0.1, "a hyper-parameter of FTRL is 'lr'"),
+    ],
+)
+def test_a_learning_rate_that_makes_no_sense_is_refused_at_the_push(
+    spec: TableSpec, lr: float, says: str
+) -> None:
+    """Else it would be an error in each server, of an update that all have agreed on."""
+    rows = raw(np.array([7])), raw(np.ones((1, 2), np.float32))
+    assert misfit([spec], [RowUpdates(0, *rows)]) is None
+    assert says in str(misfit([spec], [RowUpdates(0, *rows, lr)]))

@@ -125,6 +125,9 @@ def test_a_job_ends_at_its_last_step() -> None:
         (lambda ps: ps.clock(weight=-1), "finite number of at least 0"),
         (lambda ps: ps.clock(weight=float("nan")), "finite number of at least 0"),
         (lambda ps: ps.clock(weight="1"), "finite number of at least 0"),
+        (lambda ps: ps.push("matrix", [1], [[1 << 63] * 4]), "an integer that does not fit into"),
+        (lambda ps: (ps.push("table", [1, 1], [[2e38] * 2] * 2), ps.clock()), "add up to infinity"),
+        (lambda ps: (ps.push("matrix", [1], [[1] * 4]), ps.clock(weight=0)), "added to 'matrix'"),
         (lambda ps: make(ema=0.9), "connect has no option 'ema'"),
     ],
 )

@@ -329,6 +329,20 @@ def test_a_peer_that_does_not_read_is_closed() -> None:
         ask(good, "good")
 
 
+def test_a_peer_of_whom_a_handler_waits_for_confirmations_may_read_late() -> None:
+    class Windowed(EchoHandler):
+        def received(self, link: Link, incoming: Incoming) -> None:
+            link.windowed = True
+            super().received(link, incoming)
+
+    limits = ServiceLimits(unsent_bytes=1 << 20)
+    with running(Windowed(), service_limits=limits) as run, run.client() as late:
+        late.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
+        late.send(Echo("then"), timeout=PATIENCE)
+        assert late.receive(timeout=PATIENCE).message == Echo()
+        assert late.receive(timeout=PATIENCE).message == Echo("then")
+
+
 def test_what_a_peer_said_before_it_went_away_is_heard() -> None:
     heard = threading.Event()
     may_answer = threading.Event()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from trireme.errors import FrameError
+from trireme.errors import ConfigurationError, FrameError
 from trireme.ps.row_memory import aligned
 from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
 from trireme.tables.keys import (
@@ -27,7 +27,7 @@ from trireme.tables.keys import (
     sum_rows,
     unique,
 )
-from trireme.tables.spec import Add, TableSpec
+from trireme.tables.spec import Add, TableSpec, changed
 
 Rows = npt.NDArray[Any]
 """Rows of a table, of shape (n, width)."""
@@ -76,6 +76,10 @@ def misfit(
             return f"the keys of table {spec.name!r} end with {size} bytes, and a key has 8"
         keys = keys_of(each.keys)
         if isinstance(each, RowUpdates):
+            try:  # at the push, which is refused: later, it would end every server
+                changed(spec.optimizer, hyper_of(each) or {})
+            except ConfigurationError as error:
+                return f"a push of table {spec.name!r}: {error}"
             size = keys.size * spec.width * spec.item_size
             if (came := len(data_of(each.rows))) != size:
                 return (

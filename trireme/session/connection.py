@@ -91,8 +91,18 @@ class _Pushed:
         """Takes updates of rows of a table."""
         self._pushed.setdefault(place, []).append((keys, rows))
 
+    @property
+    def adds(self) -> list[str]:
+        """The names of what has updates that are added, which no weight applies to."""
+        specs = (self.specs[place] for place in sorted(self._pushed))
+        return [spec.name for spec in specs if isinstance(spec.optimizer, Add)]
+
     def updates(self) -> tuple[RowUpdates, ...]:
-        """Returns the sums of the updates by key, one entry for each table."""
+        """Returns the sums of the updates by key, one entry for each table.
+
+        Raises:
+            ConfigurationError: a sum is infinite, which would stay in the values for good.
+        """
         from trireme.tables.keys import sum_rows, unique  # needs numba
 
         found = []
@@ -100,6 +110,12 @@ class _Pushed:
             keys, inverse = unique(np.concatenate([keys for keys, _ in several]))
             rows = np.ascontiguousarray(np.concatenate([rows for _, rows in several]))
             sums = sum_rows(rows, inverse, keys.size)
+            if keys.size < len(rows) and not np.isfinite(sums).all():
+                spec = self.specs[place]
+                raise ConfigurationError(
+                    f"clock(): updates of {spec.name!r} for one key add up to infinity in "
+                    f"{spec.dtype}"
+                )
             found.append(RowUpdates(place, raw(keys), raw(sums)))
         return tuple(found)
 
@@ -304,8 +320,9 @@ class Connection:
                 are added.
 
         Raises:
-            ConfigurationError: there is no such array or table, shapes do not match, or a number is
-                infinite or not a number, which would stay in the values for good.
+            ConfigurationError: there is no such array or table, shapes do not match, an integer
+                does not fit into the dtype, or a number is infinite or not a number, which would
+                stay in the values for good.
         """
         place, spec = self._place(name)
         array = self._arrays.get(name)
@@ -319,8 +336,13 @@ class Connection:
             raise ConfigurationError(
                 f"push({name!r}): {values.dtype} does not fit into {spec.dtype}: convert it"
             )
+        given = values
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             values = values.astype(spec.dtype)
+        if given.dtype.kind in "iu" and values.dtype.kind == "i" and (given != values).any():
+            raise ConfigurationError(
+                f"push({name!r}): the update has an integer that does not fit into {spec.dtype}"
+            )
         if not np.isfinite(values).all():
             raise ConfigurationError(
                 f"push({name!r}): the update has NaN or infinity in {spec.dtype}"
@@ -349,14 +371,14 @@ class Connection:
 
         Args:
             weight: how much gradients of this worker count in the mean of a synchronous step, at
-                least 0.
+                least 0. Additions have no weight: they do not go with 0, which leaves all out.
 
         Returns:
             The result: the verdict, the global step, and whether to stop.
 
         Raises:
-            ConfigurationError: the weight is no such number, or the job has ended: `stopping` says
-                so before.
+            ConfigurationError: the weight is no such number, or would leave additions out; a sum is
+                infinite; or the job has ended: `stopping` says so before.
             JobFailed: the job has ended elsewhere.
         """
         given: object = weight
@@ -365,6 +387,12 @@ class Connection:
                 f"clock(weight={weight!r}): it is a finite number of at least 0"
             )
         worker = self._joined()
+        if not weight and (adds := self._pushed.adds):
+            raise ConfigurationError(
+                f"clock(weight={weight!r}) would leave out what was added to "
+                f"{', '.join(map(repr, adds))}: give a weight above 0, which counts for gradients "
+                "only"
+            )
         assert self._dense is not None
         self._dense.grad = torch.zeros_like(self._dense)
         worker.begin_step()

@@ -73,6 +73,8 @@ class Link:
         departing: whether the peer has announced that it leaves. It need not read what is still
             sent to it, and a break of its connection is not logged as a warning.
         closed: whether this link is closed or closing.
+        windowed: whether its handler waits for confirmations before it offers more, so that the
+            link need not limit what is unsent. Handlers set it.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Link:
         self.opened_here = handshake is None
         self.departing = False
         self.closed = False
+        self.windowed = False
         self._service = service
         self._handshake = handshake
         self._unsent_bytes = service.service_limits.unsent_bytes
@@ -121,7 +124,7 @@ class Link:
         """
         if self.closed:
             return False
-        if self.connection.unsent > self._unsent_bytes:
+        if not self.windowed and self.connection.unsent > self._unsent_bytes:
             error = f"it does not read; {self.connection.unsent} bytes are unsent"
             self._fail(ConnectionBroken(error))
             return False

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of, storage
+from trireme.session.checkpoint import CheckpointData, list_checkpoints, save, step_of, storage
 from trireme.session.checkpoint.run_lock import RunLock, writer_here
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import make_progress
@@ -41,6 +41,14 @@ def test_what_is_lost_is_said_where_a_hung_chief_holds_the_run_directory(
     said = storage_of(tmp_path, 1).rescue(210, 3, chief=False, lacks=(), values=values)
     assert said.startswith("steps 1 to 210 are lost, unless the task that holds the lock")
     lock.release()
+
+
+def test_values_without_the_rows_of_tables_are_not_saved(tmp_path: Path) -> None:
+    """They would be newer than the newest checkpoint, and the next run would begin with them."""
+    save(tmp_path, DATA)
+    said = storage_of(tmp_path, 0).rescue(230, 3, chief=True, lacks=(), values=None)
+    assert said.startswith("steps 211 to 230 are lost: no worker has the rows of sparse tables")
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [210]
 
 
 STOPPED_CHIEF = """

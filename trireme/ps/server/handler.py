@@ -472,6 +472,8 @@ class ShardHandler:
             elif isinstance(output, Send):
                 self._send(replica, output)
             elif isinstance(output, Tell):
+                # Else entries that follow a large first state would end the connection, each time.
+                output.link.windowed = True
                 output.link.offer(output.message, output.payload)
         if state.counters["applied"] != self._applied and replica.primary:
             self._measure(began, replica)

@@ -288,7 +288,7 @@ class Storage:
         *,
         chief: bool,
         lacks: Sequence[str],
-        values: Callable[[dict[str, Any]], CheckpointData],
+        values: Callable[[dict[str, Any]], CheckpointData] | None,
     ) -> str:
         """Saves a surviving worker's values, in a job that is over; deletes no checkpoint.
 
@@ -307,7 +307,8 @@ class Storage:
             chief: whether this worker was chief in that view.
             lacks: the parts that no worker has, in words.
             values: makes the checkpoint, given the `state` of the newest one; {} where there is
-                none.
+                none. None where the job has sparse tables: their rows are lost, so that the next
+                run must go on from the newest checkpoint, which has them.
 
         Returns:
             What is lost, in a sentence; "" where another worker reports it.
@@ -329,6 +330,11 @@ class Storage:
             return (
                 f"{_lost_steps(newest + 1, step)}, unless the task that holds the lock on the "
                 "run directory saves them: it still holds the lock"
+            )
+        if values is None:
+            return (
+                f"{_lost_steps(newest + 1, step)}: no worker has the rows of sparse tables; more "
+                "--replicas make such a loss less likely"
             )
         try:
             self.completed.append(save(self._place, values(state), allowed=self._allowed))

@@ -98,7 +98,8 @@ class WorkerCheckpoints:
         """Returns the values from which the job goes on, as the servers have lost theirs.
 
         These are the newest undamaged checkpoint's; without any, the chief's own values, with
-        which the servers' optimizer begins anew.
+        which the servers' optimizer begins anew. No worker has the rows of sparse tables: with
+        tables and without a checkpoint, the job begins again at step 0.
         """
         run_dir = self._setup.settings.home
         self._storage.settle()
@@ -113,11 +114,19 @@ class WorkerCheckpoints:
         else:
             flat, step = self._setup.flat, self._backend.global_step
             self._storage.forget_base()
-            warn(
-                f"there is no checkpoint: the job goes on from this worker's values of step "
-                f"{step}, and the servers' optimizer, the moving average and the record of "
-                "examples begin anew"
-            )
+            anew = "the servers' optimizer, the moving average and the record of examples"
+            if self._backend.tables:
+                warn(
+                    "there is no checkpoint, and the rows of sparse tables are lost: the job "
+                    f"begins again at step 0 with empty tables and this worker's values of step "
+                    f"{step}; {anew} begin anew too"
+                )
+                step = 0
+            else:
+                warn(
+                    f"there is no checkpoint: the job goes on from this worker's values of step "
+                    f"{step}, and {anew} begin anew"
+                )
             flat.collect_values()
             state = ModelState(step, {n: p.detach().cpu() for n, p in flat.parameters.items()})
         self.buffers.hand_out()
@@ -363,7 +372,8 @@ class WorkerCheckpoints:
 
         view, chief = lifecycle.view_number, lifecycle.is_chief
         try:
-            loss = self._storage.rescue(step, view, chief=chief, lacks=lacks, values=values)
+            made = None if self._backend.tables else values  # no worker has the rows of tables
+            loss = self._storage.rescue(step, view, chief=chief, lacks=lacks, values=made)
         except Exception as failure:  # the job's own error must stay visible
             loss = f"and the values could not be saved: {type(failure).__name__}: {failure}"
         if loss:
