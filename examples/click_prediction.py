@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 import trireme
 from trireme.data.planted import PlantedClicks
@@ -104,11 +105,16 @@ def options() -> argparse.Namespace:
 def main() -> None:
     given = options()
     dense = 1 << given.bits if given.dense else None
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean loss; less of a batch that is shorter, so that its few rows count no more."""
+        return log_loss(logits, labels, reduction="sum") / given.batch_size
+
     session = trireme.Session(
         lambda: ClickModel(given.width, given.admit_after, dense),
-        nn.functional.binary_cross_entropy_with_logits,
+        loss,
         lambda parameters: torch.optim.Adagrad(parameters, lr=RATE),
-        metrics={"auc": AreaUnderCurve()},
+        metrics={"auc": AreaUnderCurve(), "log loss": log_loss},
         run_dir=given.run_dir,
     )
     with session, tempfile.TemporaryDirectory() as directory:
@@ -127,7 +133,7 @@ def main() -> None:
             session.step(batch)  # an item of the reader is a batch
         if session.is_chief:
             found = session.evaluate(held_out, 1, name="test", collate_fn=ClickBatch.join)
-            print(f"test AUC {found['auc']:.4f}, log loss {found['loss']:.4f}{known}")
+            print(f"test AUC {found['auc']:.4f}, log loss {found['log loss']:.4f}{known}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import argparse
 
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 from torch.utils.data import IterableDataset
 
 import trireme
@@ -109,15 +110,19 @@ def data(given: argparse.Namespace) -> tuple[Rows, Rows, float | None]:
 
 def main() -> None:
     given = options()
-    # The gradients of a batch are those of its mean loss. With beta and l1 divided as they are,
-    # FTRL makes of them what it would make of their sums.
+    # With beta and l1 divided as the loss is, FTRL makes of gradients what it would make of sums.
     scale = 1 / given.batch_size
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean loss; less of a batch that is shorter, so that its few rows count no more."""
+        return scale * log_loss(logits, labels, reduction="sum")
+
     model = LogisticRegression(FTRL(alpha=given.alpha, beta=scale, l1=given.l1 * scale))
     session = trireme.Session(
         model,
-        nn.functional.binary_cross_entropy_with_logits,
+        loss,
         torch.optim.Adagrad(model.parameters(), lr=0.1),
-        metrics={"auc": AreaUnderCurve()},
+        metrics={"auc": AreaUnderCurve(), "log loss": log_loss},
         run_dir=given.run_dir,
     )
     with session:
@@ -127,7 +132,7 @@ def main() -> None:
         if session.is_chief:
             found = session.evaluate(held_out, 1, name="test", collate_fn=joined)
             known = "" if best is None else f"; the best AUC is {best:.4f}"
-            print(f"test AUC {found['auc']:.4f}, log loss {found['loss']:.4f}{known}")
+            print(f"test AUC {found['auc']:.4f}, log loss {found['log loss']:.4f}{known}")
 
 
 if __name__ == "__main__":

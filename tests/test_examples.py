@@ -286,7 +286,7 @@ def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> Non
     pytest.importorskip("numba")
     program = (EXAMPLES / "logistic_regression.py", "--rows", "100000", "--batch-size", "500")
     found, best = auc(run(tmp_path, *launch, *program, "--l1", "1"))
-    assert best - 0.03 < found < best + 0.003
+    assert best - 0.035 < found < best + 0.003
 
 
 def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
