@@ -13,7 +13,7 @@ import torch
 
 import trireme
 from tests.harness import Cluster, run_job
-from trireme.errors import ConfigurationError, ConnectionBroken
+from trireme.errors import CheckpointError, ConfigurationError, ConnectionBroken
 from trireme.ps.client.lanes import Transmit
 from trireme.ps.client.server_links import ServerLinks
 from trireme.ps.messages import PullRows, Push
@@ -21,7 +21,7 @@ from trireme.ps.row_memory import found
 from trireme.ps.row_messages import Place
 from trireme.ps.server import handler
 from trireme.session.connection import Connection
-from trireme.tables.spec import SGD, Adagrad, Constant, RowWiseAdagrad
+from trireme.tables.spec import FTRL, SGD, Adagrad, Constant, RowWiseAdagrad
 from trireme.wire.shared_memory import SharedMemory, available
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
@@ -158,6 +158,31 @@ def test_nothing_is_possible_without_arrays_or_after_the_end() -> None:
         pass
     with pytest.raises(ConfigurationError, match="the connection was closed"):
         ps.pull("vector")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "says"),
+    [
+        ("other", {}, "has the sparse table 'words', and the program has 'other'"),
+        ("words", {"width": 3}, "whose row is of 2 float32, and the program's is of 3 float32"),
+        ("words", {"dtype": "float64"}, "whose row is of 2 float32, and the program's is of 2 fl"),
+        ("words", {"optimizer": FTRL(alpha=0.1)}, "whose optimizer's state is of 0 float32, and"),
+    ],
+)
+def test_a_table_is_not_passed_over_when_a_job_is_resumed(
+    tmp_path: Path, name: str, form: dict[str, Any], says: str
+) -> None:
+    with trireme.ps.connect(tmp_path) as ps:
+        ps.create_table("words", 2)
+        ps.push("words", [5], [[1.0, 2.0]])
+        ps.clock()
+    with pytest.raises(CheckpointError, match=says), trireme.ps.connect(tmp_path) as ps:
+        ps.create_table(name, **{"width": 2, **form})
+        ps.clock()
+    with trireme.ps.connect(tmp_path) as ps:
+        ps.create_table("words", 2)
+        ps.create_table("new", 1)
+        assert ps.pull("words", [5]).tolist() == [[1.0, 2.0]]
 
 
 def test_workers_that_create_others_are_told() -> None:

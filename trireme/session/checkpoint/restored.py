@@ -7,7 +7,7 @@ of this model and this optimizer, or that a program has written it which means t
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -17,6 +17,7 @@ from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.streamed import shapes_of
+from trireme.tables.spec import TableSpec
 from trireme.wire.message import Index, Name, Number
 
 
@@ -104,6 +105,43 @@ def check_model(
     known = shapes_of(data.model)
     for name in everything.keys() & known.keys():
         _check_shape(data, "tensor", name, known[name], everything[name])
+
+
+def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
+    """Checks that a job goes on with each sparse table of a checkpoint that has rows.
+
+    A table that the checkpoint has not begins empty.
+
+    Args:
+        data: the checkpoint.
+        specs: the job's tables.
+
+    Raises:
+        CheckpointError: the checkpoint has a table that the job has not, or has in another form.
+    """
+    known = {spec.name: spec for spec in specs}
+    for key, tensor in shapes_of(data.tables).items():
+        name, _, array = key.rpartition("/")
+        if not len(tensor) or array not in ("rows", "states", "waiting_keys"):
+            continue
+        has = f"the checkpoint of step {data.step} has the sparse table {name!r}"
+        advice = "Choose another run directory, or give the table as it was"
+        spec = known.get(name)
+        if spec is None:
+            others = ", ".join(map(repr, known)) or "none"
+            raise CheckpointError(f"{has}, and the program has {others}. {advice}")
+        if array == "waiting_keys":
+            continue
+        from trireme.tables.row_optimizers import ROW_OPTIMIZERS  # needs numba
+
+        state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+        width, what = (spec.width, "row") if array == "rows" else (state, "optimizer's state")
+        saved, dtype = tensor.shape[1], str(tensor.dtype).removeprefix("torch.")
+        if (saved, dtype) != (width, spec.dtype):
+            raise CheckpointError(
+                f"{has}, whose {what} is of {saved} {dtype}, and the program's is of {width} "
+                f"{spec.dtype}. {advice}"
+            )
 
 
 def _check_group(

@@ -23,6 +23,7 @@ from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints,
 from trireme.session.checkpoint.restored import (
     JobState,
     check_model,
+    check_tables,
     job_state,
     local_states,
 )
@@ -187,6 +188,7 @@ class WorkerCheckpoints:
         flat = self._setup.flat
         self._storage.forget_base()
         check_model(data, flat.parameters, state_of(self._setup.model))
+        check_tables(data, self._backend.tables)
         then = job_state(data)
         if then.lacks:
             self._progress.warn(
