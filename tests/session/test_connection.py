@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from trireme.ps.messages import PullRows, Push
 from trireme.ps.row_memory import found
 from trireme.ps.row_messages import Place
 from trireme.ps.server import handler
+from trireme.session.checkpoint import list_checkpoints, step_of
 from trireme.session.connection import Connection
 from trireme.tables.spec import FTRL, SGD, Adagrad, Constant, RowWiseAdagrad
 from trireme.wire.shared_memory import SharedMemory, available
@@ -183,6 +185,19 @@ def test_a_table_is_not_passed_over_when_a_job_is_resumed(
         ps.create_table("words", 2)
         ps.create_table("new", 1)
         assert ps.pull("words", [5]).tolist() == [[1.0, 2.0]]
+
+
+def test_a_signal_ends_the_job_at_a_clock_and_the_last_step_is_saved(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with make(tmp_path) as ps:
+        ps.clock()
+        signal.raise_signal(signal.SIGTERM)
+        assert ps.interrupted
+        while not ps.stopping:
+            ps.clock()
+        step = ps.step
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [step]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_workers_that_create_others_are_told() -> None:

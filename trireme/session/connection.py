@@ -27,6 +27,7 @@ from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, RowUpdates, raw
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
+from trireme.session.stopping import Signals
 from trireme.session.training_setup import assemble, check_tables
 from trireme.session.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
@@ -137,6 +138,7 @@ class Connection:
         self._arrays: dict[str, _Array] = {}
         self._pushed = _Pushed()
         self._worker: Worker | None = None
+        self._signals: Signals | None = None
         self._dense: nn.Parameter | None = None
         self._ended = False
         self._retired = self._finished = False
@@ -160,13 +162,16 @@ class Connection:
                 worker.fail(error)
                 return
             self.finish()
-            worker.lifecycle.leave("finished", "")
+            reason = worker.lifecycle.interrupted
+            worker.lifecycle.leave("interrupted" if reason else "finished", reason or "")
         except BaseException as failure:
             worker.fail(failure)
             raise
         finally:
             self._ended = True
             worker.progress.close()
+            if self._signals is not None:
+                self._signals.restore()
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -484,6 +489,7 @@ class Connection:
             worker.progress.close()
             raise
         (self._dense,) = setup.flat.parameters.values()
+        self._signals = Signals(worker.lifecycle.interrupt)
         worker.lifecycle.enter("training")
         return worker
 
