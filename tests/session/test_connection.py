@@ -23,7 +23,15 @@ from trireme.ps.row_messages import Place
 from trireme.ps.server import handler
 from trireme.session.checkpoint import list_checkpoints, step_of
 from trireme.session.connection import Connection
-from trireme.tables.spec import FTRL, SGD, Adagrad, Constant, RowWiseAdagrad
+from trireme.tables.spec import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Constant,
+    Optimizer,
+    RowWiseAdagrad,
+    SparseAdam,
+)
 from trireme.wire.shared_memory import SharedMemory, available
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
@@ -114,6 +122,8 @@ def test_a_job_ends_at_its_last_step() -> None:
         (lambda ps: ps.pull("other"), "no array or table 'other': there are 'vector', 'matrix'"),
         (lambda ps: ps.pull("table"), "say which keys"),
         (lambda ps: ps.pull("table", [0.5]), "keys are integers"),
+        (lambda ps: ps.pull("table", [[1], [2, 3]]), "keys and updates are arrays of numbers"),
+        (lambda ps: make().create_table("\ud800", 1), "a table's name"),
         (lambda ps: ps.pull("vector", [1]), "a vector: pull and push it whole"),
         (lambda ps: ps.pull("matrix", [10]), "has 10 rows"),
         (lambda ps: ps.push("vector", np.ones(2)), r"its shape is \(3000,\), and the update's"),
@@ -182,20 +192,34 @@ def test_a_table_is_not_passed_over_when_a_job_is_resumed(
         ps.create_table(name, **{"width": 2, **form})
         ps.clock()
     with trireme.ps.connect(tmp_path) as ps:
-        ps.create_table("words", 2)
+        ps.create_table("words", 2, optimizer=SGD(0.1))  # neither has a state
         ps.create_table("new", 1)
         assert ps.pull("words", [5]).tolist() == [[1.0, 2.0]]
 
 
+def test_the_state_of_one_optimizer_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
+    def clock(optimizer: Optimizer) -> None:
+        with trireme.ps.connect(tmp_path) as ps:
+            ps.create_table("words", 2, optimizer=optimizer)
+            ps.push("words", [5], [[1.0, 2.0]])
+            ps.clock()
+
+    clock(FTRL(alpha=0.1))
+    with pytest.raises(CheckpointError, match="trained by FTRL, and the program"):
+        clock(SparseAdam(0.1))
+    clock(FTRL(alpha=0.2))
+
+
 def test_a_signal_ends_the_job_at_a_clock_and_the_last_step_is_saved(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with make(tmp_path) as ps:
+    with pytest.raises(SystemExit) as ended, make(tmp_path) as ps:
         ps.clock()
         signal.raise_signal(signal.SIGTERM)
         assert ps.interrupted
         while not ps.stopping:
             ps.clock()
         step = ps.step
+    assert ended.value.code == 130
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [step]
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -284,6 +284,12 @@ def test_what_tables_cannot_do_is_said() -> None:
     for wrong in ({"embedding_dim": 0}, {"embedding_dim": 3, "ids": "x"}):
         with pytest.raises(ConfigurationError, match="give a"):
             trireme.Embedding(KEYS, **wrong)
+    for wrong_ids in (None, IDS.float()):
+        foretold = trireme.EmbeddingBag(KEYS, WIDTH, ids=lambda _, ids=wrong_ids: ids)
+        net = Net(foretold)
+        session = trireme.Session(net, nn.functional.mse_loss, SGD(net))
+        with pytest.raises(ConfigurationError, match="ids= of EmbeddingBag returns"), session:
+            train(session, BATCH, 2)
     alone = trireme.Embedding(KEYS, 1)
     with pytest.raises(ConfigurationError, match="no parameter besides"):
         trireme.Session(alone, nn.functional.mse_loss, SGD).__enter__()

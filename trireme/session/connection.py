@@ -152,7 +152,11 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Saves and leaves the job; an exception fails it."""
+        """Saves and leaves the job; an exception fails it.
+
+        Raises:
+            SystemExit: with status 130, where the job was interrupted and saved.
+        """
         worker = self._worker
         if worker is None:
             self._ended = True
@@ -172,6 +176,8 @@ class Connection:
             worker.progress.close()
             if self._signals is not None:
                 self._signals.restore()
+        if worker.lifecycle.interrupted is not None:
+            raise SystemExit(130)
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -526,4 +532,7 @@ def _plain(values: Any) -> Array:
     """Returns numbers as an array, those of a tensor too, whatever device it is on."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ConfigurationError(f"keys and updates are arrays of numbers: {error}") from None

@@ -105,14 +105,23 @@ class TableModule(nn.Module):
         if "torch._dynamo" in sys.modules:
             self._find = torch.compiler.disable(self._looked_up)  # type: ignore[no-untyped-call]
 
-    def keys_ahead(self, ids: torch.Tensor) -> Any:
+    def keys_ahead(self, ids: object) -> Any:
         """Returns each key of the next batch once, and keeps them until the module is called.
 
         Args:
-            ids: those of the batch.
+            ids: those of the batch, as the function `ids` has told them.
+
+        Raises:
+            ConfigurationError: they are something else.
         """
         from trireme.tables.keys import unique  # needs numba
 
+        if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
+            what = f"a tensor of {ids.dtype}" if isinstance(ids, torch.Tensor) else repr(ids)
+            raise ConfigurationError(
+                f"ids= of {type(self).__name__} returns {what:.100}: it returns the ids that the "
+                "module looks up for a batch, a tensor of int64 or int32"
+            )
         flat = flat_ids(ids).copy()  # the program may change its batch
         self._ahead = flat, *unique(flat)
         return self._ahead[1]

@@ -32,6 +32,7 @@ class JobState(msgspec.Struct, frozen=True):
         orders: the fingerprint of each data set's order.
         consumed: the examples that are in the parameters: ranges [start, stop) by data set.
         streams: where reading streams may begin, in base64, by data set.
+        tables: the optimizer of each sparse table.
     """
 
     lacks: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class JobState(msgspec.Struct, frozen=True):
     orders: dict[Name, Number] = {}
     consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}
     streams: dict[Name, str] = {}
+    tables: dict[Name, Name] = {}
 
     @property
     def places(self) -> dict[str, bytes]:
@@ -117,9 +119,11 @@ def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
         specs: the job's tables.
 
     Raises:
-        CheckpointError: the checkpoint has a table that the job has not, or has in another form.
+        CheckpointError: the checkpoint has a table that the job has not, or has in another form
+            or with another optimizer.
     """
     known = {spec.name: spec for spec in specs}
+    trained_by = job_state(data).tables
     for key, tensor in shapes_of(data.tables).items():
         name, _, array = key.rpartition("/")
         if not len(tensor) or array not in ("rows", "states", "waiting_keys"):
@@ -141,6 +145,13 @@ def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
             raise CheckpointError(
                 f"{has}, whose {what} is of {saved} {dtype}, and the program's is of {width} "
                 f"{spec.dtype}. {advice}"
+            )
+        optimizer = type(spec.optimizer).__name__
+        before = trained_by.get(name, optimizer)
+        if array == "states" and saved and before != optimizer:
+            raise CheckpointError(
+                f"{has}, trained by {before}, and the program's optimizer of it is {optimizer}: "
+                f"the state of one means nothing to the other. {advice}"
             )
 
 

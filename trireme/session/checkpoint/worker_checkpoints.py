@@ -453,6 +453,7 @@ class WorkerCheckpoints:
             "optimizer": ", ".join(
                 name_of(each) or type(each).__name__ for each in members(setup.optimizer)
             ),
+            "tables": {spec.name: type(spec.optimizer).__name__ for spec in self._backend.tables},
             "groups": [
                 {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
                 for group in setup.optimizer.param_groups
