@@ -818,8 +818,8 @@ class AnswersWithOldRows(Shard):
 
 
 class _CopiesFirst(ShardTables):
-    def copy(self) -> Any:
-        before, self.before = getattr(self, "before", None), super().copy()
+    def copy(self, since: int | None = None) -> Any:
+        before, self.before = getattr(self, "before", None), super().copy(since)
         return self.before if before is None else before
 
 
