@@ -54,6 +54,9 @@ WORDS = {
     "64 tokens": "64 个 token",
     "the pipeline's split": "按流水线的切法",
     "torch's pipelining": "torch 的 pipelining",
+    "examples/s": "样本数/秒",
+    "features": "个特征",
+    "MNIST replica program": "MNIST 副本程序",
 }
 """English words of the tables, and what they are in Chinese; the longest that fits is replaced."""
 PUNCTUATION = ((", ", "，"), (": [", "：["), (".md).", ".md)。"), ("测量环境 ", "测量环境："))

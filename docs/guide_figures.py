@@ -211,6 +211,40 @@ def performance(figure: Figure) -> None:
     bare(axes)
 
 
+def sparse(figure: Figure) -> None:
+    """A batch's ids, each once, and the servers on which their rows lie."""
+    axes = figure.subplots()
+    batch, keys = (7, -3, 7, 12, 7, -3, 90), (-3, 7, 12, 90)
+    homes = {-3: 0, 90: 0, 7: 1, 12: 1}
+    axes.text(0, 4.45, "ids of a batch", fontsize=9)
+    for place, key in enumerate(batch):
+        axes.add_patch(rectangle((0.62 * place, 3.6), 0.56, 0.6, GREY, GREY))
+        axes.text(0.62 * place + 0.28, 3.9, str(key), ha="center", va="center", fontsize=8)
+    axes.text(0, 2.75, "each key once", fontsize=9)
+    for place, key in enumerate(keys):
+        colour = (BLUE, ORANGE)[homes[key]]
+        axes.add_patch(rectangle((0.62 * place, 1.9), 0.56, 0.6, colour, colour))
+        axes.text(0.62 * place + 0.28, 2.2, str(key), ha="center", va="center", fontsize=8,
+                  color="white")  # fmt: skip
+    axes.annotate("", (2.2, 2.6), (2.2, 3.5), arrowprops={"arrowstyle": "-|>", "color": "#555"})
+    axes.text(0, 0.95, "worker: computes with four rows,\nand pushes four gradients", fontsize=9)
+    for server, colour in enumerate((BLUE, ORANGE)):
+        bottom = 2.75 - 2.3 * server
+        axes.add_patch(rectangle((8.2, bottom), 3.6, 1.7, "white", colour))
+        axes.text(8.4, bottom + 1.4, f"ps:{server}", fontsize=9, color=colour)
+        mine = [key for key, home in homes.items() if home == server]
+        for row, key in enumerate((*mine, "...")):
+            height = bottom + 0.95 - 0.36 * row
+            axes.text(8.75, height, str(key), fontsize=8, ha="right", va="center")
+            if key != "...":
+                axes.add_patch(rectangle((8.95, height - 0.13), 2.6, 0.26, colour, colour))
+        double_arrow(axes, (2.7, 2.2), (8.1, bottom + 0.85), colour)
+    axes.text(8.2, 4.6, "half of all rows each, by a hash of the key", fontsize=9)
+    axes.set_xlim(-0.1, 12)
+    axes.set_ylim(0.3, 4.9)
+    axes.axis("off")
+
+
 # What figures are made of ------------------------------------------------------------------------
 
 
@@ -266,6 +300,7 @@ FIGURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float], tuple[st
     "failures": (failures, (7.5, 2.6), ()),
     "clusters": (clusters, (7.5, 3.4), ()),
     "security": (security, (7.5, 2.6), ()),
+    "sparse": (sparse, (7.5, 3), ()),
     "performance": (performance, (7.5, 3), ("overlap",)),
 }
 """Name: what draws it, its size in inches, the benchmarks whose results it shows."""

@@ -114,7 +114,18 @@ def placements() -> str:
     return table(["model, ms a step", *ways], rows, "graph_placement")
 
 
+def architectures() -> str:
+    """Returns the examples per second of each architecture, by the number of features."""
+    found: dict[str, dict[str, float]] = {}
+    for entry in result("architectures")["entries"]:
+        found.setdefault(entry["condition"], {})[entry["contender"]] = entry["median"]
+    names = ("Spark", "TensorFlow", "Trireme")
+    rows = [[what, *(number(of[name]) for name in names)] for what, of in found.items()]
+    return table(["examples/s", *names], rows, "architectures")
+
+
 GUIDES: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("sparse_models", "architectures", architectures),
     ("parameter_servers", "stragglers", lambda: medians("stragglers", to="sync, four equal")),
     (
         "collectives",

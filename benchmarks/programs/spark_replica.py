@@ -35,7 +35,7 @@ Gradient = Callable[[Any, int, int], tuple[float, Any]]
 def main() -> None:
     parser = arguments()
     parser.add_argument("--memory", default="1g", help="of the driver, and of each executor")
-    parser.add_argument("--steps", type=int, default=0, help="end after so many; 0 for never")
+    parser.add_argument("--steps", type=int, default=0, help="end after so many more; 0 for never")
     given = parser.parse_args()
     root = str(Path(__file__).parents[2])
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -71,7 +71,7 @@ def train(given: argparse.Namespace, context: SparkContext) -> None:
         make_step()
         step += 1
     lanes[0].wait()  # for both: it is one process
-    while not given.steps or step < given.steps:
+    while not given.steps or step < _WARM_UP + given.steps:
         loss, step = make_step(), step + 1
         for lane in lanes:
             lane.tell(loss=loss, global_step=step)
