@@ -10,6 +10,7 @@ Source of the comparison: Zhang et al., A Comparison of Distributed Machine Lear
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 from benchmarks.context import Context
@@ -172,7 +173,13 @@ def _driver_s_end(context: Context) -> list[str]:
 def _ended(command: list[str]) -> str | None:
     """Returns why a program has failed; None where it has not."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     except subprocess.TimeoutExpired:
         return "no step within 300 s"
     if done.returncode == 0:
