@@ -150,7 +150,7 @@ def _tensorflow(context: Context, options: tuple[str, ...]) -> list[Setup]:
 
 
 def _driver_s_end(context: Context) -> list[str]:
-    """Returns with how many features Spark's driver has too little memory, and what it says."""
+    """Returns the number of features at which Spark's driver runs out of memory, and its error."""
     python = context.peers.python("spark")
     if python is None:
         return []

@@ -113,7 +113,7 @@ class Contender:
             return self._files.rows / float(output.split()[-1])
         said = re.search(r"test AUC (0\.\d+).*? global steps in ([\d.]+) s", output, re.DOTALL)
         if said is None:
-            raise RuntimeError(f"it does not say what it has reached: {output[-500:]}")
+            raise RuntimeError(f"the program printed no AUC: {output[-500:]}")
         self.auc = float(said[1])
         return self._files.rows / float(said[2])
 

@@ -31,7 +31,7 @@ Draw = Callable[[np.random.Generator, int], Batch]
 
 _init_rpc: Any = rpc.init_rpc  # it has no annotations
 _state: dict[str, Any] = {}
-"""In a server of torch RPC: what its functions find. They are called without an object."""
+"""The state of a server of torch RPC. RPC calls functions, not methods, so the state is global."""
 
 
 def trireme_rows(

@@ -16,7 +16,7 @@ from benchmarks.processes import free_ports
 
 _init_rpc: Any = rpc.init_rpc  # it has no annotations
 _state: dict[str, FusedAdam] = {}
-"""In a server of torch RPC: what its functions find. They are called without an object."""
+"""The state of a server of torch RPC. RPC calls functions, not methods, so the state is global."""
 
 
 def rpc_exchange(
