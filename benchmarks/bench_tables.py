@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.cluster import Transport
 from benchmarks.context import Context
-from benchmarks.exchange.contender import ForkedExchange
-from benchmarks.exchange.rows import Draw, array_rows, rpc_rows, trireme_rows
+from benchmarks.exchange.contender import Exchange, ForkedExchange
+from benchmarks.exchange.rows import array_rows, rpc_rows, trireme_rows
+from benchmarks.exchange.tensorflow_rows import tensorflow_rows
+from benchmarks.key_draws import EXPONENT, Draw, draw_by
 from benchmarks.pairs import Plan, interleave
 from benchmarks.processes import cpu_seconds
 from benchmarks.results import Goal, Kind, Result
-from benchmarks.table_rows import AHEAD, EXPONENT, NEVER, uniform, zipf
+from benchmarks.table_rows import AHEAD, NEVER
 from trireme.ps.layout import equal_bounds
 from trireme.ps.rows import Divided
 from trireme.tables.keys import SLOTS, unique
@@ -23,16 +26,15 @@ from trireme.wire.shared_memory import available
 
 TCP, SHM = "Trireme tcp", "Trireme shm"
 PLAIN, AHEAD_OF = "one array", "one array, reading ahead"
-RPC = "torch RPC, nn.EmbeddingBag"
+RPC, TENSORFLOW = "torch RPC, nn.EmbeddingBag", "TensorFlow's servers"
 
 ROWS, QUICK_ROWS = 10_000_000, 200_000
 HOT, _BUSY_EXCHANGES = 1.2, 200
 
-DRAWS: dict[str, Draw] = {"uniform": uniform, f"Zipf {EXPONENT}": zipf}
-HOT_DRAW: Draw = partial(zipf, exponent=HOT)
+EXPONENTS = {"uniform": None, f"Zipf {EXPONENT}": EXPONENT}
 
-_Start = Callable[[str, float, Draw, int, int], ForkedExchange]
-"""Starts a contender: name, seconds of a burst, batches, rows, servers."""
+_Start = Callable[[str, float, float | None, int, int], Exchange]
+"""Starts a contender: name, seconds of a burst, exponent of the keys' law, rows, servers."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +58,37 @@ def run(context: Context) -> Result:
         work="exchange",
         goals=[
             goal
-            for condition in (_condition(name, 2) for name in DRAWS)
+            for condition in (_condition(name, 2) for name in EXPONENTS)
             for goal in (
                 Goal(f"{condition}: of the limit", condition, SHM, PLAIN, at_most=1.5),
                 Goal(f"{condition}: reading ahead", condition, SHM, AHEAD_OF, at_most=1.5),
                 Goal(f"{condition}: ahead of torch RPC", condition, SHM, RPC, at_most=1.0),
+                Goal(f"{condition}: ahead of TensorFlow", condition, SHM, TENSORFLOW, at_most=1.0),
             )
         ],
     )
-    share = context.seconds / (len(DRAWS) + 2)
-    for name, draw in DRAWS.items():
-        _measure(context, result, _entrants(), name, draw, rows, 2, share)
-    ours = [each for each in _entrants() if each.name == SHM]
+    entrants = _entrants()
+    ours = [each for each in entrants if each.name == SHM]
+    if (python := context.peers.python("tensorflow")) is None:
+        result.skipped.append(f"{TENSORFLOW}: no environment (`make bench-peers`)")
+    else:
+        entrants.append(_Entrant(TENSORFLOW, "peer", partial(_tensorflow, python, context.scratch)))
+    share = context.seconds / (len(EXPONENTS) + 2)
+    for name, exponent in EXPONENTS.items():
+        _measure(context, result, entrants, name, exponent, rows, 2, share)
     for servers in (2, 4):
-        _measure(context, result, ours, f"Zipf {HOT}", HOT_DRAW, rows, servers, share)
+        _measure(context, result, ours, f"Zipf {HOT}", HOT, rows, servers, share)
     result.notes += [
         f"{PLAIN}: the limit: one process and no wire; the same deduplication, then plain loops "
         "gather and update the rows of one flat array, whose row numbers are the keys: nothing is "
         f"searched for. {AHEAD_OF}: the same loops ask for each row's memory 16 rows before they "
         "use it, as those of Trireme's tables do.",
         f"{RPC}: a sparse module at each server; torch's Adagrad has a number for each column.",
+        f"{TENSORFLOW}: a compat.v1 job of one worker. A variable is divided among the servers by "
+        "`fixed_size_partitioner`; `tf.unique`, `embedding_lookup` and its gradient, and "
+        "`ResourceSparseApplyAdagrad`, which has a number for each column, without "
+        "`AdagradOptimizer`'s second search for keys that repeat. Rows and gradients stay in the "
+        "worker's graph.",
         "Processor time includes drawing the batches, which the milliseconds do not.",
     ]
     return result
@@ -96,19 +109,32 @@ def _entrants() -> list[_Entrant]:
 
 
 def _ours(
-    transport: Transport, name: str, burst: float, draw: Draw, rows: int, servers: int
-) -> ForkedExchange:
+    transport: Transport, name: str, burst: float, exponent: float | None, rows: int, servers: int
+) -> Exchange:
+    draw = draw_by(exponent)
     return trireme_rows(name, burst, draw, rows, servers=servers, transport=transport)
 
 
 def _array(
-    ahead: int, name: str, burst: float, draw: Draw, rows: int, servers: int
-) -> ForkedExchange:
-    return array_rows(name, burst, draw, rows, ahead=ahead)
+    ahead: int, name: str, burst: float, exponent: float | None, rows: int, servers: int
+) -> Exchange:
+    return array_rows(name, burst, draw_by(exponent), rows, ahead=ahead)
 
 
-def _rpc(name: str, burst: float, draw: Draw, rows: int, servers: int) -> ForkedExchange:
-    return rpc_rows(name, burst, draw, rows, servers=servers)
+def _rpc(name: str, burst: float, exponent: float | None, rows: int, servers: int) -> Exchange:
+    return rpc_rows(name, burst, draw_by(exponent), rows, servers=servers)
+
+
+def _tensorflow(
+    python: Path,
+    scratch: Path,
+    name: str,
+    burst: float,
+    exponent: float | None,
+    rows: int,
+    servers: int,
+) -> Exchange:
+    return tensorflow_rows(name, burst, python, scratch, rows, servers=servers, exponent=exponent)
 
 
 def _measure(
@@ -116,7 +142,7 @@ def _measure(
     result: Result,
     entrants: Sequence[_Entrant],
     name: str,
-    draw: Draw,
+    exponent: float | None,
     rows: int,
     servers: int,
     seconds: float,
@@ -125,19 +151,21 @@ def _measure(
     context.say(f"  {condition}")
     plan = Plan(2, least=2) if context.quick else Plan(15, seconds=seconds, least=3)
     kinds = {entrant.name: entrant.kind for entrant in entrants}
-    contenders: list[ForkedExchange] = []
+    contenders: list[Exchange] = []
     failed: dict[str, str] = {}
     try:
         for entrant in entrants:
             try:
-                contenders.append(entrant.start(entrant.name, 0.1, draw, rows, servers))
+                contenders.append(entrant.start(entrant.name, 0.1, exponent, rows, servers))
             except (RuntimeError, TimeoutError, OSError) as error:
                 failed[entrant.name] = f"{type(error).__name__}: {error}"
         measured = interleave(contenders, plan, say=context.say)
         measured.failed.update(failed)
         result.add(measured, kinds, condition=condition)
-        if len(entrants) == 1 and contenders and contenders[0].name in measured.samples:
-            result.notes.append(_busiest(condition, contenders[0], draw, rows, servers))
+        for only in contenders[:1] if len(entrants) == 1 else ():
+            if isinstance(only, ForkedExchange) and only.name in measured.samples:
+                draw = draw_by(exponent)
+                result.notes.append(_busiest(condition, only, draw, rows, servers))
     finally:
         for contender in contenders:
             contender.close()

@@ -62,7 +62,7 @@ BENCHMARKS = (
     Benchmark("o", "graph_pipeline", "benchmarks.bench_graph_pipeline", 45, trains=True),
     Benchmark("p", "start", "benchmarks.bench_start", 58),
     Benchmark("q", "architectures", "benchmarks.bench_architectures", 200, True, named_only=True),
-    Benchmark("r", "tables", "benchmarks.bench_tables", 40, named_only=True),
+    Benchmark("r", "tables", "benchmarks.bench_tables", 80, named_only=True),
 )
 """All of them, in order."""
 

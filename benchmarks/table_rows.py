@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.key_draws import BATCH, WIDTH, uniform, zipf
 from trireme.compiled import compiled
 from trireme.tables.addresses import read_ahead
 from trireme.tables.kernels import prepare
@@ -26,8 +27,6 @@ from trireme.tables.keys import unique
 from trireme.tables.spec import RowWiseAdagrad, TableSpec, Uniform
 from trireme.tables.table import Table
 
-WIDTH, BATCH = 16, 100_000
-EXPONENT = 1.05
 AHEAD, NEVER = 16, 1 << 40
 _ROW_BYTES, _ITEM_BYTES, _ONE = np.uint64(4 * WIDTH), np.uint64(4), np.uint64(1)
 OPTIMIZER = RowWiseAdagrad(lr=0.01)
@@ -97,20 +96,6 @@ def filled(rows: int) -> Table:
         flush=True,
     )
     return table
-
-
-def uniform(numbers: np.random.Generator, rows: int) -> np.ndarray[Any, Any]:
-    return numbers.integers(0, rows, BATCH)
-
-
-def zipf(
-    numbers: np.random.Generator, rows: int, exponent: float = EXPONENT
-) -> np.ndarray[Any, Any]:
-    """Ranks by Zipf's law over all rows, spread over the keys."""
-    power = 1 - exponent
-    chance = numbers.random(BATCH)
-    ranks = ((rows**power - 1) * chance + 1) ** (1 / power)
-    return ranks.astype(np.int64) * 982_451_653 % rows
 
 
 def main() -> None:

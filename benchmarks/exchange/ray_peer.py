@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import select
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.exchange.contender import Exchange
+from benchmarks.exchange.conversation import Conversation
 from benchmarks.machine import ROOT
-from benchmarks.processes import Program
 
 _STORE_BYTES = 3 << 30
-_START_SECONDS = 120.0
-_ANSWER_SECONDS = 120.0
 
 
 class Ray:
@@ -23,49 +19,30 @@ class Ray:
     Args:
         python: the interpreter of its environment.
         scratch: where it may write.
+
+    Raises:
+        RuntimeError, TimeoutError: it does not start.
     """
 
     def __init__(self, python: Path, scratch: Path) -> None:
         directory = scratch / "ray"
         directory.mkdir()
         program = str(ROOT / "benchmarks" / "programs" / "ray_exchange.py")
-        self.program = Program(
+        self._conversation = Conversation(
+            "Ray",
             [str(python), program, str(_STORE_BYTES)],
-            log=directory / "log.txt",
-            directory=directory,
+            directory,
             extra={"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"},
-            talk=True,
         )
-        self._read(_START_SECONDS)
+        self.pid = self._conversation.program.pid
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request and returns its answer.
-
-        Raises:
-            RuntimeError: Ray has ended.
-            TimeoutError: it does not answer.
-        """
-        self.program.check()
-        assert self.program.process.stdin is not None
-        self.program.process.stdin.write(json.dumps(request) + "\n")
-        self.program.process.stdin.flush()
-        return self._read(_ANSWER_SECONDS)
-
-    def _read(self, seconds: float) -> dict[str, Any]:
-        output = self.program.process.stdout
-        assert output is not None
-        if not select.select([output], [], [], seconds)[0]:
-            raise TimeoutError(f"Ray said nothing for {seconds:.0f} s: {self.program.tail()}")
-        line = output.readline()
-        if not line:
-            self.program.process.wait(10)
-            self.program.check()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        """Sends a request and returns its answer: see `Conversation.ask`."""
+        return self._conversation.ask(request)
 
     def close(self) -> None:
         """Ends Ray and all its processes."""
-        self.program.kill()
+        self._conversation.close()
 
 
 class _RayExchange(Exchange):
@@ -77,7 +54,7 @@ class _RayExchange(Exchange):
 
     @property
     def pids(self) -> Sequence[int]:
-        return [self._ray.program.pid]  # the actors descend from it
+        return [self._ray.pid]  # the actors descend from it
 
     def exchange(self, count: int) -> float:
         return float(self._ray.ask({"count": count})["seconds"])

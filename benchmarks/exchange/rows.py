@@ -18,16 +18,13 @@ from torch.distributed import rpc
 from benchmarks.cluster import Address, Transport, flat_vector, join, start_servers
 from benchmarks.exchange.contender import ForkedExchange, fork_client
 from benchmarks.forked import fork
+from benchmarks.key_draws import BATCH, WIDTH, Batch, Draw, batches
+from benchmarks.key_draws import gradients as drawn_gradients
 from benchmarks.processes import free_ports
-from benchmarks.table_rows import BATCH, OPTIMIZER, SPEC, WIDTH, gather, update
+from benchmarks.table_rows import OPTIMIZER, SPEC, gather, update
 from trireme.ps.row_messages import RowKeys, RowUpdates, raw
 from trireme.ps.rule import Rule
 from trireme.tables.keys import unique
-
-Batch = np.ndarray[Any, Any]
-
-Draw = Callable[[np.random.Generator, int], Batch]
-"""Returns a batch of keys below a number."""
 
 _init_rpc: Any = rpc.init_rpc  # it has no annotations
 _state: dict[str, Any] = {}
@@ -48,7 +45,7 @@ def _client(
     model = flat_vector(16)
     optimizer = torch.optim.SGD(model.parameters())
     joined = join(address, 0, model, optimizer, Rule(), transport=transport, tables=[SPEC])
-    client, gradients = joined.client, _gradients()
+    client, gradients = joined.client, drawn_gradients()
     for first in range(0, rows, BATCH):
         keys = np.arange(first, min(rows, first + BATCH))
         client.push(1.0, rows=[RowUpdates(0, raw(keys), raw(gradients[: keys.size]))])
@@ -74,7 +71,7 @@ def array_rows(name: str, burst: float, draw: Draw, rows: int, *, ahead: int) ->
 
 def _array(pipe: Connection, draw: Draw, rows: int, ahead: int) -> None:
     values, sums = np.ones((rows, WIDTH), np.float32), np.ones(rows, np.float32)
-    out, gradients = np.empty((BATCH, WIDTH), np.float32), _gradients()
+    out, gradients = np.empty((BATCH, WIDTH), np.float32), drawn_gradients()
     lr, eps = np.float32(OPTIMIZER.lr), np.float32(OPTIMIZER.eps)
 
     def exchange(batch: Batch) -> None:
@@ -130,7 +127,7 @@ def push(keys: torch.Tensor, gradients: torch.Tensor) -> None:
 
 def _rpc_client(pipe: Connection, meet: str, servers: int, draw: Draw, rows: int) -> None:
     _rpc_join(meet, "worker", servers, servers)
-    gradients = torch.from_numpy(_gradients())
+    gradients = torch.from_numpy(drawn_gradients())
 
     def exchange(batch: Batch) -> None:
         keys = torch.unique(torch.from_numpy(batch))
@@ -150,19 +147,15 @@ def _rpc_client(pipe: Connection, meet: str, servers: int, draw: Draw, rows: int
     _answer(pipe, exchange, draw, rows)
 
 
-def _gradients() -> Batch:
-    return np.random.default_rng(1).standard_normal((BATCH, WIDTH), np.float32)
-
-
 def _answer(pipe: Connection, exchange: Callable[[Batch], None], draw: Draw, rows: int) -> None:
     """In the client: says that it is ready, then exchanges batches as often as it is told."""
-    numbers = np.random.default_rng(2)
-    exchange(draw(numbers, rows))  # compiles, where something must be
+    drawn = batches(draw, rows)
+    exchange(drawn())  # compiles, where something must be
     pipe.send("ready")
     while True:
         seconds = 0.0
         for _ in range(pipe.recv()):
-            batch = draw(numbers, rows)
+            batch = drawn()
             began = time.perf_counter()
             exchange(batch)
             seconds += time.perf_counter() - began
