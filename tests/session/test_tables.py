@@ -273,7 +273,7 @@ def test_a_compiled_model_trains_the_same() -> None:
 
 def test_what_tables_cannot_do_is_said() -> None:
     module = trireme.Embedding(KEYS, WIDTH)
-    with pytest.raises(ConfigurationError, match="has no table yet"):
+    with pytest.raises(ConfigurationError, match="has no table: a"):
         module(torch.tensor([1]))
     with make("SGD") as session, pytest.raises(ConfigurationError, match="the id 50: ids run from"):
         session.model(torch.tensor([[50]]))

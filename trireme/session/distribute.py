@@ -259,6 +259,8 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of this optimizer's parameters, or sets them to zero.
 
+        Those of rows of sparse tables are dropped, as they are after each step.
+
         Args:
             set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
                 backward does not reach, as `torch.optim` does.
@@ -268,6 +270,7 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
+        self._job.drop_row_gradients()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads hyper-parameters, and the optimizer's state where this process holds it.

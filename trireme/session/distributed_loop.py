@@ -80,8 +80,18 @@ class LoopJob:
             reducer.finish()
         limit = setup.settings.clip_norm
         if limit is not None:
-            clip(setup.trained, limit)
+            clip(setup.trained, limit, setup.tables)
         self.worker.update(examples, ())
+        self.drop_row_gradients()
+
+    def drop_row_gradients(self) -> None:
+        """Drops the gradients of rows of tables, which no module and no optimizer has.
+
+        Each goes into one step, also where a loop never calls the optimizer's `zero_grad`, but
+        that of the model.
+        """
+        if self._setup.tables is not None:
+            self._setup.tables.forget()
 
     @contextmanager
     def _hide_other_gradients(self, optimizer: int) -> Iterator[None]:

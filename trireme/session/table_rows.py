@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,13 +78,22 @@ class TableRows:
         if found is None:
             (found,) = self._fetch([RowKeys(place, raw(keys))])
         rows = torch.from_numpy(np.require(found, self.specs[place].dtype, ["C", "W"]))
-        if torch.is_grad_enabled() and module.training:
+        if torch.is_grad_enabled() and module.trains:
             rows.requires_grad_()
-            self._taken.setdefault(place, []).append((keys, rows))
+            rows.register_post_accumulate_grad_hook(partial(self._take, place, keys))  # type: ignore[no-untyped-call]
         return rows
 
+    def _take(self, place: int, keys: Any, rows: torch.Tensor) -> None:
+        """Takes rows into the step; backward calls it when it has computed their gradients."""
+        taken = self._taken.setdefault(place, [])
+        if not any(rows is known for _, known in taken):
+            taken.append((keys, rows))
+        self._summed = None
+
     def forget(self) -> None:
-        """Forgets the rows of the step before; call it before a step."""
+        """Drops the gradients: those of the step before, or where they are not to be used."""
+        for _, rows in itertools.chain.from_iterable(self._taken.values()):
+            rows.grad = None
         self._taken.clear()
         self._summed = None
 
@@ -160,11 +171,11 @@ class TableRows:
 
         self._summed = {}
         for place, taken in sorted(self._taken.items()):
-            several = [(keys, rows.grad) for keys, rows in taken if rows.grad is not None]
-            if not several:
-                continue
+            several = [
+                (k, rows.grad.detach().numpy()) for k, rows in taken if rows.grad is not None
+            ]
             keys = np.concatenate([keys for keys, _ in several])
-            gradients = np.concatenate([gradient.numpy() for _, gradient in several])
+            gradients = np.concatenate([gradients for _, gradients in several])
             if len(several) > 1:
                 keys, inverse = unique(keys)
                 gradients = sum_rows(np.ascontiguousarray(gradients), inverse, keys.size)
@@ -191,7 +202,8 @@ def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows |
         optimizer: the program's, from which tables without an optimizer of their own take theirs.
 
     Raises:
-        ConfigurationError: modules of one table differ, or a table needs an optimizer of its own.
+        ConfigurationError: modules of one table differ, a table needs an optimizer of its own, or
+            the program has several optimizers.
     """
     specs: dict[str, TableSpec] = {}
     places: dict[TableModule, int] = {}
@@ -200,6 +212,12 @@ def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows |
         if not isinstance(module, TableModule):
             continue
         name = path if module.table is None else module.table
+        if len(members(optimizer)) > 1:  # rows belong to none of them: each would update them
+            raise ConfigurationError(
+                f"the model has the sparse table {name!r}, and the program several optimizers: "
+                "which of them updates the rows cannot be told yet. Give one optimizer, with a "
+                "parameter group for each learning rate, or use torch.nn.Embedding"
+            )
         spec = TableSpec(
             name,
             module.embedding_dim,
@@ -226,10 +244,10 @@ def _row_optimizer(table: str, optimizer: torch.optim.Optimizer) -> Optimizer:
     Raises:
         ConfigurationError: none does.
     """
-    each = members(optimizer)
-    group = each[0].param_groups[0]
-    kind, plain = type(each[0]), not group.get("weight_decay") and not group.get("maximize")
-    if len(each) == 1 and plain:
+    (only,) = members(optimizer)
+    group = only.param_groups[0]
+    kind, plain = type(only), not group.get("weight_decay") and not group.get("maximize")
+    if plain:
         if kind is torch.optim.SGD and not group["momentum"]:
             return SGD(float(group["lr"]))
         if kind is torch.optim.Adagrad and not group["lr_decay"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ class TableModule(nn.Module):
         optimizer: updates the rows; None for that of the session, where a row-wise one equals it:
             SGD without momentum, Adagrad, Adam or SparseAdam, without weight decay.
         initializer: the first values of a row.
-        dtype: `torch.float32` or `torch.float64`.
+        dtype: `torch.float32` or `torch.float64`; `module.double()` and `float()` change it, before
+            the session is entered.
         admit_after: at which touch a key gets a row: see `trireme.tables.spec.TableSpec`.
         drop_after: after how many steps without a touch a row is dropped; 0 for never.
         ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
@@ -67,20 +68,22 @@ class TableModule(nn.Module):
         ids: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if num_embeddings is not None and num_embeddings < 1:
+        if num_embeddings is not None and not _is_count(num_embeddings):
             raise ConfigurationError(
-                f"num_embeddings={num_embeddings}: give a number above 0, or None for any key"
+                f"num_embeddings={num_embeddings!r}: give an integer above 0, or None for any key"
             )
-        if embedding_dim < 1:
-            raise ConfigurationError(f"embedding_dim={embedding_dim}: give a number above 0")
+        if not _is_count(embedding_dim):
+            raise ConfigurationError(f"embedding_dim={embedding_dim!r}: give an integer above 0")
         if ids is not None and not callable(ids):
             raise ConfigurationError(
                 f"ids={ids!r}: give a function of a batch, such as lambda batch: batch[0]"
             )
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
             padding_idx += num_embeddings  # as torch.nn.Embedding
-        if dtype not in (torch.float32, torch.float64):
-            raise ConfigurationError(f"dtype={dtype}: rows are float32 or float64")
+        ids_end = num_embeddings or 0
+        if padding_idx is not None and ids_end and not 0 <= padding_idx < ids_end:
+            raise ConfigurationError(f"padding_idx={padding_idx}: ids run from 0 to {ids_end - 1}")
+        _check_dtype(dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
@@ -91,6 +94,10 @@ class TableModule(nn.Module):
         self.admit_after = admit_after
         self.drop_after = drop_after
         self.ids = ids
+        self.trains = True
+        self._forget_session()
+
+    def _forget_session(self) -> None:
         self._source: RowSource | None = None
         self._ahead: tuple[Any, Any, Any] | None = None  # ids, their keys, and places among these
         self._find = self._looked_up
@@ -104,6 +111,49 @@ class TableModule(nn.Module):
         self._source = source
         if "torch._dynamo" in sys.modules:
             self._find = torch.compiler.disable(self._looked_up)  # type: ignore[no-untyped-call]
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Sets whether the rows are trained; otherwise no update changes them.
+
+        The rows are no parameters of a module around this one: call it of this module itself.
+        """
+        self.trains = requires_grad
+        return super().requires_grad_(requires_grad)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what `copy.deepcopy` and `pickle` copy: not the session, which has the rows."""
+        mine = ("_source", "_ahead", "_find")
+        return {name: value for name, value in vars(self).items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._forget_session()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise AttributeError(
+                f"{type(self).__name__} has no weight: its rows are in a table, which has only the "
+                "keys that were trained. Call the module with ids to get their rows; "
+                "requires_grad_(False) of the module freezes them; a layer that shares all rows "
+                "with it needs torch.nn.Embedding"
+            )
+        return super().__getattr__(name)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Takes the dtype of `double()`, `float()` or `to(dtype)`; rows follow ids to a device.
+
+        Raises:
+            ConfigurationError: rows cannot have that dtype, or have another one already.
+        """
+        found: torch.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        _check_dtype(found)
+        if found != self.dtype and self._source is not None:
+            raise ConfigurationError(
+                f"the rows of this {type(self).__name__} are {self.dtype} in the session's table: "
+                f"convert the model to {found} before the session is entered"
+            )
+        self.dtype = found
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def keys_ahead(self, ids: object) -> Any:
         """Returns each key of the next batch once, and keeps them until the module is called.
@@ -134,8 +184,9 @@ class TableModule(nn.Module):
         """
         if self._source is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has no table yet: a trireme.Session opens it for the model "
-                "that it is given. Compute with the model inside the session"
+                f"{type(self).__name__} has no table: a trireme.Session, or trireme.distribute, "
+                "opens it for the model that it is given, and for no copy of it. Compute with that "
+                "model, inside the session"
             )
         if ids.dtype not in (torch.int64, torch.int32):
             raise ConfigurationError(
@@ -174,6 +225,23 @@ class TableModule(nn.Module):
         many = "any key" if self.num_embeddings is None else str(self.num_embeddings)
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{many}, {self.embedding_dim}{padding}"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    """Checks that rows may have a dtype.
+
+    Raises:
+        ConfigurationError: they may not.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        raise ConfigurationError(
+            f"dtype={dtype}: rows are float32 or float64. To compute in lower precision, leave the "
+            'model in float32 and give the session precision="bfloat16", or use torch.autocast'
+        )
 
 
 def _by_kernels(rows: torch.Tensor) -> bool:
