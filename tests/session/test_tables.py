@@ -163,14 +163,26 @@ def test_tables_train_as_torch_s_embedding(cluster: Cluster, optimizer: str, ahe
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("compress", ["fp16", "int8"])
-def test_codecs_pack_dense_gradients_and_no_rows(compress: str) -> None:
+@pytest.mark.parametrize("compress", ["none", "fp16", "bf16", "int8", "topk:0.5"])
+@pytest.mark.parametrize("scheme", ["memory", "tcp"])
+def test_codecs_pack_the_gradients_of_rows(compress: str, scheme: str) -> None:
+    def trained(session: Session) -> tuple[list[torch.Tensor], int]:
+        return train(session, BATCH // 2, STEPS), session.worker.backend.bytes_sent
+
     ran = run_job(
-        Cluster(workers=2, servers=2, strategy="sync", compress=compress),
+        Cluster(workers=2, servers=2, strategy="sync", compress=compress, scheme=scheme),
         lambda _: make("SGD", max_steps=STEPS),
-        lambda session: train(session, BATCH // 2, STEPS),
+        trained,
     )
-    for found in ran.values:
+    # Of each batch at most 24 rows: a key, and the packed row.
+    row = {"none": 16, "topk:0.5": 16, "fp16": 8, "bf16": 8, "int8": 8}[compress]
+    keys = sum(
+        int(IDS[start : start + BATCH // 2].unique().numel())
+        for step in range(STEPS)
+        for start in [step * BATCH % EXAMPLES]
+    )
+    for found, sent in ran.values:
+        assert 0.9 * keys * (8 + row) < sent < 1.1 * keys * (8 + row) + STEPS * 100
         for one, other in zip(found, expected("SGD"), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 

@@ -7,7 +7,7 @@ in the message, or lie in memory that a worker of the same host lends: see `trir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -32,6 +32,9 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 Data = bytes | Place
 """Keys or rows: themselves, or where they lie."""
 
+RowCodec: TypeAlias = Literal["none", "fp16", "bf16", "int8"]
+"""How the rows of an update are packed: see `trireme.ps.packed_rows`."""
+
 
 class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
     """Updates of some rows of one table.
@@ -42,12 +45,14 @@ class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
         rows: an update for each key.
         lr: the learning rate from now on, where the table goes by the program's; None where it has
             its own.
+        codec: how the rows are packed: see `trireme.ps.packed_rows`.
     """
 
     table: Index
     keys: Data
     rows: Data
     lr: float | None = None
+    codec: RowCodec = "none"
 
 
 class RowKeys(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from trireme.errors import ConfigurationError, FrameError
+from trireme.ps.packed_rows import pack, packs, row_bytes, row_codec, unpack
 from trireme.ps.row_memory import aligned
 from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
 from trireme.tables.keys import (
@@ -46,6 +47,30 @@ def rows_of(data: Data, spec: TableSpec) -> Rows:
     """Returns the rows of a message, of shape (n, width), as a view."""
     dtype = np.dtype(spec.dtype).newbyteorder("<")
     return np.frombuffer(data_of(data), dtype=dtype).reshape(-1, spec.width)
+
+
+def updates_of(updates: RowUpdates, spec: TableSpec) -> Rows:
+    """Returns the rows of updates, unpacked, of shape (n, width): a view where they are whole."""
+    if updates.codec == "none":
+        return rows_of(updates.rows, spec)
+    return unpack(_stored(updates, spec), updates.codec)
+
+
+def packed_for(updates: RowUpdates, spec: TableSpec, codec: str) -> RowUpdates:
+    """Returns updates, packed as a table's are where pushes are packed by a codec."""
+    chosen = row_codec(codec, spec)
+    if chosen == "none":
+        return updates
+    rows = np.require(rows_of(updates.rows, spec), np.float32, ["C", "A", "W"])
+    return replace(updates, rows=raw(pack(rows, chosen)), codec=chosen)
+
+
+def _stored(updates: RowUpdates, spec: TableSpec) -> Rows:
+    """Returns the rows of updates as they are sent, of shape (n, anything), as a view."""
+    if updates.codec == "none":
+        return rows_of(updates.rows, spec)
+    data = np.frombuffer(data_of(updates.rows), np.uint8)
+    return data.reshape(-1, row_bytes(updates.codec, spec))
 
 
 def new_space(shard: int, nbytes: int) -> memoryview:
@@ -80,7 +105,9 @@ def misfit(
                 changed(spec.optimizer, hyper_of(each) or {})
             except ConfigurationError as error:
                 return f"a push of table {spec.name!r}: {error}"
-            size = keys.size * spec.width * spec.item_size
+            if not packs(each.codec, spec):
+                return f"rows of table {spec.name!r} of {spec.dtype} came in {each.codec}"
+            size = keys.size * row_bytes(each.codec, spec)
             if (came := len(data_of(each.rows))) != size:
                 return (
                     f"{keys.size} rows of table {spec.name!r} take {size} bytes, and the push has "
@@ -173,7 +200,8 @@ class Parts:
             spec, count = self._specs[each.table], len(data_of(each.keys)) // 8
             if not self._whole:
                 count = self._divided[number].of_shard(shard).size
-            size += count * (8 + spec.width * spec.item_size)
+            codec = each.codec if isinstance(each, RowUpdates) else "none"
+            size += count * (8 + row_bytes(codec, spec))
         return size
 
     def of_shard(
@@ -192,7 +220,7 @@ class Parts:
         for each, places in zip(self._entries, chosen, strict=True):
             sources.append((keys_of(each.keys), places))
             if isinstance(each, RowUpdates):
-                sources.append((rows_of(each.rows, self._specs[each.table]), places))
+                sources.append((_stored(each, self._specs[each.table]), places))
         taken = iter(_taken(sources, partial(space, shard)))
         rows = tuple(replace(each, keys=next(taken), rows=next(taken)) for each in self._rows)
         return rows, tuple(replace(each, keys=next(taken)) for each in self._wanted)
@@ -298,7 +326,7 @@ def _mean(
     sums = isinstance(spec.optimizer, Add)
     parts = []
     for weight, update in updates:
-        rows = rows_of(update.rows, spec)
+        rows = updates_of(update, spec)
         parts.append(rows if equal or sums else rows * np.dtype(spec.dtype).type(weight))
     keys, inverse = unique(np.concatenate([keys_of(update.keys) for _, update in updates]))
     rows = sum_rows(np.ascontiguousarray(np.concatenate(parts)), inverse, keys.size)
@@ -315,7 +343,7 @@ def square(updates: Sequence[RowUpdates], specs: Sequence[TableSpec]) -> float:
     for each in updates:
         spec = specs[each.table]
         if not isinstance(spec.optimizer, Add):
-            total += float(np.square(rows_of(each.rows, spec), dtype=np.float64).sum())
+            total += float(np.square(updates_of(each, spec), dtype=np.float64).sum())
     return total
 
 

@@ -299,9 +299,17 @@ class ClientProtocol:
             pull=pull,
             steps=steps,
             absent=self._absent if absent is None else absent,
-            rows=rows,
+            rows=self._packed(rows),
             wanted=wanted,
         )
+
+    def _packed(self, rows: tuple[RowUpdates, ...]) -> tuple[RowUpdates, ...]:
+        """Returns updates of rows as they are sent; all shards get parts of the same bytes."""
+        if not rows or self._rule.codec == "none":
+            return rows
+        from trireme.ps.rows import packed_for
+
+        return tuple(packed_for(each, self._tables[each.table], self._rule.codec) for each in rows)
 
     def push(self, push: Push) -> None:
         """Makes the next push. `wait` takes the answers.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
-from trireme.ps.rows import hyper_of, keys_of, misfit, rows_of
+from trireme.ps.rows import hyper_of, keys_of, misfit, updates_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.tables.block import Block
@@ -86,7 +86,7 @@ class ShardTables:
             spec, table = self.specs[each.table], self.tables[each.table]
             # A copy, which nobody else writes to. Both are in this machine's byte order.
             keys = np.array(keys_of(each.keys), np.int64)
-            rows = np.asarray(rows_of(each.rows, spec), spec.dtype)
+            rows = np.asarray(updates_of(each, spec), spec.dtype)
             table.push(keys, rows, step=step, hyper=hyper_of(each))
         for spec, table in zip(self.specs, self.tables, strict=True):
             period = max(1, spec.drop_after // _SWEEPS)
