@@ -76,6 +76,35 @@ def test_the_gradient_is_torchs_to_the_bit(kind: Any, loss: Loss, keeps_views: b
         assert all(map(torch.equal, got, plain_gradients()))
 
 
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(10, 3)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.bag(ids, offsets)
+        return found
+
+
+@pytest.mark.parametrize(
+    "form", [tuple, lambda pair: dict(zip(("ids", "offsets"), pair, strict=True))]
+)
+def test_bags_count_as_examples_and_not_their_ids(form: Callable[[Any], Any]) -> None:
+    bags = [[1, 2, 3], [4], [], [5, 6]], [[7], [8]]
+    batches = []
+    for each in bags:
+        ids = torch.tensor([i for bag in each for i in bag])
+        starts = torch.tensor([0, *map(len, each[:-1])]).cumsum(0)
+        batches.append((form((ids, starts)), TARGETS[: len(each)]))
+    replica = make_replica(model := Bags())
+    assert [replica.backward(batch).examples for batch in batches] == [4, 2]
+    joined = nn.functional.embedding_bag(
+        torch.tensor([1, 2, 3, 4, 5, 6, 7, 8]), model.bag.weight, torch.tensor([0, 3, 4, 4, 6, 7])
+    )
+    expected = LOSS(joined, torch.cat([targets for _, targets in batches]))
+    assert replica.evaluate(batches)["loss"] == pytest.approx(expected.item())
+
+
 def test_a_subclass_of_tensor_is_asked_how_backward_is_run() -> None:
     Marked.called.clear()
     make_replica(make_model(), marked_loss).backward((INPUTS, TARGETS))

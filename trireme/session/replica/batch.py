@@ -82,6 +82,21 @@ def examples_in(value: Any) -> int:
     )
 
 
+def examples_of(inputs: Any, targets: Any) -> int:
+    """Returns the number of examples of a batch.
+
+    It is the first dimension of the inputs' tensors. Where they differ in it, as all ids of a batch
+    do from the offsets of its bags, it is that of the targets.
+
+    Raises:
+        ConfigurationError: there is no tensor with a dimension.
+    """
+    sizes = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
+    if len(sizes) > 1 and isinstance(targets, torch.Tensor) and targets.dim():
+        return int(targets.shape[0])
+    return examples_in(inputs)
+
+
 def move(value: Any, device: torch.device) -> Any:
     """Returns the value with its tensors on a device; tensors that are there are not copied."""
     return map_tensors(
@@ -89,12 +104,17 @@ def move(value: Any, device: torch.device) -> Any:
     )
 
 
-def pieces(value: Any, count: int) -> Iterator[tuple[Any, int]]:
+def pieces(value: Any, count: int, examples: int | None = None) -> Iterator[tuple[Any, int]]:
     """Splits a batch into at most `count` pieces of nearly equal size; yields them with sizes.
 
     A tensor whose first dimension does not count the examples is whole in every piece.
+
+    Args:
+        value: the batch.
+        count: the number of pieces.
+        examples: the number of examples; None for that of `examples_in`.
     """
-    total = examples_in(value)
+    total = examples_in(value) if examples is None else examples
     edges = [total * i // count for i in range(count + 1)]
 
     def cut(low: int, high: int, tensor: torch.Tensor) -> torch.Tensor:

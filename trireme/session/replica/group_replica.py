@@ -36,7 +36,7 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters, own_name
 from trireme.session.options import Options
-from trireme.session.replica.batch import arguments, examples_in, pieces
+from trireme.session.replica.batch import arguments, examples_in, examples_of, pieces
 from trireme.session.replica.division import divides
 from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
 from trireme.session.result import Metric, StepResult
@@ -342,10 +342,10 @@ class GraphReplica(ProcessGroupReplica):
         def split(count: int) -> list[Piece]:
             return [
                 (arguments(inputs), targets, size)
-                for (inputs, targets), size in pieces(batch, min(count, examples))
+                for (inputs, targets), size in pieces(batch, min(count, examples), examples)
             ]
 
-        examples = examples_in(batch)
+        examples = examples_of(*batch)
         if not examples:
             raise ConfigurationError(
                 f"rank {self._part.process_group.rank} was given a batch without examples: leave "
@@ -375,7 +375,7 @@ class GraphReplica(ProcessGroupReplica):
         return StepResult(loss, list(outputs), self._metrics, examples)
 
     def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
-        piece: Piece = (arguments(inputs), targets, examples_in(inputs))
+        piece: Piece = (arguments(inputs), targets, examples_of(inputs, targets))
         with torch.inference_mode(False), torch.no_grad():  # the graph may have to be captured
             outputs = self.pipeline.outputs(
                 self.pipeline.prepare(lambda count: [piece], lambda count: False), piece

@@ -18,7 +18,7 @@ from trireme.ps.module_names import named_parameters
 from trireme.session.options import Options
 from trireme.session.replica.batch import (
     arguments,
-    examples_in,
+    examples_of,
     inputs_and_targets,
     move,
     pieces,
@@ -240,7 +240,7 @@ class Replica:
         """Computes the gradients of a batch's mean loss."""
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
-        examples = inputs.shape[0] if plain else examples_in(inputs)
+        examples = inputs.shape[0] if plain else examples_of(inputs, targets)
         if self._reducer is None:
             loss, outputs = self.forward(inputs, targets)
             scaled = loss
@@ -297,7 +297,7 @@ class Replica:
                     found = self._evaluated(inputs, targets)
                     if found is None:
                         continue
-                    (loss, outputs), size = found, examples_in(inputs)
+                    (loss, outputs), size = found, examples_of(inputs, targets)
                     totals["examples"] += size
                     totals["loss"] += float(loss) * size
                     for value in values.values():
@@ -332,12 +332,12 @@ class Replica:
             self._loss = own
 
     def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
-        total = examples_in(batch)
+        total = examples_of(*batch)
         outputs: list[tuple[object, object]] = []
         mean = torch.zeros((), device=self.flat.device)
         share = 1.0 if self._reducer is None else self._reducer.scale_factor(self._counted(total))()
         left = total
-        for (inputs, targets), size in pieces(batch, self._options.accumulate):
+        for (inputs, targets), size in pieces(batch, self._options.accumulate, total):
             loss, out = self.forward(inputs, targets)
             left -= size
             if not left and self._reducer is not None:
