@@ -64,6 +64,7 @@ from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import (
     Address,
     Fill,
+    FillRows,
     Follow,
     Replicate,
     Replicated,
@@ -275,6 +276,7 @@ def server_templates(rule: Rule) -> list[Message]:
         *(Address(0, 1), Speak(1, 1), Follow(0, 1, 0, 1, 1), Replicated(1)),
         Replicate(1, 0.0, 0, 1, push.kind, PS_CATALOG.encode(push)),
         Fill(view(1, 0), b"", (VALUES,)),
+        FillRows((0, 32), (VALUES,)),
         msgspec.structs.replace(push, absent=(0,)),
         *(Status(), Trace("read"), Trace("start"), Trace("stop")),
         *(Attached(True, 0, 1), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers

@@ -778,8 +778,7 @@ class MovesNoRows(Shard):
     """Rows of tables are lost where the shards are divided anew."""
 
     def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
-        tensors = [entry for entry in quiet.tensors if not entry[0].key.startswith("table/")]
-        return super().resume(now, view, msgspec.structs.replace(quiet, tensors=tensors))
+        return super().resume(now, view, msgspec.structs.replace(quiet, tables=quiet.tables and ()))
 
 
 class _AllRows(Round):
@@ -818,13 +817,17 @@ class AnswersWithOldRows(Shard):
 
 
 class _CopiesFirst(ShardTables):
-    def copy(self, since: int | None = None) -> Any:
-        before, self.before = getattr(self, "before", None), super().copy(since)
-        return self.before if before is None else before
+    def apply(self, updates: Any, step: int) -> None:
+        self.before = super().copy()
+        super().apply(updates, step)
+
+    def copy(self, since: int | None = None, *, shown: bool = True) -> Any:
+        now = super().copy(since, shown=shown)
+        return getattr(self, "before", now) if shown else now
 
 
 class CopiesRowsLater(Shard):
-    """A copy has the rows of the copy before."""
+    """A copy has the rows of the update before."""
 
     def _create(self, shown: ShownModel) -> None:
         super()._create(shown)

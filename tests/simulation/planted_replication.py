@@ -17,12 +17,13 @@ from trireme.cluster import coordinator, reconcile
 from trireme.cluster.state import State
 from trireme.cluster.view import View
 from trireme.ps.replication import replicas
-from trireme.ps.replication.log import ReplicationLog
+from trireme.ps.replication.log import ReplicationLog, _Follower
 from trireme.ps.replication.replica import Replica
 from trireme.ps.replication.replicas import Replicas
 from trireme.ps.shard.instructions import Instruction
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.quiet_state import Quiet, united
+from trireme.ps.shard.values.tables import ShardTables, arrays_in, tensors_of, within
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -165,6 +166,41 @@ def forgets_that_it_has_stopped() -> AbstractContextManager[Any]:
         return out
 
     return patch.object(Replica, "follow", quietly)
+
+
+def waits_with_updates_until_it_is_filled() -> AbstractContextManager[Any]:
+    """A replica that is filled leaves out updates, also of rows that it has."""
+    apply = ShardTables.apply
+
+    def waits(self: Any, updates: Any, step: int) -> None:
+        apply(self, () if self.lacks else updates, step)
+
+    return patch.object(ShardTables, "apply", waits)
+
+
+def updates_rows_that_come_later() -> AbstractContextManager[Any]:
+    """A replica that is filled takes rows as they were before the entries that it has."""
+    piece = ShardTables.piece
+    first: dict[int, Any] = {}
+
+    def early(self: Any, lacks: int) -> Any:
+        slots = range(*self.slots)
+        if lacks == len(slots):
+            first[id(self)] = self._tensors(None, slots)
+        (start, end), _ = piece(self, lacks)
+        kept = [
+            entry
+            for name, arrays in arrays_in(first[id(self)])
+            for entry in tensors_of(name, within(arrays, (start, end)))
+        ]
+        return (start, end), kept
+
+    return patch.object(ShardTables, "piece", early)
+
+
+def counts_on_who_lacks_rows() -> AbstractContextManager[Any]:
+    """A replica has caught up before all of its rows have come."""
+    return patch.object(_Follower, "holds", property(lambda self: self.confirmed))
 
 
 def answers_with_later_values() -> AbstractContextManager[Any]:

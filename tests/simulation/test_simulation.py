@@ -206,6 +206,9 @@ REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule]
     ("async", planted_replication.late_openers_count, of_servers),
     ("backup", planted_replication.forgets_that_it_has_stopped, of_size),
     ("async", planted_replication.answers_with_later_values, of_servers),
+    ("rows", planted_replication.waits_with_updates_until_it_is_filled, of_servers),
+    ("rows", planted_replication.updates_rows_that_come_later, of_servers),
+    ("rows", planted_replication.counts_on_who_lacks_rows, of_servers),
 ]
 
 

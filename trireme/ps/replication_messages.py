@@ -48,6 +48,7 @@ class Follow(FromServer, frozen=True, array_like=True):
         began: the number of the view in which it has begun; 0 where it has no state.
         incarnation: this start of the server.
         term: that of the last entry; see `Replicate`.
+        lacks: how many of the shard's last slots of sparse tables it has no rows of.
     """
 
     kind: ClassVar[int] = 102
@@ -57,10 +58,13 @@ class Follow(FromServer, frozen=True, array_like=True):
     began: Number
     incarnation: Number
     term: Number = 0
+    lacks: Number = 0
 
 
 class Fill(FromServer, frozen=True, array_like=True):
     """The state with which a generation began. Payload: its tensors, then the bytes of its topics.
+
+    Rows of sparse tables are not in it: they follow in `FillRows`.
 
     Attributes:
         view: the view in which the primary has begun.
@@ -71,6 +75,21 @@ class Fill(FromServer, frozen=True, array_like=True):
     kind: ClassVar[int] = 103
     view: View
     state: bytes
+    tensors: tuple[TensorSpec, ...]
+
+
+class FillRows(FromServer, frozen=True, array_like=True):
+    """The rows of some slots, as they are after the entry before. Payload: its tensors.
+
+    A replica that is filled leaves out what entries say of slots whose rows have not come yet.
+
+    Attributes:
+        slots: the first of the slots, and the one after the last.
+        tensors: the tensors of the payload.
+    """
+
+    kind: ClassVar[int] = 127
+    slots: tuple[Number, Number]
     tensors: tuple[TensorSpec, ...]
 
 
@@ -103,10 +122,16 @@ class Replicate(FromServer, frozen=True, array_like=True):
 
 
 class Replicated(FromServer, frozen=True, array_like=True):
-    """The answer of a replica to entries: it has all of them up to this position."""
+    """The answer of a replica to entries: it has all of them up to this position.
+
+    Attributes:
+        position: the position.
+        lacks: see `Follow`.
+    """
 
     kind: ClassVar[int] = 105
     position: Number
+    lacks: Number = 0
 
 
 class Borrows(FromServer, frozen=True, array_like=True):

@@ -98,6 +98,12 @@ class Table:
             dropped=self._drops.count,
         )
 
+    def bytes_by_slot(self) -> npt.NDArray[np.int64]:
+        """Returns how many bytes `export` takes for each slot: int64 of shape (SLOTS,)."""
+        size = 24 + (self.spec.width + self._state) * self.spec.item_size
+        rows, waiting = self._rows.storage.counts, self._waiting.storage.counts
+        return rows * size + waiting * 24
+
     def hot_keys(self, rows: int = 1 << 18) -> list[HotKey]:
         """Returns keys that updates touch often, the most often touched first.
 

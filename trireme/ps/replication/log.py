@@ -95,6 +95,8 @@ class _Follower(msgspec.Struct, Generic[_L]):
             replica confirms the state that it was filled with.
         bytes: those that were sent and are not confirmed.
         waited_from: of a joining replica: the position at which the primary began to wait for it.
+        lacks: how many of the shard's last slots of sparse tables it has no rows of.
+        will_lack: the same once the rows have come that were sent to it last.
         memories: the identities of the lent memory that its server has mapped.
     """
 
@@ -104,7 +106,14 @@ class _Follower(msgspec.Struct, Generic[_L]):
     confirmed: int
     bytes: int = 0
     waited_from: int | None = None
+    lacks: int = 0
+    will_lack: int = 0
     memories: frozenset[int] = frozenset()
+
+    @property
+    def holds(self) -> int:
+        """The position up to which it could take the primary's place; -1 where it never could."""
+        return -1 if self.lacks else self.confirmed
 
 
 class ReplicationLog(Generic[_L]):
@@ -145,9 +154,9 @@ class ReplicationLog(Generic[_L]):
 
     @property
     def complete(self) -> bool:
-        """Whether no replica joins, and all others have the generation's first state."""
+        """Whether no replica joins, and all others have a whole state."""
         followers = self._followers
-        have = {server for server, each in followers.items() if each.confirmed >= 0}
+        have = {server for server, each in followers.items() if each.holds >= 0}
         return not self.joining and self.backups <= have
 
     @property
@@ -172,7 +181,14 @@ class ReplicationLog(Generic[_L]):
         return self._settle()
 
     def follow(
-        self, link: _L, server: int, incarnation: int, position: int, *, filled: bool = False
+        self,
+        link: _L,
+        server: int,
+        incarnation: int,
+        position: int,
+        *,
+        filled: bool = False,
+        lacks: int = 0,
     ) -> list[Instruction | Tell[_L]] | None:
         """Begins to send entries to a replica; returns None where its entries are not at hand.
 
@@ -183,6 +199,7 @@ class ReplicationLog(Generic[_L]):
             position: of the last entry that it has.
             filled: whether the generation's first state is sent to it before the entries. It has
                 nothing until it confirms that.
+            lacks: how many of the shard's last slots of sparse tables it has no rows of.
         """
         if server not in self.backups | self.joining or position > self.position:
             return None
@@ -193,32 +210,48 @@ class ReplicationLog(Generic[_L]):
         if before is not None and before.incarnation == incarnation:
             waited = before.waited_from
         confirmed = -1 if filled else position
-        follower = _Follower(incarnation, link, position, confirmed, waited_from=waited)
+        follower = _Follower(incarnation, link, position, confirmed, 0, waited, lacks, lacks)
         self._followers[server] = follower
         return [*self._pump(follower), *self._settle()]
 
     def borrows(self, link: _L, memories: Sequence[int]) -> None:
         """Notes which lent memory the server of a replica has mapped."""
-        for follower in self._followers.values():
-            if follower.link is link:
-                follower.memories = frozenset(memories)
+        if (follower := self._of(link)) is not None:
+            follower.memories = frozenset(memories)
 
     def lost(self, link: _L) -> None:
         """Notes that a connection is gone: the replica connects again, or is lost."""
-        for follower in self._followers.values():
-            if follower.link is link:
-                follower.link = None
+        if (follower := self._of(link)) is not None:
+            follower.link = None
 
-    def confirm(self, link: _L, position: int) -> Iterator[Instruction | Tell[_L]]:
+    def confirm(self, link: _L, position: int, lacks: int = 0) -> Iterator[Instruction | Tell[_L]]:
         """Takes a replica's confirmation; yields more entries for it, and what can go out."""
-        follower = next((f for f in self._followers.values() if f.link is link), None)
+        follower = self._of(link)
         if follower is None or not follower.confirmed <= position <= follower.sent:
             return
+        if lacks not in (follower.lacks, follower.will_lack):
+            return
+        follower.lacks = lacks
         for place in range(max(follower.confirmed, 0) + 1, position + 1):
             follower.bytes -= self._at(place).nbytes
         follower.confirmed = position
         yield from self._pump(follower)
         yield from self._settle()
+
+    def wants_rows(self, link: _L) -> int:
+        """Returns how many of the last slots of tables are to be sent over a connection; 0 for now.
+
+        Rows are those after the last entry, so they are sent after it.
+        """
+        follower = self._of(link)
+        if follower is None or follower.confirmed < 0 or follower.sent < self.position:
+            return 0
+        return follower.lacks if follower.will_lack == follower.lacks else 0
+
+    def rows_sent(self, link: _L, lacks: int) -> None:
+        """Notes that rows are sent, after which a replica lacks so many slots."""
+        if (follower := self._of(link)) is not None:
+            follower.will_lack = lacks
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -301,6 +334,10 @@ class ReplicationLog(Generic[_L]):
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _of(self, link: _L) -> _Follower[_L] | None:
+        """Returns the replica at the other end of a connection."""
+        return next((each for each in self._followers.values() if each.link is link), None)
+
     @property
     def _lags(self) -> bool:
         """Whether some joining replica is not waited for."""
@@ -317,7 +354,7 @@ class ReplicationLog(Generic[_L]):
         for server in self.backups | self.joining:
             follower = self._followers.get(server)
             if server in self.backups:
-                confirmed = min(confirmed, -1 if follower is None else follower.confirmed)
+                confirmed = min(confirmed, -1 if follower is None else follower.holds)
             elif follower is not None and follower.waited_from is not None:
                 confirmed = min(confirmed, follower.confirmed)
         return confirmed
@@ -362,8 +399,9 @@ class ReplicationLog(Generic[_L]):
         follower = self._followers.get(server)
         if follower is None or (server, follower.incarnation) in self.caught_up:
             return
-        filled = follower.confirmed >= 0
-        near = filled and follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
+        if follower.holds < 0:
+            return
+        near = follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
         if follower.waited_from is None and near:
             follower.waited_from = self.position
         if follower.waited_from is not None and follower.confirmed >= follower.waited_from:

@@ -14,6 +14,7 @@ Surveys 22(4), 1990).
     follow      another replica connects                            the primary
     confirmed   another replica has entries                         the primary
     fill        the state comes with which the generation began     a joining replica
+    fill_rows   rows of sparse tables come, as they are by now      a joining replica
     replicate   an entry comes                                      a backup, a joining replica
 
 Events return iterators of outputs: the driver carries out each before it takes the next, so that
@@ -29,7 +30,7 @@ import msgspec
 
 from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.view import ShardEntry, View
-from trireme.errors import ConfigurationError, FrameError
+from trireme.errors import ConfigurationError, FrameError, Rejected
 from trireme.ps.messages import (
     Collect,
     FencedVerdict,
@@ -41,8 +42,16 @@ from trireme.ps.messages import (
     Status,
 )
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
+from trireme.ps.replication.filling import filling, filling_rows
 from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
-from trireme.ps.replication_messages import Expire, Fill, Follow, Replicate, Replicated
+from trireme.ps.replication_messages import (
+    Expire,
+    Fill,
+    FillRows,
+    Follow,
+    Replicate,
+    Replicated,
+)
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, QuietState, export
@@ -100,6 +109,7 @@ class Replica(Generic[_L]):
         self._terms: list[tuple[int, int]] = []  # (position, term): of the first entry of each
         self._first: Fill | None = None  # the state it has begun with, for joining replicas
         self._first_payload: Sequence[memoryview] = ()
+        self._first_lacks = 0  # the slots of tables whose rows that state lacks
         self._view = View(0, (), ())
         self._ready = 0  # the view that has announced the reconfiguration for which it has stopped
 
@@ -107,6 +117,12 @@ class Replica(Generic[_L]):
     def position(self) -> int:
         """The position of the last entry that it has applied."""
         return self._position if self._log is None else self._log.position
+
+    @property
+    def lacks(self) -> int:
+        """How many of the shard's last slots of sparse tables it has no rows of."""
+        tables = self.shard.state.tables
+        return 0 if tables is None else tables.lacks
 
     def _note_term(self, position: int, term: int) -> None:
         """Notes of which term an entry is."""
@@ -150,6 +166,8 @@ class Replica(Generic[_L]):
             return
         if self._log.active:
             self._first, self._first_payload = filling(view, quiet)
+            tables = self.shard.state.tables
+            self._first_lacks = 0 if tables is None else tables.slots[1] - tables.slots[0]
             instructions = self._log.hold(instructions)
         for each in instructions:
             yield from self._noted(each)
@@ -166,10 +184,7 @@ class Replica(Generic[_L]):
         """
         if self.primary:
             raise FrameError("a primary is not filled")
-        self._position = 0
-        self._terms.clear()
-        self.dispatcher = self._make(self.number)
-        self.shard = self.dispatcher.shard
+        self._forget_all()
         view = message.view
         if not message.state:
             self.shard.view(now, view)
@@ -178,8 +193,24 @@ class Replica(Generic[_L]):
                 state = msgspec.msgpack.decode(message.state, type=QuietState)
             except (msgspec.DecodeError, ConfigurationError) as error:
                 raise FrameError(f"a shard's state is malformed: {error}") from error
-            self.shard.resume(now, view, Quiet(state, tensors, topics))
+            self.shard.resume(now, view, Quiet(state, tensors, topics, None))
         self.began = view.number
+
+    def fill_rows(self, message: FillRows, tensors: Tensors) -> None:
+        """Takes rows of sparse tables, as they are after the entries that have come.
+
+        Raises:
+            FrameError: they are not due.
+        """
+        tables = self.shard.state.tables
+        if self.primary or tables is None:
+            raise FrameError(f"rows of shard {self.number} came where none were due")
+        try:
+            tables.fill(message.slots, tensors)
+        except Rejected as error:
+            raise FrameError(
+                f"rows of shard {self.number} cannot be taken over: {error}"
+            ) from error
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -199,6 +230,8 @@ class Replica(Generic[_L]):
             self._position, self._log = self.position, None
             return []
         if self._log is None:
+            if self.lacks:  # as where it has not begun: nobody else has the rest
+                self._forget_all()
             self._log = ReplicationLog(self._position, view.number)
             self.source = None
             self.shard.state.shows_rows = True
@@ -208,6 +241,13 @@ class Replica(Generic[_L]):
         if not entry.backups and not entry.joining:
             self._first, self._first_payload = None, ()
         return out
+
+    def _forget_all(self) -> None:
+        """Becomes a replica without a state."""
+        self.began = self._position = 0
+        self._terms.clear()
+        self.dispatcher = self._make(self.number)
+        self.shard = self.dispatcher.shard
 
     def _entry(self, view: View) -> ShardEntry:
         if not view.shards:  # the division is not known yet: each server has one shard
@@ -331,7 +371,7 @@ class Replica(Generic[_L]):
         if self._log is None:
             return None
         server, out = link.identity.index, list[Output[_L]]()
-        position = message.position
+        position, lacks = message.position, message.lacks
         last = position and self._term_at(position)  # else it has heard another primary
         filled = False
         if message.began != self.began or position > self._log.position or message.term != last:
@@ -339,22 +379,39 @@ class Replica(Generic[_L]):
                 self._log.useless.add((server, message.incarnation))
                 return None
             out.append(Tell(link, self._first, self._first_payload))
-            position, filled = 0, True
-        followed = self._log.follow(link, server, message.incarnation, position, filled=filled)
+            position, filled, lacks = 0, True, self._first_lacks
+        followed = self._log.follow(
+            link, server, message.incarnation, position, filled=filled, lacks=lacks
+        )
         if followed is None and server in self._log.backups | self._log.joining:
             # It lacks entries that only the primary before had, or that are forgotten.
             self._log.useless.add((server, message.incarnation))
         self._forget_first()
         if followed is None:
             return None
-        return [*out, *(each for told in followed for each in self._noted(told))]
+        out += (each for told in followed for each in self._noted(told))
+        return [*out, *self._more_rows(link)]
 
     def confirmed(self, link: _L, message: Replicated) -> Iterator[Output[_L]]:
         """Takes another replica's confirmation."""
         if self._log is not None:
-            for each in self._log.confirm(link, message.position):
+            for each in self._log.confirm(link, message.position, message.lacks):
                 yield from self._noted(each)
             self._forget_first()
+            yield from self._more_rows(link)
+
+    def _more_rows(self, link: _L) -> Iterator[Tell[_L]]:
+        """Yields the next rows for a replica that lacks some, one piece at a time.
+
+        All entries that were sent to it are applied here by now: pieces go out between events.
+        """
+        tables = self.shard.state.tables
+        if self._log is None or tables is None or not (lacks := self._log.wants_rows(link)):
+            return
+        slots, tensors = tables.piece(lacks)
+        message, payload = filling_rows(slots, tensors)
+        self._log.rows_sent(link, tables.slots[1] - slots[1])
+        yield Tell(link, message, payload)
 
     def _forget_first(self) -> None:
         """Forgets the state with which the generation began, once all other replicas have it."""
@@ -403,24 +460,19 @@ class Replica(Generic[_L]):
     def follows(self, incarnation: int) -> Follow:
         """Returns the message by which this replica asks its primary for entries."""
         term = self._term_at(self._position)
-        return Follow(self.number, self.generation, self._position, self.began, incarnation, term)
+        return Follow(
+            self.number,
+            self.generation,
+            self._position,
+            self.began,
+            incarnation,
+            term,
+            self.lacks,
+        )
 
     def quiet(self) -> Quiet | None:
         """Returns the state of a shard that has stopped; None where no values are loaded."""
         return export(self.shard.state)
-
-
-def filling(view: View, quiet: Quiet | None) -> tuple[Fill, Sequence[memoryview]]:
-    """Returns the message, and its payload, that fills another replica."""
-    from trireme.ps.flat import as_bytes
-
-    if quiet is None:
-        return Fill(view, b"", ()), ()
-    tensors = [(spec, tensor.detach()) for spec, tensor in quiet.tensors]
-    payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
-    payload += [as_bytes(topic) for topic in quiet.topics if topic.numel()]
-    specs = tuple(spec for spec, _ in tensors)
-    return Fill(view, msgspec.msgpack.encode(quiet.state), specs), payload
 
 
 def decoded(message: Replicate) -> Message:

@@ -267,7 +267,7 @@ def _sources(
         slots = replica.slots
         if slots is None or replica.generation + 1 != view.generation or not replica.began:
             continue
-        if not replica.shard.stopped:
+        if not replica.shard.stopped or replica.lacks:
             continue
         if slots[0] <= at < slots[1]:
             found.append(replica)

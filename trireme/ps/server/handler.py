@@ -40,6 +40,7 @@ from trireme.ps.replication_messages import (
     Address,
     Borrows,
     Fill,
+    FillRows,
     Follow,
     Replicate,
     Replicated,
@@ -48,7 +49,7 @@ from trireme.ps.replication_messages import (
 from trireme.ps.row_memory import Answers, found, written
 from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.server.payloads import memory_for, unpack, unpack_state
+from trireme.ps.server.payloads import memory_for, unpack, unpack_rows, unpack_state
 from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Staging
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
@@ -153,7 +154,7 @@ class ShardHandler:
         if isinstance(message, Trace):
             self._trace(link, incoming.sequence, message)
             return
-        if isinstance(message, (Replicate, Replicated, Fill, Borrows)):
+        if isinstance(message, (Replicate, Replicated, Fill, FillRows, Borrows)):
             self._replicate(link, replica, message, payload)
             return
         if isinstance(message, (Address, Speak, Follow)):
@@ -215,7 +216,7 @@ class ShardHandler:
         while self._confirms:
             replica, _ = self._confirms.popitem()
             if replica.source is not None:
-                replica.source.offer(Replicated(replica.position))
+                replica.source.offer(Replicated(replica.position, replica.lacks))
 
     def tick(self, now: float) -> None:
         """Passes the time to the replicas."""
@@ -279,6 +280,7 @@ class ShardHandler:
             return
         replica, words = taken
         self._bound[link] = replica
+        self._confirms.pop(replica, None)  # `Follow` says how far it is, and it may be filled anew
         for word in words:
             link.offer(word)
         if peer.follows and self._borrowed.identities:
@@ -340,7 +342,7 @@ class ShardHandler:
         self,
         link: Link,
         replica: Replica[Link],
-        message: Replicate | Replicated | Fill | Borrows,
+        message: Replicate | Replicated | Fill | FillRows | Borrows,
         payload: Sequence[memoryview],
     ) -> None:
         """Takes a message between the replicas of a shard.
@@ -362,6 +364,8 @@ class ShardHandler:
             raise FrameError(f"{link.identity.task} is not the primary of shard {replica.number}")
         if isinstance(message, Fill):
             self._fill(replica, message, payload)
+        elif isinstance(message, FillRows):
+            replica.fill_rows(message, unpack_rows(message, payload))
         else:
             event = decoded(message)
             if isinstance(event, Push) and message.memory:
@@ -441,7 +445,8 @@ class ShardHandler:
             event = decoded(message)
             if isinstance(event, Push):
                 return self._entry_buffer(replica).place(length, event.order)
-        if isinstance(event, Fill) and (event is not message or link is not replica.source):
+        fills = isinstance(event, (Fill, FillRows))
+        if fills and (event is not message or link is not replica.source):
             raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")
         return memory_for(event, length, replica.shard.state)
 

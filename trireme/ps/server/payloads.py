@@ -13,7 +13,7 @@ import torch
 from trireme.errors import ConfigurationError, FrameError, Rejected
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import Share
-from trireme.ps.replication_messages import Fill
+from trireme.ps.replication_messages import Fill, FillRows
 from trireme.ps.shard.quiet_state import QuietState
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
@@ -41,6 +41,10 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
         expected = sum(map(_size_of, message.tensors)) + sum(_topic_sizes(message))
         if length != expected:
             raise FrameError(f"a state announces {length} bytes and takes {expected}")
+    elif isinstance(message, FillRows):
+        expected = sum(map(_size_of, message.tensors))
+        if length != expected:
+            raise FrameError(f"rows announce {length} bytes and take {expected}")
     elif isinstance(message, Load):
         expected = sum(map(_size_of, message.tensors))
         if length != expected:
@@ -61,6 +65,18 @@ def unpack(message: Load | Share, payload: Sequence[memoryview]) -> Tensors | to
     if isinstance(message, Load):
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     return _bytes(bytearray().join(payload))
+
+
+def unpack_rows(message: FillRows, payload: Sequence[memoryview]) -> Tensors:
+    """Returns the tensors of the rows of some slots.
+
+    Raises:
+        FrameError: they are not what the message says.
+    """
+    try:
+        return tensors_from(message.tensors, payload or [memoryview(bytearray())])
+    except Rejected as error:
+        raise FrameError(f"rows cannot be taken over: {error}") from error
 
 
 def unpack_state(

@@ -8,6 +8,7 @@ that are not decided and answers that are withheld, is asked again by its worker
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -19,6 +20,9 @@ from trireme.ps.shard.push_table import RecordState
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    from trireme.ps.shard.values.tables import ShardTables
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):
@@ -70,11 +74,13 @@ class Quiet(msgspec.Struct, frozen=True):
         state: the state.
         tensors: the values, and the optimizer's state: live tensors of the shard.
         topics: the bytes of the state's topics, in their order.
+        tables: the live tables of the shard, or of several; None where their rows come later.
     """
 
     state: QuietState
     tensors: Tensors
     topics: Sequence[torch.Tensor] = ()
+    tables: Sequence[ShardTables] | None = ()
 
 
 def export(state: ShardState) -> Quiet | None:
@@ -99,10 +105,8 @@ def export(state: ShardState) -> Quiet | None:
         out=tuple(sorted(state.out)),
         tables=shown.tables,
     )
-    tensors = values.live(state=True)
-    if state.tables is not None:
-        tensors += state.tables.copy()
-    return Quiet(quiet, tensors, [data for _, _, data in topics])
+    tables = () if state.tables is None else (state.tables,)
+    return Quiet(quiet, values.live(state=True), [data for _, _, data in topics], tables)
 
 
 def with_hyper(optimizer: OptimizerSpec, hyper: Sequence[GroupSpec] | None) -> OptimizerSpec:
@@ -124,4 +128,5 @@ def united(quiets: Sequence[Quiet]) -> Quiet:
     step = max(quiet.state.step for quiet in quiets)  # they differ where servers commit nothing
     state = msgspec.structs.replace(quiets[0].state, step=step)
     tensors = [entry for quiet in quiets for entry in quiet.tensors]
-    return Quiet(state, tensors, quiets[0].topics)
+    tables = [each for quiet in quiets for each in quiet.tables or ()]
+    return Quiet(state, tensors, quiets[0].topics, tables)

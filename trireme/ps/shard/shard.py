@@ -501,7 +501,8 @@ class Shard:
         Args:
             now: the time.
             view: the view that names this shard.
-            quiet: the quiet state of the shards before, whose tensors cover this shard.
+            quiet: the quiet state of the shards before, whose tensors cover this shard. Its tables
+                are taken over.
 
         Raises:
             Rejected: they do not cover it.
@@ -517,7 +518,7 @@ class Shard:
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
         if state.tables is not None:
-            state.tables.load(quiet.tensors, before.step)
+            state.tables.resume(quiet.tables, before.step)
         # A chief that finds other shards without values replaces these: its view is later than 1.
         state.step, state.loaded_in = before.step, 1
         self._decider.load()
@@ -568,7 +569,8 @@ class Shard:
         assert state.values is not None
         tensors = state.values.copy(state=cut.state)
         if state.tables is not None and cut.state:
-            tensors += state.tables.copy(None if cut.since < 0 else cut.since)
+            since = None if cut.since < 0 else cut.since
+            tensors += state.tables.copy(since, shown=state.shows_rows)
         specs = tuple(spec for spec, _ in tensors)
         examples = state.examples
         snapshot = Snapshot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trireme.errors import Rejected
 from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
 from trireme.ps.rows import hyper_of, keys_of, misfit, updates_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
@@ -37,6 +38,10 @@ dropped before the rows are set."""
 _DROPS = 1 << 16
 """So many dropped keys are remembered, or as many as a table has rows."""
 
+_PIECE_BYTES, _PIECE_SLOTS = 1 << 22, 32
+"""A replica is filled slot by slot, in pieces of so many bytes and slots at most, or of one slot:
+those who wait for the primary wait for one piece, a few milliseconds."""
+
 _SWEEPS = 8
 """Unused rows are looked for so many times within `drop_after` steps: it takes a pass over all."""
 
@@ -60,6 +65,8 @@ class ShardTables:
         specs: the same.
         tables: one for each.
         changes_after: the step after which all changes are known, those included that drop keys.
+        slots: the slots of the shard.
+        lacks: how many of the last of these have no rows yet, while a replica is filled.
     """
 
     def __init__(self, specs: Sequence[TableSpec], slots: tuple[int, int] = (0, SLOTS)) -> None:
@@ -67,13 +74,19 @@ class ShardTables:
         for spec in specs:
             prepare(spec)  # so that no update waits for a compiler
         self.tables = [Table(spec) for spec in specs]
-        self._slots = slots
+        self.slots = slots
+        self.lacks = 0
         self._step = 0  # of the last updates
         self.changes_after = 0
 
+    @property
+    def _present(self) -> tuple[int, int]:
+        """The slots whose rows are here: [start, stop)."""
+        return self.slots[0], self.slots[1] - self.lacks
+
     def misfit(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates or keys make no sense here; None where they do."""
-        return misfit(self.specs, updates, self._slots)
+        return misfit(self.specs, updates, self.slots)
 
     def apply(self, updates: Sequence[RowUpdates], step: int) -> None:
         """Applies updates, which `misfit` has found to make sense.
@@ -87,6 +100,9 @@ class ShardTables:
             # A copy, which nobody else writes to. Both are in this machine's byte order.
             keys = np.array(keys_of(each.keys), np.int64)
             rows = np.asarray(updates_of(each, spec), spec.dtype)
+            if self.lacks:  # those that have not come yet will come with this update
+                here = np.flatnonzero(slots_of(keys) < self._present[1])
+                keys, rows = keys[here], rows[here]
             table.push(keys, rows, step=step, hyper=hyper_of(each))
         for spec, table in zip(self.specs, self.tables, strict=True):
             period = max(1, spec.drop_after // _SWEEPS)
@@ -134,20 +150,30 @@ class ShardTables:
             status[f"table/hottest/{spec.name}"] = ", ".join(hot)
         return status
 
-    def copy(self, since: int | None = None) -> list[tuple[TensorSpec, torch.Tensor]]:
+    def copy(
+        self, since: int | None = None, *, shown: bool = True
+    ) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of rows with their state, as tensors of a snapshot.
 
         Args:
             since: None for all rows; else the step after which what has changed is wanted, not
                 before `changes_after`. Nobody will ask for changes after an earlier step.
+            shown: whether anybody sees them; else nothing is copied.
         """
         if since is not None:
             self._forget_drops(since)
+        if not shown:
+            return []
+        return self._tensors(since, range(*self.slots))
+
+    def _tensors(
+        self, since: int | None, slots: Iterable[int]
+    ) -> list[tuple[TensorSpec, torch.Tensor]]:
         fields = FIELDS if since is None else (DROPPED, *FIELDS)
         return [
             entry
             for spec, table in zip(self.specs, self.tables, strict=True)
-            for block in table.export(since)
+            for block in table.export(since, slots=slots)
             if since is not None or block.keys.size or block.waiting_keys.size
             for entry in tensors_of(spec.name, {name: getattr(block, name) for name in fields})
         ]
@@ -161,13 +187,76 @@ class ShardTables:
         """
         self.tables = [Table(spec) for spec in self.specs]
         self._step = self.changes_after = step
+        self._add(tensors, self._present)
+
+    def _add(self, tensors: Tensors, slots: tuple[int, int]) -> None:
+        """Adds the rows among tensors that belong to some slots, [start, stop)."""
         places = {spec.name: place for place, spec in enumerate(self.specs)}
         for name, arrays in arrays_in(tensors):
             if name in places:
                 spec, table = self.specs[places[name]], self.tables[places[name]]
                 state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
-                mine = {k: a for k, a in within(arrays, self._slots).items() if a.shape[0]}
+                mine = {k: a for k, a in within(arrays, slots).items() if a.shape[0]}
                 table.load(Block.of(table.optimizer, spec.width, state, spec.dtype, mine))
+
+    # Other shards and replicas ------------------------------------------------------------------
+
+    def resume(self, before: Sequence[ShardTables] | None, step: int) -> None:
+        """Takes the rows over from shards that have stopped, and are not used any more.
+
+        Tables whose slots all stay in this shard are taken as they are. Rows of others are copied.
+
+        Args:
+            before: the tables of these shards, which are all of the same specifications; None
+                where the rows come piece by piece: see `fill`.
+            step: the global step of the rows.
+        """
+        self._step = step
+        self.lacks = self.slots[1] - self.slots[0] if before is None else 0
+        start, stop = self.slots
+        stays = [s for s in before or () if start <= s.slots[0] and s.slots[1] <= stop]
+        if stays:
+            largest = max(stays, key=lambda each: sum(map(len, each.tables)))
+            self.tables = largest.tables
+        for each in before or ():
+            if not stays or each is not largest:
+                some = range(max(start, each.slots[0]), min(stop, each.slots[1]))
+                for table, source in zip(self.tables, each.tables, strict=True):
+                    for block in source.take(some):
+                        table.load(block)
+        for spec, table in zip(self.specs, self.tables, strict=True):
+            table.optimizer = spec.optimizer  # as at the replicas that are filled
+        self._forget_drops(step)
+
+    def piece(self, lacks: int) -> tuple[tuple[int, int], Tensors]:
+        """Returns the next rows for a replica: their slots, [start, stop), and tensors.
+
+        Args:
+            lacks: how many of the last slots it lacks, at least 1.
+        """
+        start = end = self.slots[1] - lacks
+        sizes = np.sum([table.bytes_by_slot() for table in self.tables], axis=0)
+        nbytes = 0
+        while end < min(self.slots[1], start + _PIECE_SLOTS):
+            nbytes += int(sizes[end])
+            if nbytes > _PIECE_BYTES and end > start:
+                break
+            end += 1
+        return (start, end), self._tensors(None, range(start, end))
+
+    def fill(self, slots: tuple[int, int], tensors: Tensors) -> None:
+        """Takes the rows of the next slots over.
+
+        Raises:
+            Rejected: others are due, or they are no rows of these tables.
+        """
+        due = self._present[1]
+        if not (self.lacks and slots[0] == due < slots[1] <= self.slots[1]):
+            raise Rejected(f"rows of the slots {slots} came where those from {due} were due")
+        self._add(tensors, slots)
+        self.lacks = self.slots[1] - slots[1]
+        if not self.lacks:
+            self._forget_drops(self._step)  # keys that the primary dropped before are not known
 
 
 def within(arrays: Arrays, slots: tuple[int, int]) -> dict[str, npt.NDArray[Any]]:

@@ -1,0 +1,144 @@
+"""How tables come to a replica that is filled, and to the shards that follow others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
+
+import torch
+from msgspec.structs import replace
+
+from trireme.errors import Rejected
+from trireme.ps.row_messages import RowUpdates
+from trireme.ps.shard.values import tables
+from trireme.ps.shard.values.tables import DROPPED, ShardTables, tables_in
+from trireme.tables.keys import SLOTS, all_within
+from trireme.tables.spec import RowWiseAdagrad, TableSpec, Uniform
+
+OFTEN = TableSpec(
+    "often", 3, RowWiseAdagrad(lr=0.1), initializer=Uniform(-1, 1, seed=3), admit_after=2
+)
+SPECS = (OFTEN, replace(OFTEN, name="seldom", admit_after=1, drop_after=8))
+WHOLE, LOWER = (0, SLOTS), (0, SLOTS // 2)
+
+
+def updates(rng: np.random.Generator, slots: tuple[int, int], lr: float | None) -> list[RowUpdates]:
+    made = []
+    for table in range(len(SPECS)):
+        keys = rng.permutation(2000)[:400]
+        keys = np.array([key for key in keys if all_within(np.array([key]), *slots)], np.int64)
+        rows = rng.standard_normal((keys.size, 3)).astype(np.float32)
+        made.append(RowUpdates(table, keys.tobytes(), rows.tobytes(), lr))
+    return made
+
+
+def same(one: ShardTables, other: ShardTables) -> bool:
+    first, second = tables_in([one.copy()]), tables_in([other.copy()])
+    return first.keys() == second.keys() and all(
+        torch.equal(array, second[name][field])
+        for name, fields in first.items()
+        for field, array in fields.items()
+    )
+
+
+@pytest.mark.parametrize("slots", [WHOLE, LOWER])
+def test_a_replica_is_filled_while_the_tables_change(
+    slots: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
+    rng = np.random.default_rng(0)
+    primary, other = ShardTables(SPECS, slots), ShardTables(SPECS, slots)
+    for step in range(1, 4):
+        primary.apply(updates(rng, slots, None), step)
+    other.resume(None, 3)
+    primary.resume([primary], 3)
+    assert other.lacks == slots[1] - slots[0]
+    pieces = 0
+    for step in range(4, 300):
+        said = updates(rng, slots, 0.5 if step == 5 else None)
+        primary.apply(said, step)
+        other.apply(said, step)
+        if other.lacks:
+            other.fill(*primary.piece(other.lacks))
+            pieces += 1
+        if pieces > 10 and not other.lacks:
+            break
+    assert pieces > 10
+    assert not other.lacks
+    for later in (step + 1, step + 9):
+        said = updates(rng, slots, None)
+        primary.apply(said, later)
+        other.apply(said, later)
+        assert same(primary, other)
+    changed = [tables_in([each.copy(since=step)]) for each in (primary, other)]
+    assert changed[0]["seldom"][DROPPED].numel() > 0
+    for name in ("often", "seldom"):
+        assert torch.equal(changed[0][name][DROPPED], changed[1][name][DROPPED])
+
+
+def test_what_was_dropped_before_a_replica_was_filled_is_not_known_there() -> None:
+    primary, other = ShardTables(SPECS), ShardTables(SPECS)
+    other.resume(None, 0)
+    rng = np.random.default_rng(0)
+    for step in range(1, 20):
+        said = updates(rng, WHOLE, None)
+        primary.apply(said, step)
+        other.apply(said, step)
+    while other.lacks:
+        other.fill(*primary.piece(other.lacks))
+    assert other.changes_after == 19 > primary.changes_after
+
+
+def test_pieces_are_of_a_few_slots_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ShardTables(SPECS)
+    (start, end), tensors = made.piece(SLOTS)
+    assert (start, end, tensors) == (0, 32, [])
+    rng = np.random.default_rng(0)
+    for step in range(1, 10):  # each slot has some rows then
+        made.apply(updates(rng, WHOLE, None), step)
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 1)
+    assert made.piece(SLOTS - 7)[0] == (7, 8)
+    assert made.piece(1)[0] == (SLOTS - 1, SLOTS)
+
+
+def test_pieces_that_are_not_due_are_refused() -> None:
+    primary, other = ShardTables(SPECS), ShardTables(SPECS)
+    with pytest.raises(Rejected, match=r"slots \(0, 32\) came where those from 256 were due"):
+        other.fill(*primary.piece(SLOTS))
+    other.resume(None, 0)
+    for lacks in (SLOTS - 1, 1):
+        with pytest.raises(Rejected, match="came where those from 0 were due"):
+            other.fill(*primary.piece(lacks))
+    with pytest.raises(Rejected, match="came where"):
+        other.fill((0, 0), ())
+
+
+def test_tables_that_stay_are_taken_as_they_are() -> None:
+    before = ShardTables(SPECS, LOWER)
+    before.apply(updates(np.random.default_rng(0), LOWER, 0.5), 3)
+    kept = [*before.tables]
+    after = ShardTables(SPECS, LOWER)
+    after.resume([before], 3)
+    assert after.tables == kept
+    assert after.changes_after == 3
+    assert [table.optimizer for table in after.tables] == [spec.optimizer for spec in SPECS]
+
+
+def test_shards_are_divided_and_put_together_again() -> None:
+    whole = ShardTables(SPECS)
+    rng = np.random.default_rng(0)
+    for step in (1, 2):
+        whole.apply(updates(rng, WHOLE, None), step)
+    bounds = ((0, 100), (100, 150), (150, SLOTS))
+    parts = [ShardTables(SPECS, each) for each in bounds]
+    for part in parts:
+        part.resume([whole], 2)
+    assert sum(len(part.tables[1]) for part in parts) == len(whole.tables[1])
+    one, other = ShardTables(SPECS, (0, 120)), ShardTables(SPECS, (120, SLOTS))
+    one.resume(parts[:2], 2)
+    other.resume(parts[1:], 2)
+    joined = ShardTables(SPECS)
+    joined.resume([one, other], 2)
+    assert same(joined, whole)
