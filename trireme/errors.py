@@ -186,6 +186,10 @@ class RolledBack(ServerError):
         self.step = step
 
 
+class OutOfMemory(TriremeError):
+    """The system gives this process no memory for what it has to hold; says what takes it."""
+
+
 class DataError(TriremeError):
     """A file of examples is missing, damaged or of another format; names the file."""
 

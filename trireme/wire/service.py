@@ -15,7 +15,13 @@ from functools import partial
 from typing import Protocol
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import AuthenticationError, ConnectionBroken, PeerClosed, WireError
+from trireme.errors import (
+    AuthenticationError,
+    ConnectionBroken,
+    OutOfMemory,
+    PeerClosed,
+    WireError,
+)
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
@@ -153,6 +159,8 @@ class Service:
         try:
             self._serve()
             self._linger()
+        except OutOfMemory:
+            raise  # no error of ours, and the message says all
         except Exception:
             _log.exception("the service at %s ends by an internal error", self.address)
             raise

@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
+from trireme.errors import OutOfMemory
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.values import tables
 from trireme.ps.shard.values.tables import DROPPED, ShardTables, tables_in
+from trireme.tables.row_storage import RowStorage
 from trireme.tables.spec import Add, TableSpec
 
 SPEC = TableSpec("t", 1, Add(), "int64", drop_after=4)
@@ -64,3 +66,16 @@ def test_so_many_drops_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 4 < after < 39
     dropped = changes(made, after)[1]
     assert dropped == list(range(2 * (after - 3), 2 * (39 - 4) + 2)), "all that came after"
+
+
+def test_rows_that_there_is_no_memory_for_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ShardTables([SPEC])
+    update(made, 1, 1, 2, 3)
+
+    def refuse(storage: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(RowStorage, "_allocate", refuse)
+    with pytest.raises(OutOfMemory, match=r"rows of the table 't': it has [\d,]+ here, and takes"):
+        for step in range(2, 10_000):
+            update(made, step, *range(step * 1000, step * 1000 + 1000))

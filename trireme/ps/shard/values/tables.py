@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trireme.errors import Rejected
+from trireme.errors import OutOfMemory, Rejected
 from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
 from trireme.ps.rows import hyper_of, keys_of, misfit, updates_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
@@ -94,6 +94,9 @@ class ShardTables:
         Args:
             updates: at most one for each table.
             step: the global step that they make.
+
+        Raises:
+            OutOfMemory: there is no memory for new rows.
         """
         for each in updates:
             spec, table = self.specs[each.table], self.tables[each.table]
@@ -103,7 +106,15 @@ class ShardTables:
             if self.lacks:  # those that have not come yet will come with this update
                 here = np.flatnonzero(slots_of(keys) < self._present[1])
                 keys, rows = keys[here], rows[here]
-            table.push(keys, rows, step=step, hyper=hyper_of(each))
+            try:
+                table.push(keys, rows, step=step, hyper=hyper_of(each))
+            except MemoryError as error:
+                raise OutOfMemory(
+                    f"there is no memory for more rows of the table {spec.name!r}: it has "
+                    f"{len(table):,} here, and takes {table.statistics.bytes / 1e6:,.0f} MB. Use "
+                    "more servers (--ps) or hosts, drop rows that are not used (drop_after), make "
+                    "them for frequent keys only (admit_after), or raise this process's limit"
+                ) from error
         for spec, table in zip(self.specs, self.tables, strict=True):
             period = max(1, spec.drop_after // _SWEEPS)
             if spec.drop_after and step // period != self._step // period:
