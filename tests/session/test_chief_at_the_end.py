@@ -98,3 +98,40 @@ def test_nobody_takes_over_from_a_chief_that_has_saved(tmp_path: Path) -> None:
     assert ran.values == [None, None]
     assert chiefs == [True, False]
     assert saved == STEPS
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("strategy", ["async", "ssp", "sync", "averaging"])
+def test_a_chief_whose_loop_ends_first_saves_what_the_others_learn(
+    tmp_path: Path, strategy: str, servers: int
+) -> None:
+    """It left with the step of its own end, and what came until it had saved was in no file."""
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    retired = Event()
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def program(session: Session) -> None:
+        backend, chief = session.worker.backend, session.is_chief
+        if chief:
+            backend.retire = partial(retire, backend.retire)  # type: ignore[method-assign]
+        for _ in range(3):
+            session.step(batch)
+        if not chief:
+            assert retired.wait(30)
+            for _ in range(STEPS):
+                session.step(batch)
+
+    def retire(then: Callable[[], None]) -> None:
+        then()
+        retired.set()
+
+    more = {"averaging": {"every": 3}}.get(strategy, {})
+    cluster = Cluster(2, servers, strategy, run_dir=tmp_path, **more)
+    ran = run_job(cluster, session, program)
+    assert ran.values == [None, None]
+    checkpoint = latest(tmp_path, lambda path, error: None)
+    made = 6 if strategy in ("async", "ssp") else 3  # rounds count once
+    assert checkpoint is not None and checkpoint.step == made + STEPS

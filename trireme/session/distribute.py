@@ -77,7 +77,8 @@ def distribute(
 
     The returned optimizer replaces the given one: call `zero_grad()`, `backward()` and `step()` as
     usual. Its `step` pushes the gradients and brings the new values into the model. Under plain
-    `python` it updates the model itself. The process leaves the job when it ends, or at `close`.
+    `python` it updates the model itself. The process leaves the job when it ends, or at `close`:
+    with parameter servers, once the loops of all workers have ended, and the chief saves then.
     After Ctrl-C or SIGTERM the workers stop at a step that all agree on, and the chief saves it.
 
     Several optimizers, such as a generator's and a discriminator's, are given in one call, in a

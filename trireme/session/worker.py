@@ -437,12 +437,17 @@ class Worker:
 
     def end(self) -> None:
         """Makes no more updates, though the job has no last step; `finish` waits for the others."""
-        goes_on = not self.backend.stopping and self.lifecycle.dismissed is None
-        if self.task.servers and goes_on and self._retired():
-            self.backend.end()
+        while self.task.servers and not self.backend.stopping and self.lifecycle.dismissed is None:
+            if self._retired():
+                self.backend.end()
+            else:
+                self.rejoin()
 
     def finish(self) -> None:
         """Waits until training has ended on all workers; the chief saves the final step.
+
+        A worker whose loop has ended while others go on waits for them too: a chief that saved and
+        left would save no update that is made meanwhile.
 
         Raises:
             RolledBack: all copies of a part of the parameters were lost meanwhile, and the job goes
@@ -450,6 +455,7 @@ class Worker:
             CheckpointError: the final step is not on the disk.
         """
         lifecycle, backend, checkpoints = self.lifecycle, self.backend, self.checkpoints
+        self.end()
         lifecycle.settle_chief()
         lifecycle.liveness.excuse = "it has ended training"
         if not backend.stopping:

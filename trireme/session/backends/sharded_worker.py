@@ -267,6 +267,9 @@ class Follower(Backend):
     def set_end(self, max_steps: int) -> int:
         return max_steps
 
+    def end(self) -> None:
+        self.stopping = True
+
     def drain(self) -> int:
         return self._hear().step
 
