@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.processes import free_ports
 from tests.faults.processes import Tasks
-from tests.integration.shell import PROGRAMS, Ended, Running, Shell
+from tests.integration.shell import PROGRAMS, PYTHON, Ended, Running, Shell
 from tests.integration.test_counting import notes, saved, table
 from tests.integration.test_lost_servers import release, until
 from trireme.session.checkpoint import list_checkpoints
@@ -120,3 +121,31 @@ def test_a_table_moves_to_other_servers_while_it_is_updated(shell: Shell) -> Non
     assert running.process.poll() is None, "the job had ended before it was made smaller"
     release(shell)
     all_known(shell, updates(shell, running.ended(), steps))
+
+
+OWN = """
+import sys, trireme
+worker, servers = int(sys.argv[1]), sys.argv[2]
+with trireme.ps.connect("run", servers=servers, worker=worker, workers=2, strategy="ssp") as ps:
+    ps.create("totals", (2, 2), dtype="int64")
+    for _ in range(20):
+        ps.push("totals", [worker], [[1, worker]])
+        ps.clock()
+    ps.finish()
+    print("totals", ps.pull("totals").tolist())
+"""
+
+
+def test_programs_name_servers_that_were_started_by_hand(shell: Shell) -> None:
+    (shell.directory / "own.py").write_text(OWN)
+    servers = ",".join(f"localhost:{port}" for port in free_ports(2))
+    hosts = ("--job-name", "ps", "--ps-hosts", servers, "--worker-hosts", "localhost:1,localhost:2")
+    started = [shell.start("task", *hosts, "--task-index", index) for index in range(2)]
+    started += [shell.start("own.py", w, servers, command=PYTHON) for w in range(2)]
+    for each in started:
+        assert each.ended().status == 0, each.ended().text
+    for each in started[2:]:
+        assert "totals [[20, 0], [20, 20]]" in each.ended().out
+    assert [path.name for path in list_checkpoints(shell.directory / "run")][-1:] == [
+        "step-000000040"
+    ]

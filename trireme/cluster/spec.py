@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from dataclasses import dataclass
 
 from trireme.errors import ConfigurationError
@@ -80,6 +81,22 @@ class ClusterSpec:
             worker=_split_hosts("worker_hosts", worker_hosts),
             coordinator=coordinator or None,
         )
+
+    @classmethod
+    def of_servers(cls, ps_hosts: str, workers: int) -> ClusterSpec:
+        """Returns the cluster of servers and of so many workers, which have no addresses.
+
+        Args:
+            ps_hosts: `host:port` entries separated by commas.
+            workers: the number of workers.
+
+        Raises:
+            ConfigurationError: as in `from_hosts`.
+        """
+        ps = _split_hosts("servers", ps_hosts)
+        places = (f"{LOOPBACK}:{port}" for port in itertools.count(1))
+        free = (place for place in places if place not in ps)
+        return cls(ps=ps, worker=tuple(itertools.islice(free, max(0, workers))))
 
     @property
     def coordinator_address(self) -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment.detect import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, RowUpdates, raw
@@ -503,27 +503,43 @@ class Connection:
 def connect(
     run_dir: str | Path | None = None,
     max_steps: int | None = None,
+    *,
+    servers: str | None = None,
+    worker: int = 0,
+    workers: int = 1,
     **options: Unpack[OptionValues],
 ) -> Connection:
-    """Connects this worker to the parameter servers of its job, which `trireme run` has started.
+    """Connects this worker to the parameter servers of its job.
+
+    The launch of the program says which job that is: `trireme run`, `trireme task` or another
+    launcher. A program that has none, such as a notebook, names the servers itself, which
+    `trireme task --job-name ps` has started.
 
     Args:
         run_dir: where checkpoints go; see `trireme.Session`.
         max_steps: the global step at which the job ends; None for no end.
+        servers: the servers as `host:port`, separated by commas, in the order that all tasks of
+            the job have; None for those of the launch.
+        worker: with `servers`, the index of this worker, from 0.
+        workers: with `servers`, the number of workers that the servers were started for.
         options: `strategy`, `checkpoint`, `resume` and `seed`, as of `trireme.Session`.
 
     Raises:
-        ConfigurationError: an option is unknown or out of range, or the launch asks for what tables
-            do not know.
+        ConfigurationError: an option is unknown or out of range, the launch asks for what tables
+            do not know, or `servers` is given in a process that was launched as a task.
     """
     for name in options:
         if name not in _OPTIONS:
             raise ConfigurationError(
-                f"connect has no option {name!r}: it has run_dir, max_steps, {', '.join(_OPTIONS)}"
+                f"connect has no option {name!r}: it has run_dir, max_steps, servers, worker, "
+                f"workers, {', '.join(_OPTIONS)}"
             )
-    settings = Settings.of(
-        current_task(), make_options(options, caller="connect"), run_dir, max_steps
-    )
+    if servers is None and (worker, workers) != (0, 1):
+        raise ConfigurationError(
+            "connect(worker=, workers=) go with servers=: the launch says which worker this is"
+        )
+    task = current_task() if servers is None else worker_of_servers(servers, worker, workers)
+    settings = Settings.of(task, make_options(options, caller="connect"), run_dir, max_steps)
     check_tables(settings)
     return Connection(settings)
 

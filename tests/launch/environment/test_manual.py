@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
@@ -11,7 +12,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.certificates import issue, make_authority
 from trireme.launch.config.sources import read_config
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.detect import manual_task
+from trireme.launch.environment.detect import manual_task, worker_of_servers
 
 
 @dataclass(frozen=True)
@@ -162,3 +163,35 @@ def test_certificates_that_do_not_serve(tmp_path: Path) -> None:
         mean(FAR, tmp_path, certs=str(certs))
     with pytest.raises(ConfigurationError, match=r"ps:0 has no certificate at .*nowhere"):
         mean(FAR, tmp_path, certs=str(tmp_path / "nowhere"))
+
+
+SERVERS = "127.0.0.1:1,localhost:2223"
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
+
+
+def test_a_program_names_its_servers_itself(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "TRIREME_STRATEGY": "ssp"}
+    task = worker_of_servers(SERVERS, 2, 3, environ, tmp_path)
+    other = mean(replace(LOCAL, role="worker", index=2, ps_hosts=SERVERS), tmp_path)
+    assert task == msgspec.structs.replace(other, config=task.config)
+    assert (task.config.strategy, task.config.workers, task.config.ps) == ("ssp", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("servers", "worker", "workers", "environ", "message"),
+    [
+        ("a", 0, 1, {}, "the address of ps:0 is 'a': write host:port"),
+        (SERVERS, 2, 2, {}, "worker:2 is outside the cluster"),
+        (SERVERS, 0, 0, {}, "the cluster has no worker"),
+        ("", 0, 1, {}, "needs a parameter server"),
+        ("10.0.0.1:2222", 0, 1, {}, "this one has no certificate"),
+        (SERVERS, 0, 1, {"TRIREME_TASK": "{}"}, "a task of a job already: start it by python"),
+        (SERVERS, 0, 1, TORCHRUN, "a task of a job already"),
+    ],
+)
+def test_servers_that_a_program_cannot_name(
+    servers: str, worker: int, workers: int, environ: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), **environ}
+    with pytest.raises(ConfigurationError, match=message):
+        worker_of_servers(servers, worker, workers, environ, tmp_path)

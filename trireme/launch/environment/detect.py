@@ -21,7 +21,7 @@ from typing import cast
 
 import msgspec
 
-from trireme.cluster.spec import LOOPBACK, ClusterTask, is_loopback
+from trireme.cluster.spec import LOOPBACK, ClusterSpec, ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.job_config import OPTIONS, TASK_OPTIONS, JobConfig, Option
 from trireme.launch.config.secret import find_secret, receive_secret
@@ -103,6 +103,37 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
     return _with_options(*launched, _read(environ, directory, OPTIONS))
+
+
+def worker_of_servers(
+    servers: str,
+    worker: int,
+    workers: int,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> TaskConfig:
+    """Returns a worker of servers that `trireme task` has started, for a program without launcher.
+
+    Args:
+        servers: the servers as `host:port`, separated by commas, as every task has them.
+        worker: the worker's index.
+        workers: the number of workers.
+        environ: the environment; this process's own by default.
+        directory: the directory of the configuration file; the working directory by default.
+
+    Raises:
+        ConfigurationError: this process was launched as a task of a job; there is no such worker;
+            or the secret or, between hosts, the certificate is missing.
+        UsageError: an option in the environment or the file is wrong.
+    """
+    environ = os.environ if environ is None else environ
+    if TASK_VARIABLE in environ or environ.get(TF_VARIABLE) or find_launched_task(environ):
+        raise ConfigurationError(
+            f"the program names its servers itself ({servers}), and its launch has made this "
+            "process a task of a job already: start it by python, or leave the servers out"
+        )
+    named = ClusterTask("worker", worker, ClusterSpec.of_servers(servers, workers))
+    return manual_task(named, _read(environ, directory, TASK_OPTIONS), environ)
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
