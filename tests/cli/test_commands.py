@@ -517,6 +517,9 @@ def test_tables_are_exported(tmp_path: Path, capsys, fails) -> None:
     assert f"out/t.parquet: a table of {run}" in capsys.readouterr().out
     assert Path("out/t.parquet").read_bytes()[:4] == b"PAR1"
     assert "--state goes with --tables" in fails("checkpoint", "export", run, "--state")
+    capsys.readouterr()
+    assert main(["checkpoint", "export", run, "--output", "m.safetensors"]) == 0
+    assert "without the rows of its sparse tables, t: export them" in capsys.readouterr().out
 
 
 def test_the_newest_checkpoint_is_shown_verified_and_exported(run_dir: str, capsys) -> None:

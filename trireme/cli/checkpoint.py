@@ -92,7 +92,7 @@ def _verify(given: Namespace) -> int:
 
 
 def _export(given: Namespace) -> int:
-    from trireme.session.checkpoint import export
+    from trireme.session.checkpoint import describe, export
 
     if given.state and not given.tables:
         raise UsageError("--state goes with --tables: the model's file has no optimizer state")
@@ -101,6 +101,12 @@ def _export(given: Namespace) -> int:
         return _export_tables(path, Path(given.output or "tables"), state=given.state)
     output = export(path, Path(given.output or "model.safetensors"))
     print(f"{output}: the model of {path}")
+    tables = {key.rpartition("/")[0]: None for key in describe(path).tables}
+    if tables:
+        print(
+            f"  without the rows of its sparse tables, {', '.join(tables)}: export them with "
+            f"`trireme checkpoint export {given.run} --tables`"
+        )
     return 0
 
 
