@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import numpy as np
+
 from trireme.errors import CopiesLost, Fenced, FrameError
 from trireme.ps.client.lanes import Answer, Divided, Request
 from trireme.ps.client.overlap import Overlap
@@ -568,7 +570,7 @@ class Client:
                     f"part has {buffer.nbytes}"
                 )
             return buffer.views
-        return [memoryview(bytearray(length))]
+        return [np.empty(length, np.uint8).data]  # a `bytearray` would be zeroed first
 
 
 def _bytes_of_rows(push: Push) -> int:

@@ -13,6 +13,7 @@ import torch
 from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, JobFailed, TriremeError, WireError
 from trireme.launch.exit_reason import describe
+from trireme.ps.joined_table import JoinedTable
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.module_names import named_parameters, state_of
@@ -420,11 +421,7 @@ class WorkerCheckpoints:
             parts.held("optimizer", state.optimizer),
             parts.held("average", state.average),
             described,
-            tables={
-                f"{name}/{array}": tensor
-                for name, arrays in state.tables.items()
-                for array, tensor in arrays.items()
-            },
+            tables=_streamed(state.tables),
             mark=state.mark,
         )
         return self._say_lacking(data, parts)
@@ -514,6 +511,21 @@ class _Parts:
         if odd:
             self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd.values())}")
         return renamed(tensors, {name: name for name in tensors if name not in odd})
+
+
+def _streamed(tables: Mapping[str, Mapping[str, torch.Tensor]]) -> StreamedTensors:
+    """Returns the arrays of tables by "TABLE/ARRAY"; whoever writes them has them put in order."""
+    places = {f"{name}/{array}": (name, array) for name, each in tables.items() for array in each}
+    shapes: dict[str, torch.Tensor] = {}
+    for key, (name, array) in places.items():
+        table = tables[name]
+        shapes[key] = table.shapes[array] if isinstance(table, JoinedTable) else table[array]
+
+    def read(key: str) -> torch.Tensor:
+        name, array = places[key]
+        return tables[name][array]
+
+    return StreamedTensors(shapes, read)
 
 
 def _applied(outer: OptimizerSpec | None) -> str:

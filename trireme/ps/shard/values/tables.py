@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trireme.errors import OutOfMemory, Rejected
+from trireme.ps.joined_table import JoinedTable
 from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
 from trireme.ps.rows import hyper_of, keys_of, misfit, updates_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
@@ -316,25 +317,23 @@ def arrays_in(tensors: Tensors) -> Iterator[tuple[str, Arrays]]:
             flat = {}
 
 
-def tables_in(parts: Sequence[Tensors]) -> dict[str, dict[str, torch.Tensor]]:
+def tables_in(parts: Sequence[Tensors]) -> dict[str, JoinedTable]:
     """Returns each table in the snapshots of all shards, in the order of its keys.
 
-    See `ModelState.tables`.
+    See `ModelState.tables`. The tensors must stay as they are.
     """
     several: dict[str, list[Arrays]] = {}
     for tensors in parts:
         for name, arrays in arrays_in(tensors):
             several.setdefault(name, []).append(arrays)
+    orders = {field: names[0] for names in (_ROWS, _WAITING) for field in names}
     found = {}
     for name, blocks in several.items():
-        table: dict[str, npt.NDArray[Any]] = {}
-        for names in (_ROWS, _WAITING):
-            some = [block for block in blocks if block[names[0]].size] or blocks[:1]
-            joined = {field: np.concatenate([block[field] for block in some]) for field in names}
-            table |= _chosen(joined, names, np.argsort(joined[names[0]], kind="stable"))
+        more = {}
         if DROPPED in blocks[0]:
-            table[DROPPED] = np.unique(np.concatenate([block[DROPPED] for block in blocks]))
-        found[name] = {field: torch.from_numpy(array) for field, array in table.items()}
+            dropped = np.unique(np.concatenate([block[DROPPED] for block in blocks]))
+            more[DROPPED] = torch.from_numpy(dropped)
+        found[name] = JoinedTable(blocks, orders, more)
     return found
 
 
