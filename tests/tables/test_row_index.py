@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.tables.numbers import keys_with_hashes
+from trireme.tables import row_storage
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_index import RowIndex
 from trireme.tables.row_storage import RowStorage
@@ -41,6 +42,13 @@ _SAME_SLOT = keys_with_hashes(
 ONE_SLOT, LATER = _SAME_SLOT[:4000], _SAME_SLOT[4000:]
 LAST_LINE = keys_with_hashes((3 << 56) | (0xFFFFFFFF << 24) | each for each in range(60))
 """Keys of one slot whose home is the last line of the index: their search goes round."""
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are copied to larger blocks soon."""
+    monkeypatch.setattr(row_storage, "_BLOCKS", (1 << 7, 1 << 9, 1 << 17))
+    monkeypatch.setattr(row_storage, "_LIMITS", (300, 1500))
 
 
 class IndexMachine(RuleBasedStateMachine):

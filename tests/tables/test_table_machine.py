@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.tables.contents import contents
 from tests.tables.model import ModelTable, slot_of
 from tests.tables.numbers import keys_with_hashes
+from trireme.tables import row_storage
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.spec import (
     FTRL,
@@ -52,6 +54,13 @@ SPECS = st.builds(
     admit_after=st.sampled_from([1, 3]),
     drop_after=st.sampled_from([0, 3]),
 )
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are copied to larger blocks soon."""
+    monkeypatch.setattr(row_storage, "_BLOCKS", (1 << 7, 1 << 9, 1 << 17))
+    monkeypatch.setattr(row_storage, "_LIMITS", (300, 1500))
 
 
 class TableMachine(RuleBasedStateMachine):

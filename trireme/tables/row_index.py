@@ -296,7 +296,9 @@ class RowIndex:
         return found, missing
 
     def reserve(self, keys: Keys) -> None:
-        """Makes room for the records of keys that have none yet; nobody can see the difference.
+        """Makes room for the records of keys that have none yet.
+
+        Records may move: see `RowStorage.moves`.
 
         Raises:
             Rejected: a slot would have more than `MOST_RECORDS` records.
@@ -311,6 +313,7 @@ class RowIndex:
                 f"most {MOST_RECORDS}. Keys fall into slots by their hash, so these are too many "
                 "or chosen to collide"
             )
+        self.storage.enlarge(int(needed.sum()))
         for slot in self.storage.lacking(more):
             self.storage.reserve(slot, int(needed[slot]))
         full = (needed * 5 > self._room()) & (more > 0)

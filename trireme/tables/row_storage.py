@@ -1,4 +1,4 @@
-"""Memory for rows: records in blocks, so that nothing is copied when a table grows.
+"""Memory for rows: records in blocks, so that nothing is copied when a large table grows.
 
 A record holds all that a table knows of a key, side by side, so that an update touches as few cache
 lines as can be:
@@ -11,12 +11,14 @@ lines as can be:
 
 The records of a slot are numbered from 0 without gaps. They lie in blocks, and blocks are cut from
 larger pieces of memory, which all slots share. A removed record is replaced by the last one of its
-slot; a block that becomes empty is used again.
+slot; a block that becomes empty is used again. A small table has small blocks: when it has grown to
+1 MiB, and to 32 MiB, its records are copied to larger ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from ctypes import memmove
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,16 @@ from trireme.tables.keys import SLOTS
 HEADER_BYTES = 16
 """The bytes of a record before its row."""
 
-_BLOCK_BYTES = 1 << 17  # at most, unless a record is larger: a slot wastes half of one on average
 _LINE = 64
+
+# The bytes of a block, unless a record is larger, by the bytes of all records. A slot wastes half a
+# block on average. Large tables have large blocks, whose addresses stay in the cache.
+_BLOCKS = (1 << 11, 1 << 14, 1 << 17)
+_LIMITS = (1 << 20, 1 << 25)
 
 # Pieces of at least 4 MiB get huge pages from numpy, and with them faster access, but memory in
 # units of 2 MiB: small tables have small pieces.
-_SMALL_PIECE, _LARGE_PIECE, _LARGE_FROM = 1 << 21, 1 << 25, 1 << 26
+_PIECES, _LARGE_PIECE, _LARGE_FROM = (1 << 15, 1 << 20, 1 << 21), 1 << 25, 1 << 26
 
 _S24, _S32 = np.uint64(24), np.uint64(32)
 _ONE = np.uint64(1)
@@ -157,14 +163,20 @@ class RowStorage:
         shift: a block holds 2**shift records; uint64.
         blocks: the addresses of the blocks of each slot, uint64 of shape (slots, most blocks).
         counts: the number of records of each slot, int64 of shape (slots,).
+        moves: how often all records have moved; addresses that were found before are not valid.
     """
 
     def __init__(self, payload_bytes: int) -> None:
-        size = HEADER_BYTES + payload_bytes
-        self.record_bytes = np.uint64(size)
-        self.shift = np.uint64(max(0, (_BLOCK_BYTES // size).bit_length() - 1))
-        self.blocks = np.zeros((SLOTS, 1), np.uint64)
+        self.record_bytes = np.uint64(HEADER_BYTES + payload_bytes)
         self.counts = np.zeros(SLOTS, np.int64)
+        self.moves = 0
+        self._begin(0)
+
+    def _begin(self, level: int) -> None:
+        """Begins without blocks; those to come are of a size of `_BLOCKS`."""
+        self._level = level
+        self.shift = np.uint64(max(0, (_BLOCKS[level] // int(self.record_bytes)).bit_length() - 1))
+        self.blocks = np.zeros((SLOTS, 1), np.uint64)
         self._block_counts = np.zeros(SLOTS, np.int64)
         self._pieces: list[npt.NDArray[np.uint8]] = []
         self._free: list[int] = []
@@ -174,6 +186,30 @@ class RowStorage:
     def bytes(self) -> int:
         """The bytes that are allocated; the system lends what was never written to others."""
         return self._bytes + self.blocks.nbytes
+
+    def enlarge(self, records: int) -> None:
+        """Copies all records to larger blocks if so many in all are too many for the present ones.
+
+        Raises:
+            MemoryError: the system has no memory for them; nothing has changed.
+        """
+        level = sum(records * int(self.record_bytes) > limit for limit in _LIMITS)
+        if level <= self._level:
+            return
+        larger = RowStorage(int(self.record_bytes) - HEADER_BYTES)
+        larger._begin(level)
+        size, each = int(self.record_bytes), 1 << int(self.shift)
+        mask = (1 << int(larger.shift)) - 1
+        for slot in np.flatnonzero(self.counts).tolist():
+            count = int(self.counts[slot])
+            larger.reserve(slot, count)
+            for first in range(0, count, each):
+                source = int(self.blocks[slot, first >> int(self.shift)])
+                target = int(larger.blocks[slot, first >> int(larger.shift)])
+                target += (first & mask) * size
+                memmove(target, source, min(each, count - first) * size)
+        larger.counts, larger.moves = self.counts, self.moves + 1
+        vars(self).update(vars(larger))
 
     def lacking(self, more: npt.NDArray[np.int64]) -> list[int]:
         """Returns the slots that have no room for so many more records; int64, shape (slots,)."""
@@ -256,7 +292,7 @@ class RowStorage:
         """Gets one more piece of memory and cuts it into blocks."""
         block = int(self.record_bytes) << int(self.shift)
         block += -block % _LINE
-        size = _SMALL_PIECE if self._bytes < _LARGE_FROM else _LARGE_PIECE
+        size = _PIECES[self._level] if self._bytes < _LARGE_FROM else _LARGE_PIECE
         number = max(1, size // block)
         piece = np.empty(number * block + _LINE, np.uint8)
         first = piece.ctypes.data + -piece.ctypes.data % _LINE

@@ -179,7 +179,8 @@ class Table:
         addresses, missing = self._rows.find(keys) if known is None else (known, 0)
         if missing:
             absent = np.flatnonzero(addresses == 0)
-            self._reserve(keys[absent])
+            if self._reserve(keys[absent]):  # rows have moved
+                addresses, _ = self._rows.find(keys)
             self.optimizer = optimizer
             self._admit(keys, absent, addresses, step)
             if self.spec.admit_after > 1:
@@ -217,14 +218,28 @@ class Table:
         touches[known] = headers[2]
         return touches
 
-    def _reserve(self, absent: Keys) -> None:
-        """Makes room for what a push of keys without rows adds; nobody can see the difference."""
-        if self.spec.admit_after == 1:
-            self._rows.reserve(absent)
-            return
-        touches = self._touches(absent) + 1
-        self._rows.reserve(absent[touches >= self.spec.admit_after])
-        self._waiting.reserve(absent[touches == 1])
+    def _reserve(self, absent: Keys) -> bool:
+        """Makes room for what a push of keys without rows adds; returns as `_make_room`."""
+        ready, new = absent, absent[:0]
+        if self.spec.admit_after > 1:
+            touches = self._touches(absent) + 1
+            ready, new = absent[touches >= self.spec.admit_after], absent[touches == 1]
+        return self._make_room(ready, new)
+
+    def _make_room(self, rows: Keys, waiting: Keys) -> bool:
+        """Makes room for rows and waiting keys; returns whether records have moved."""
+        moves = self._moves
+        try:
+            self._rows.reserve(rows)
+            self._waiting.reserve(waiting)
+        finally:  # also where there is no memory for the rest
+            if self._moves != moves:
+                self._changed()
+        return self._moves != moves
+
+    @property
+    def _moves(self) -> int:
+        return self._rows.storage.moves + self._waiting.storage.moves
 
     def _admit(
         self, keys: Keys, absent: npt.NDArray[np.int64], addresses: Addresses, step: int
@@ -302,13 +317,13 @@ class Table:
         """
         block.check(self.optimizer, self.spec.width, self._state, self.spec.dtype)
         block = block.plain()
-        self._reserve_block(block)
+        self._make_room(block.keys, block.waiting_keys)
         self._changed()
         self.optimizer = block.optimizer
         for index, loaded in ((self._rows, block.waiting_keys), (self._waiting, block.keys)):
             index.remove(block.dropped_keys)
             index.remove(loaded)
-        self._reserve_block(block)  # removals may have given room back
+        self._make_room(block.keys, block.waiting_keys)  # removals may have given room back
         self._drops.note(block.dropped_keys, block.dropped_steps)
         addresses, _ = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
         row_values.write_records(addresses, block.rows, block.states)
@@ -317,10 +332,6 @@ class Table:
             block.waiting_keys, np.zeros(block.waiting_keys.size, np.uint64)
         )
         row_values.write_marks(waiting, block.waiting_steps, block.waiting_touches)
-
-    def _reserve_block(self, block: Block) -> None:
-        self._rows.reserve(block.keys)
-        self._waiting.reserve(block.waiting_keys)
 
     def remove(self, slots: Iterable[int]) -> None:
         """Forgets all of some slots, which are now elsewhere; they do not count as dropped."""
