@@ -25,7 +25,7 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
-from trireme.ps.row_messages import RowKeys, data_of, raw
+from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
 from trireme.ps.snapshot import ModelState, TableMark
 from trireme.ps.snapshot_messages import Cut, Frozen, Load, Loaded
 from trireme.tables.spec import Add, TableSpec
@@ -142,12 +142,12 @@ def test_rows_that_do_not_fit_into_a_message_are_refused() -> None:
     )
     protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
     wide = TableSpec("wide", 1 << 20, Add())
-    protocol._tables, protocol._bounds = (wide,), (0, 256)
+    protocol._rows.show((wide,), (0, 256), "none")
     few, many = (np.arange(count, dtype=np.int64).tobytes() for count in (2, 100))
     push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, few),))
     assert protocol.message(push, 0).wanted == (RowKeys(0, few),)
     protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
-    protocol._tables, protocol._bounds = (wide,), (0, 256)
+    protocol._rows.show((wide,), (0, 256), "none")
     push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, many),))
     with pytest.raises(ConfigurationError, match=r"take 400 MiB at one server.*a smaller batch"):
         protocol.message(push, 0)
@@ -188,7 +188,7 @@ def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() ->
         rng=random.Random(0),
         space=lambda shard, nbytes: memoryview(memory[shard])[:nbytes],
     )
-    protocol._tables, protocol._bounds = (TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256)
+    protocol._rows.show((TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256), "none")
     keys = np.arange(40)
     wanted = RowKeys(0, raw(keys))
     push = protocol.next_push(1.0, None, (), wanted=(wanted,))
@@ -204,3 +204,21 @@ def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() ->
     assert isinstance(pull.send(answers(*said)), Ask)
     (brought,) = protocol.brought
     np.testing.assert_array_equal(brought, -keys.reshape(-1, 1))
+
+
+def test_a_worker_that_comes_back_sends_no_rows_of_the_push_that_had_the_same_number() -> None:
+    pytest.importorskip(
+        "numba", reason="tables are not tested: pip install 'trireme-train[tables]'"
+    )
+    protocol = ClientProtocol(0, 2, patience_seconds=1.0, rng=random.Random(0))
+    protocol._rows.show((TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256), "none")
+    for first in (0, 100):
+        keys = np.arange(first, first + 40)
+        updates = RowUpdates(0, raw(keys), raw(np.ones(40, np.int64)))
+        push = protocol.next_push(1.0, None, (), rows=(updates,))
+        assert push.sequence == 1
+        protocol.push(push)
+        sent = [protocol.message(push, shard).rows[0] for shard in range(2)]
+        found = np.concatenate([np.frombuffer(data_of(each.keys), np.int64) for each in sent])
+        assert sorted(found.tolist()) == keys.tolist()
+        protocol.renew()

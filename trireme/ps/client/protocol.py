@@ -25,6 +25,7 @@ import msgspec
 
 from trireme.errors import ConfigurationError, CopiesLost, Fenced, FrameError, WaitTimeout
 from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
+from trireme.ps.client.row_parts import RowParts
 from trireme.ps.messages import (
     Applied,
     Attach,
@@ -42,7 +43,6 @@ from trireme.ps.messages import (
     Pull,
     PulledRows,
     PullReply,
-    PullRows,
     Push,
     PushReply,
     Refused,
@@ -73,10 +73,10 @@ from trireme.ps.snapshot_messages import (
 )
 from trireme.ps.termination import after_the_end
 from trireme.tables.spec import TableSpec
-from trireme.wire.message import Limits, Message
+from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Parts, Rows, Space
+    from trireme.ps.rows import Rows, Space
     from trireme.ps.snapshot import ModelState, TableMark
 
 
@@ -97,8 +97,6 @@ AWAIT: Literal["await"] = "await"
 PUBLISH: Literal["publish"] = "publish"
 
 Wanted = Ask | Pause | Literal["await", "publish"]
-_MOST_ROW_BYTES = Limits().metadata - (1 << 24)
-"""How many bytes of rows a message may carry; the rest is for what else it says."""
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -141,7 +139,6 @@ class ClientProtocol:
     ) -> None:
         self.step = 0
         self.brought: list[Rows] = []
-        self._space = space
         self.stopping = False
         self.replies: Sequence[PushReply] = ()
         self.announced: Push | None = None
@@ -156,10 +153,7 @@ class ClientProtocol:
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
         self._absent: tuple[int, ...] = ()  # of the last update; the next early one's, probably
         self._rule = Rule()
-        self._tables: tuple[TableSpec, ...] = ()
-        self._bounds: tuple[int, ...] = ()  # the slots at which shards begin
-        # Of the push with tables under way, its division, and its messages by shard.
-        self._parts: tuple[int, int, Parts | None, dict[int, Push]] = (0, 0, None, {})
+        self._rows = RowParts(worker, space)
         self._pushed = False
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
@@ -179,9 +173,9 @@ class ClientProtocol:
     ) -> Operation[bool]:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
-        self._tables, self._bounds = tuple(tables), layout.bounds
+        self._rows.show(tables, layout.bounds, rule.codec)
         self._hyper = None  # the servers may use what an earlier worker has shown
-        attach = Request(Attach(0, layout, optimizer, rule, self._tables))
+        attach = Request(Attach(0, layout, optimizer, rule, tuple(tables)))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
         except Divided:
@@ -231,12 +225,13 @@ class ClientProtocol:
             bounds: the slots at which they begin, and the number of slots; where there are tables.
         """
         self._servers = servers
-        self._bounds = tuple(bounds)
+        self._rows.divide(bounds)
         self._divisions += 1
 
     def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
         self._sequence = self._acknowledged = 0
+        self._rows.forget()
         self._pushed = False
         self._settled = self._fence = None
         self.announced = None
@@ -299,17 +294,9 @@ class ClientProtocol:
             pull=pull,
             steps=steps,
             absent=self._absent if absent is None else absent,
-            rows=self._packed(rows),
+            rows=self._rows.packed(rows),
             wanted=wanted,
         )
-
-    def _packed(self, rows: tuple[RowUpdates, ...]) -> tuple[RowUpdates, ...]:
-        """Returns updates of rows as they are sent; all shards get parts of the same bytes."""
-        if not rows or self._rule.codec == "none":
-            return rows
-        from trireme.ps.rows import packed_for
-
-        return tuple(packed_for(each, self._tables[each.table], self._rule.codec) for each in rows)
 
     def push(self, push: Push) -> None:
         """Makes the next push. `wait` takes the answers.
@@ -330,43 +317,10 @@ class ClientProtocol:
     def message(self, push: Push, server: int) -> Push:
         """Returns the message of a push to one server, without the view."""
         if push.rows or push.wanted:
-            push = self._part_of(push, server)
+            push = self._rows.of_push(push, server)
         if server == 0 or not push.examples:
             return push
         return msgspec.structs.replace(push, examples=())
-
-    def _part_of(self, push: Push, server: int) -> Push:
-        """Returns a push with one shard's part of the rows of tables."""
-        sequence, divisions, parts, messages = self._parts
-        if parts is None or (sequence, divisions) != (push.sequence, self._divisions):
-            parts, messages = self._divided(push.rows, push.wanted), {}
-            self._parts = push.sequence, self._divisions, parts, messages
-        if server not in messages:
-            rows, wanted = parts.of_shard(server, *self._where)
-            messages[server] = msgspec.structs.replace(push, rows=rows, wanted=wanted)
-        return messages[server]
-
-    @property
-    def _where(self) -> tuple[Space, ...]:
-        return () if self._space is None else (self._space,)
-
-    def _divided(self, rows: Sequence[RowUpdates], wanted: Sequence[RowKeys]) -> Parts:
-        """Returns updates and keys of tables, divided among the shards.
-
-        Raises:
-            ConfigurationError: a part does not fit into one message.
-        """
-        from trireme.ps.rows import Parts
-
-        parts = Parts(rows, wanted, self._tables, self._bounds)
-        for shard in range(self._servers):
-            if (size := parts.nbytes(shard)) > _MOST_ROW_BYTES:
-                raise ConfigurationError(
-                    f"the rows of one step of worker:{self._worker} take {size >> 20} MiB at one "
-                    f"server, and a message has room for {_MOST_ROW_BYTES >> 20}: use a smaller "
-                    "batch, or more servers"
-                )
-        return parts
 
     def completes(self, push: Push) -> bool:
         """Returns whether a push is the one that was announced; none is announced afterwards."""
@@ -395,26 +349,13 @@ class ClientProtocol:
         """Returns the rows of keys of tables, as they are now, each of shape (n, width)."""
         while True:
             yield from self.settle()  # the memory for rows holds those of one request
-            parts = self._divided((), wanted)
-            requests = {
-                shard: Request(PullRows(0, parts.of_shard(shard, *self._where)[1]))
-                for shard in range(self._servers)
-            }
+            pulling = self._rows.of_pull(wanted)
+            requests = {shard: Request(pulling.message(shard)) for shard in range(self._servers)}
             try:
                 answers = self._all((yield from self._ask(requests)), PulledRows)
             except Divided:
                 continue
-            return parts.united([answer.rows for answer in answers])
-
-    def _take_rows(self, replies: Sequence[PushReply]) -> list[Rows]:
-        """Returns the rows that a push has brought; see `brought`."""
-        sequence, divisions, parts, messages = self._parts
-        if parts is None or (sequence, divisions) != (self._sequence, self._divisions):
-            return []
-        wanted = len(messages[0].wanted)
-        if any(len(reply.rows) != wanted for reply in replies):
-            return []
-        return parts.united([reply.rows for reply in replies]) if wanted else []
+            return pulling.rows(answers)
 
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
@@ -429,7 +370,7 @@ class ClientProtocol:
         if self._pushed and self._settled is None and self._fence is None:
             try:
                 self._settled = replies = self._all((yield AWAIT), PushReply)
-                self.brought = self._take_rows(replies)
+                self.brought = self._rows.brought(self._sequence, replies)
                 self.stopping = replies[0].stop
                 # At once: the next request may find other shards, which these steps are not of.
                 self._settled_step = yield from self.level([reply.step for reply in replies])
