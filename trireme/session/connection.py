@@ -10,13 +10,12 @@ Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parame
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -24,101 +23,16 @@ from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
-from trireme.ps.row_messages import RowKeys, RowUpdates, raw
+from trireme.ps.row_messages import RowKeys, raw
 from trireme.session.options import OptionValues, make_options
+from trireme.session.pushed_rows import Array, ArrayRows, PushedRows
 from trireme.session.settings import Settings
 from trireme.session.stopping import Signals
 from trireme.session.training_setup import assemble, check_tables
 from trireme.session.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 
-Array = npt.NDArray[Any]
-
 _OPTIONS = ("strategy", "checkpoint", "resume", "seed")
-
-_BLOCK = 1024
-"""A vector lies in rows of so many elements, at most."""
-
-
-class _Array:
-    """An array of one or two dimensions, and the rows in which it lies.
-
-    Args:
-        shape: its shape.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-        vector = len(shape) == 1
-        self.width = min(shape[0], _BLOCK) if vector else shape[1]
-        self.rows = -(-shape[0] // self.width) if vector else shape[0]
-
-    def joined(self, rows: Array) -> Array:
-        """Returns the array that all rows are."""
-        return rows.reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
-
-    def divided(self, array: Array) -> Array:
-        """Returns an array as rows, the last of them filled up with zeros."""
-        flat = np.zeros(self.rows * self.width, array.dtype)
-        flat[: array.size] = array.reshape(-1)
-        return flat.reshape(self.rows, self.width)
-
-
-class _Pushed:
-    """The updates since the last clock; what a worker sends of them, and fetches."""
-
-    def __init__(self) -> None:
-        self.specs: tuple[TableSpec, ...] = ()
-        self.wanted: tuple[RowKeys, ...] = ()
-        self.fetch: Callable[[Sequence[RowKeys]], Sequence[Any]] | None = None
-        self._pushed: dict[int, list[tuple[Array, Array]]] = {}
-
-    def open(self, fetch: Callable[[Sequence[RowKeys]], Sequence[Any]]) -> None:
-        """Takes the function that fetches rows."""
-        self.fetch = fetch
-
-    def close(self) -> None:
-        """Fetches no more rows."""
-        self.fetch = None
-
-    def forget(self) -> None:
-        """Forgets all updates."""
-        self._pushed.clear()
-
-    def bring(self, rows: Sequence[Any]) -> None:
-        """Takes no rows: none are wanted."""
-
-    def add(self, place: int, keys: Array, rows: Array) -> None:
-        """Takes updates of rows of a table."""
-        self._pushed.setdefault(place, []).append((keys, rows))
-
-    @property
-    def adds(self) -> list[str]:
-        """The names of what has updates that are added, which no weight applies to."""
-        specs = (self.specs[place] for place in sorted(self._pushed))
-        return [spec.name for spec in specs if isinstance(spec.optimizer, Add)]
-
-    def updates(self) -> tuple[RowUpdates, ...]:
-        """Returns the sums of the updates by key, one entry for each table.
-
-        Raises:
-            ConfigurationError: a sum is infinite, which would stay in the values for good.
-        """
-        from trireme.tables.keys import sum_rows, unique  # needs numba
-
-        found = []
-        for place, several in sorted(self._pushed.items()):
-            keys, inverse = unique(np.concatenate([keys for keys, _ in several]))
-            rows = np.ascontiguousarray(np.concatenate([rows for _, rows in several]))
-            sums = sum_rows(rows, inverse, keys.size)
-            if keys.size < len(rows) and not np.isfinite(sums).all():
-                spec = self.specs[place]
-                raise ConfigurationError(
-                    f"clock(): updates of {spec.name!r} for one key add up to infinity in "
-                    f"{spec.dtype}"
-                )
-            found.append(RowUpdates(place, raw(keys), raw(sums)))
-        return tuple(found)
 
 
 class Connection:
@@ -135,8 +49,8 @@ class Connection:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._specs: dict[str, TableSpec] = {}
-        self._arrays: dict[str, _Array] = {}
-        self._pushed = _Pushed()
+        self._arrays: dict[str, ArrayRows] = {}
+        self._pushed = PushedRows()
         self._worker: Worker | None = None
         self._signals: Signals | None = None
         self._dense: nn.Parameter | None = None
@@ -213,7 +127,7 @@ class Connection:
             raise ConfigurationError(
                 f"create({name!r}): RowWiseAdagrad is for matrices and tables, a vector has no rows"
             )
-        array = _Array(found)
+        array = ArrayRows(found)
         self._create(TableSpec(name, array.width, optimizer, dtype, initializer))
         self._arrays[name] = array
 
