@@ -26,6 +26,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--file", metavar="FILE", help="default: text that ships with Python")
     parser.add_argument("--topics", type=int, default=50, metavar="N")
     parser.add_argument("--sweeps", type=int, default=300, metavar="N")
+    parser.add_argument(
+        "--initial-sweeps",
+        type=int,
+        default=200,
+        metavar="N",
+        help="of a sample, which gives the first topics; 0 begins with random ones",
+    )
     parser.add_argument("--alpha", type=float, default=0.1, help="prior of a document's topics")
     parser.add_argument("--beta", type=float, default=0.1, help="prior of a topic's words")
     parser.add_argument("--block-tokens", type=int, default=1 << 14, metavar="N", help="an update")
@@ -84,6 +91,7 @@ def main() -> None:
             beta=given.beta,
             seed=given.seed,
             block_tokens=given.block_tokens,
+            initial_sweeps=given.initial_sweeps,
         )
         if ps.is_chief:
             print(

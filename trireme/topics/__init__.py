@@ -6,6 +6,8 @@ of its documents. The counts of words by topic, which all samplers share, are be
 
     counts = LocalCounts(len(documents.vocabulary), topics=100)
     sampler = TopicSampler(documents, topics=100)
+    initial = InitialTopics.learned(documents, topics=100)
+    sampler.assignments[:] = initial.draw(documents)
     sampler.start(counts)
     for _ in range(50):
         sampler.sweep(counts)
@@ -20,10 +22,12 @@ The kernels are compiled by numba: `pip install 'trireme-train[tables]'`.
 
 from trireme.topics.counts import LocalCounts, TopicCounts, topic_words
 from trireme.topics.evaluation import complete, halves, perplexity
+from trireme.topics.initial_topics import InitialTopics
 from trireme.topics.sampler import Sweep, TopicSampler
 from trireme.topics.shared_topics import SharedTopics
 
 __all__ = [
+    "InitialTopics",
     "LocalCounts",
     "SharedTopics",
     "Sweep",

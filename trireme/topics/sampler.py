@@ -106,7 +106,11 @@ class TopicSampler:
         self._state = np.array([derive(seed, 1)], np.uint64)
 
     def start(self, counts: TopicCounts) -> None:
-        """Adds the assignments to the counts: once, before the first sweep."""
+        """Adds the assignments to the counts: once, before the first sweep.
+
+        They are uniform, unless others were written to `assignments` before, such as those that
+        `InitialTopics` draws.
+        """
         for block in self._blocks:
             deltas = np.zeros((len(block.words), self._topics), np.int32)
             np.add.at(deltas, (block.rows, self.assignments[block.tokens]), 1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -25,6 +26,7 @@ from trireme.data.documents import Documents
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.topics.counts import Counts, TopicCounts, Words, topic_words
+from trireme.topics.initial_topics import INITIAL_SWEEPS, InitialTopics
 from trireme.topics.sampler import TopicSampler, divide
 
 _BLOCK_TOKENS = 1 << 14
@@ -74,6 +76,8 @@ class SharedTopics(TopicCounts):
         steps: see `TopicSampler`.
         block_tokens: a block ends with the document in which it reaches so many tokens. `staleness`
             of the strategy `ssp` counts blocks.
+        initial_sweeps: the sweeps by which each worker learns `InitialTopics`, the same as the
+            others, before it first gives topics to a block; 0 for uniform assignments.
 
     Attributes:
         alpha: the same.
@@ -94,6 +98,7 @@ class SharedTopics(TopicCounts):
         seed: int = 0,
         steps: int = 2,
         block_tokens: int = _BLOCK_TOKENS,
+        initial_sweeps: int = INITIAL_SWEEPS,
     ) -> None:
         self.alpha, self.beta = alpha, beta
         self._ps, self._seed, self._words = ps, seed, len(documents.vocabulary)
@@ -118,6 +123,16 @@ class SharedTopics(TopicCounts):
         self._done: dict[int, int] = {}  # see `_look`
         self._life = 0
         self._deltas: tuple[Words, Counts] | None = None
+        self._initial: InitialTopics | None = None
+        self._learn = partial(
+            InitialTopics.learned,
+            documents,
+            topics,
+            seed=derive(seed, len(ranges)),
+            sweeps=initial_sweeps,
+            **options,
+        )
+        self._initial_sweeps = initial_sweeps
         ps.create("totals", topics, dtype="int64")
         ps.create("sweeps", max(self._count, 1), dtype="int64")
         ps.create_table("words", topics, dtype="int32")
@@ -155,8 +170,8 @@ class SharedTopics(TopicCounts):
     def advance(self, sweeps: int) -> bool:
         """Samples one of this worker's blocks once: the one that was sampled least.
 
-        The first time, each token of the block gets a random topic instead. Where the update is not
-        applied, because the job has given this worker up meanwhile, nothing has changed.
+        The first time, each token of the block gets its first topic instead. Where the update is
+        not applied, because the job has given this worker up meanwhile, nothing has changed.
 
         Args:
             sweeps: how often every block is to be sampled.
@@ -177,7 +192,7 @@ class SharedTopics(TopicCounts):
             block.go_on(derive(self._seed, number, done))
             block.sampler.sweep(self)
         else:
-            block.sampler.start(self)
+            self._start(number)
         if self._push(number):
             block.stored = block.rows
             self._done[number] += 1
@@ -223,6 +238,16 @@ class SharedTopics(TopicCounts):
             sleep(_LOOK_SECONDS)
         ps.finish()
         return self.sweeps >= sweeps
+
+    def _start(self, number: int) -> None:
+        """Gives each token of a block its first topic."""
+        block = self._blocks[number]
+        if self._initial_sweeps:
+            if self._initial is None:
+                self._initial = self._learn()
+            drawn = self._initial.draw(block.documents, derive(self._seed, number, 0))
+            block.sampler.assignments[:] = drawn
+        block.sampler.start(self)
 
     def _look(self) -> None:
         """Learns from the servers how far this worker's blocks are, unless it knows.
