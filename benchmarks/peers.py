@@ -55,6 +55,18 @@ PEERS = {
         "import importlib.metadata as m; print(m.version('ray'))",
         "1.2 GB",
     ),
+    "gensim": Peer(
+        "gensim",
+        ("gensim==4.4.0",),
+        "import importlib.metadata as m; print(m.version('gensim'))",
+        "0.4 GB",
+    ),
+    "tomotopy": Peer(
+        "tomotopy",
+        ("tomotopy==0.14.0",),
+        "import importlib.metadata as m; print(m.version('tomotopy'))",
+        "0.1 GB",
+    ),
     "vowpalwabbit": Peer(
         "vowpalwabbit",
         ("vowpalwabbit==9.11.9",),

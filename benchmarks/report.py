@@ -174,8 +174,8 @@ def summary(result: Result) -> str:
 
 def markdown(result: Result, machine: dict[str, Any], picture: str | None) -> str:
     """Returns the page of a result."""
-    better = "higher is better" if result.higher_is_better else "lower is better"
-    parts = [f"# {result.title}", f"Unit: {result.unit}; {better}."]
+    better = {True: "; higher is better", False: "; lower is better", None: ""}
+    parts = [f"# {result.title}", f"Unit: {result.unit}{better[result.higher_is_better]}."]
     parts += [text_table(*rows(result))] if result.entries else ["Nothing was measured."]
     if result.goals:
         parts += ["## Goals", text_table(*goal_rows(result))]

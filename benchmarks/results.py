@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,6 +68,8 @@ class Goal:
         reference: which other contender.
         at_least, at_most: the bounds; one of them or both.
         reference_condition: the other's condition, where it is not the same.
+        by: what the ratio is: the median of the ratios of pairs, the least of them, or the ratio of
+            the means.
     """
 
     text: str
@@ -75,12 +79,21 @@ class Goal:
     at_least: float | None = None
     at_most: float | None = None
     reference_condition: str | None = None
+    by: Literal["pairs", "least", "means"] = "pairs"
 
     def met_by(self, ratio: float) -> bool:
         """Returns whether a ratio is what it should be."""
         if self.at_least is not None and not ratio >= self.at_least:
             return False
         return self.at_most is None or ratio <= self.at_most
+
+    def ratio(self, values: Sequence[float], reference: Sequence[float]) -> float:
+        """Returns the ratio of some figures."""
+        if self.by == "means":
+            return statistics.fmean(values) / statistics.fmean(reference)
+        if self.by == "least":
+            return min(a / b for a, b in zip(values, reference, strict=False))
+        return paired_ratio(values, reference)
 
     @property
     def bound(self) -> str:
@@ -122,7 +135,7 @@ class Result:
         name: a word, which names its files.
         title: a line.
         unit: of the figures.
-        higher_is_better: of the figures.
+        higher_is_better: of the figures; None where it depends on the condition.
         references: the contenders to whose figures the others' ratios are shown.
         work: what a unit of work is, for the processors' time.
         x_label: what `Entry.x` is; "" where there is none.
@@ -136,7 +149,7 @@ class Result:
     name: str
     title: str
     unit: str
-    higher_is_better: bool
+    higher_is_better: bool | None
     references: tuple[str, ...] = ()
     work: str = "step"
     x_label: str = ""
@@ -196,5 +209,5 @@ class Result:
         if entry is None or other is None:
             return Verdict(goal, None)
         starts = sorted({sample.start for sample in entry.samples})
-        by_start = [paired_ratio(entry.of_start(n), other.of_start(n)) for n in starts]
-        return Verdict(goal, paired_ratio(entry.values, other.values), tuple(by_start))
+        by_start = [goal.ratio(entry.of_start(n), other.of_start(n)) for n in starts]
+        return Verdict(goal, goal.ratio(entry.values, other.values), tuple(by_start))
