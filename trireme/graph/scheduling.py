@@ -27,95 +27,131 @@ def earliest_task_first(problem: Problem, favourites: Mapping[int, int] | None =
     With the favourite child of each node it is m-SCT (section 3.2): the device that has just
     computed a node is kept for its favourite child as long as the child could not begin elsewhere.
     """
-    tasks, favourites = _Tasks(problem), favourites or {}
-    devices = range(problem.simulator.devices)
-    units: list[int] = problem.units.tolist()
-    chosen = [-1] * len(problem.allowed)
-    allowed: list[list[bool]] = problem.allowed.tolist()
-    sizes: list[float] = problem.unit_bytes.tolist()
-    room: list[float] = problem.simulator.limits.tolist()
-    ended = [0.0] * len(units)
-    waiting = [len(inputs) for inputs in tasks.inputs]
-    queues = [_Queue(tasks.to_end) for _ in devices]
-    open_on = [0] * len(units)
-    kept: list[tuple[int, float]] = [(-1, 0.0) for _ in devices]
+    return _ListScheduler(problem, favourites or {}).schedule()
 
-    def fits(node: int, device: int) -> bool:
-        unit = units[node]
-        if chosen[unit] >= 0:
-            return chosen[unit] == device
-        return allowed[unit][device] and room[device] >= sizes[unit]
 
-    def arrival(node: int, device: int) -> float:
-        return max(
-            (
-                ended[maker]
-                + (0.0 if chosen[units[maker]] == device else tasks.between[maker][node])
-                for maker in tasks.inputs[node]
-            ),
-            default=0.0,
-        )
+class _ListScheduler:
+    """Places nodes one after the other; see `earliest_task_first`.
 
-    def settle(node: int) -> None:
-        """Gives a unit that fits nowhere a device, which it will exceed."""
-        unit = units[node]
-        if chosen[unit] < 0:
-            able = [device for device in devices if allowed[unit][device]]
-            chosen[unit] = max(able, key=room.__getitem__)
-            room[chosen[unit]] -= sizes[unit]
-        queues[chosen[unit]].add(node, arrival(node, chosen[unit]))
-        open_on[node] = 1
+    Args:
+        problem: what to place.
+        favourites: the favourite child of each node that has one.
+    """
 
-    def ready(node: int) -> None:
-        possible = [device for device in devices if fits(node, device)]
-        for device in possible:
-            queues[device].add(node, arrival(node, device))
-        open_on[node] = len(possible)
-        if not possible:
-            settle(node)
+    def __init__(self, problem: Problem, favourites: Mapping[int, int]) -> None:
+        self._tasks = _Tasks(problem)
+        self._favourites = favourites
+        self._devices = range(problem.simulator.devices)
+        self._units: list[int] = problem.units.tolist()
+        self._allowed: list[list[bool]] = problem.allowed.tolist()
+        self._sizes: list[float] = problem.unit_bytes.tolist()
+        self._room: list[float] = problem.simulator.limits.tolist()
+        self._chosen = [-1] * len(problem.allowed)  # the device of each unit
+        self._ended = [0.0] * len(self._units)
+        self._queues = [_Queue(self._tasks.to_end) for _ in self._devices]
+        self._open_on = [0] * len(self._units)  # in how many queues a node is
+        # The child that each device is kept for, and until when.
+        self._kept: list[tuple[int, float]] = [(-1, 0.0) for _ in self._devices]
 
-    def candidate(device: int) -> tuple[float, float, int, int] | None:
-        queue = queues[device]
-        child, until = kept[device]
+    def schedule(self) -> Ints:
+        """Returns the device of each unit."""
+        waiting = [len(inputs) for inputs in self._tasks.inputs]
+        for node, count in enumerate(waiting):
+            if not count:
+                self._ready(node)
+        for _ in self._units:
+            node = self._place_next()
+            for reader in self._tasks.between[node]:
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    self._ready(reader)
+        return np.array(self._chosen, dtype=np.intp)
+
+    def _place_next(self) -> int:
+        """Places the node that can begin earliest, and returns it."""
+        offers = [offer for offer in map(self._offer, self._devices) if offer is not None]
+        # A unit that fits nowhere may have come into the queue of a device that was asked before.
+        begins, _, node, device = min(offers or filter(None, map(self._offer, self._devices)))
+        if self._chosen[self._units[node]] < 0:
+            self._choose(self._units[node], device)
+        for queue in self._queues:
+            queue.drop(node)
+        ended = begins + self._tasks.seconds[device][node]
+        self._ended[node] = self._queues[device].free = ended
+        longest = max(self._tasks.between[node].values(), default=0.0)
+        self._kept[device] = (self._favourites.get(node, -1), ended + longest)
+        return node
+
+    def _offer(self, device: int) -> tuple[float, float, int, int] | None:
+        """Returns the node that a device can begin next, in the order of preference.
+
+        Returns:
+            When it begins, minus its longest path to the end, the node and the device; None where
+            the device has none.
+        """
+        queue = self._queues[device]
+        child, until = self._kept[device]
         while (first := queue.first()) is not None:
             begins, node = first
-            if fits(node, device):
+            if self._fits(node, device):
                 break
             queue.drop(node)
-            open_on[node] -= 1
-            if not open_on[node]:
-                settle(node)
+            self._open_on[node] -= 1
+            if not self._open_on[node]:
+                self._settle(node)
         if first is None:
             return None
-        if child in queue.arrivals and fits(child, device):
+        if child in queue.arrivals and self._fits(child, device):
             at = max(queue.free, queue.arrivals[child])
             if at <= max(begins, until):
                 begins, node = at, child
             else:
                 begins = max(begins, until)
-        return begins, -tasks.to_end[node], node, device
+        return begins, -self._tasks.to_end[node], node, device
 
-    for node, count in enumerate(waiting):
-        if not count:
-            ready(node)
-    for _ in units:
-        offers = [offer for offer in map(candidate, devices) if offer is not None]
-        # A unit that fits nowhere may have come into the queue of a device that was asked before.
-        begins, _, node, device = min(offers or filter(None, map(candidate, devices)))
-        unit = units[node]
-        if chosen[unit] < 0:
-            chosen[unit] = device
-            room[device] -= sizes[unit]
-        for queue in queues:
-            queue.drop(node)
-        ended[node] = queues[device].free = begins + tasks.seconds[device][node]
-        longest = max(tasks.between[node].values(), default=0.0)
-        kept[device] = (favourites.get(node, -1), ended[node] + longest)
-        for reader in tasks.between[node]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready(reader)
-    return np.array(chosen, dtype=np.intp)
+    def _ready(self, node: int) -> None:
+        """Puts a node, whose inputs are placed, into the queues of all devices that it fits."""
+        possible = [device for device in self._devices if self._fits(node, device)]
+        for device in possible:
+            self._queues[device].add(node, self._arrival(node, device))
+        self._open_on[node] = len(possible)
+        if not possible:
+            self._settle(node)
+
+    def _settle(self, node: int) -> None:
+        """Gives a unit that fits nowhere a device, which it will exceed."""
+        unit = self._units[node]
+        if self._chosen[unit] < 0:
+            able = [device for device in self._devices if self._allowed[unit][device]]
+            self._choose(unit, max(able, key=self._room.__getitem__))
+        device = self._chosen[unit]
+        self._queues[device].add(node, self._arrival(node, device))
+        self._open_on[node] = 1
+
+    def _choose(self, unit: int, device: int) -> None:
+        self._chosen[unit] = device
+        self._room[device] -= self._sizes[unit]
+
+    def _fits(self, node: int, device: int) -> bool:
+        unit = self._units[node]
+        if self._chosen[unit] >= 0:
+            return self._chosen[unit] == device
+        return self._allowed[unit][device] and self._room[device] >= self._sizes[unit]
+
+    def _arrival(self, node: int, device: int) -> float:
+        """Returns when the inputs of a node are on a device."""
+        return max(
+            (
+                self._ended[maker]
+                + (
+                    0.0
+                    if self._chosen[self._units[maker]] == device
+                    else self._tasks.between[maker][node]
+                )
+                for maker in self._tasks.inputs[node]
+            ),
+            default=0.0,
+        )
 
 
 class _Queue:
