@@ -175,6 +175,27 @@ def joined(join: Join) -> tuple[Net, DistributedOptimizer]:
     return net, optimizer
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = (trireme.Embedding(None, WIDTH) for _ in range(2))
+        self.other = trireme.Embedding(None, WIDTH, table="user")
+        self.bias = nn.Parameter(torch.zeros(1))
+
+
+def test_tables_begin_with_rows_of_their_own_and_the_same_in_every_process(join: Join) -> None:
+    net = Two()
+    join(net)
+    keys = torch.arange(2000)
+    with torch.no_grad():
+        user, item, other = net.user(keys), net.item(keys), net.other(keys)
+    assert torch.equal(user, other)
+    assert abs(float((user * item).mean())) < 0.05
+    assert [float(rows.std()) for rows in (user, item)] == pytest.approx([1, 1], abs=0.05)
+    written_out = torch.tensor([0.3367, 0.1940, -0.3690, 0.8425])
+    torch.testing.assert_close(user[3], written_out, rtol=0, atol=1e-4)
+
+
 def test_a_copy_of_a_model_has_no_table(joined: tuple[Net, DistributedOptimizer]) -> None:
     net, _ = joined
     torch.save(net, io.BytesIO())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
 from trireme.tables.embedding import TableModule
-from trireme.tables.spec import SGD, Adagrad, Optimizer, SparseAdam, TableSpec
+from trireme.tables.spec import SGD, Adagrad, Normal, Optimizer, SparseAdam, TableSpec
 
 Fetch = Callable[[Sequence[RowKeys]], Sequence[Any]]
 """Returns the rows of keys, of shape (n, width), for each entry."""
@@ -223,7 +224,7 @@ def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows |
             module.embedding_dim,
             module.optimizer or _row_optimizer(name, optimizer),
             str(module.dtype).removeprefix("torch."),
-            module.initializer,
+            module.initializer or Normal(seed=_seed_of(name)),
             module.admit_after,
             module.drop_after,
         )
@@ -236,6 +237,15 @@ def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows |
         if module.optimizer is None:
             follows.add(places[module])
     return TableRows([*specs.values()], places, follows, optimizer) if specs else None
+
+
+def _seed_of(table: str) -> int:
+    """Returns the seed of a table's first values, another one for each name.
+
+    With one seed for all, the user and the item of the same key would begin with the same row.
+    """
+    digest = hashlib.blake2b(str(table).encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _row_optimizer(table: str, optimizer: torch.optim.Optimizer) -> Optimizer:

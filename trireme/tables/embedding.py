@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from trireme.errors import ConfigurationError
-from trireme.tables.spec import Initializer, Normal, Optimizer
+from trireme.tables.spec import Initializer, Optimizer
 
 
 class RowSource(Protocol):
@@ -40,7 +40,9 @@ class TableModule(nn.Module):
             one table, and must be alike.
         optimizer: updates the rows; None for that of the session, where a row-wise one equals it:
             SGD without momentum, Adagrad, Adam or SparseAdam, without weight decay.
-        initializer: the first values of a row.
+        initializer: the first values of a row; None for normally distributed ones, as torch's, of a
+            seed that follows from the table's name. Rows of two tables with the same initializer,
+            its seed included, begin with the same values for the same key.
         dtype: `torch.float32` or `torch.float64`; `module.double()` and `float()` change it, before
             the session is entered.
         admit_after: at which touch a key gets a row: see `trireme.tables.spec.TableSpec`.
@@ -61,7 +63,7 @@ class TableModule(nn.Module):
         *,
         table: str | None = None,
         optimizer: Optimizer | None = None,
-        initializer: Initializer = Normal(),  # noqa: B008  # frozen
+        initializer: Initializer | None = None,
         dtype: torch.dtype = torch.float32,
         admit_after: int = 1,
         drop_after: int = 0,
@@ -369,6 +371,6 @@ class EmbeddingBag(TableModule):
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != count or (bounds.diff() < 0).any():
             raise ConfigurationError(
                 f"EmbeddingBag is called with offsets that do not ascend from 0 to {count}, the "
-                "number of ids"
+                "number of ids (accumulate= splits offsets and no ids: give ids of shape (bags, n))"
             )
         return bounds
