@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
 from trireme.errors import FrameError
-from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
+from trireme.ps.packed_rows import row_bytes
+from trireme.ps.row_messages import Place, RowCodec, RowKeys, RowKeysInto, RowUpdates, data_of, raw
 from trireme.ps.rows import Parts, keys_of, misfit, rows_of, slots_of_shard
+from trireme.ps.shard.values.tables import ShardTables
 from trireme.tables.keys import slots_of
-from trireme.tables.spec import FTRL, SGD, Add, TableSpec
+from trireme.tables.spec import FTRL, SGD, Add, SparseAdam, TableSpec
 
 SPECS = (TableSpec("counts", 3, Add(), "int64"), TableSpec("rows", 5, SGD(lr=0.5)))
 BOUNDS = [(0, 256), (0, 128, 256), (0, 1, 250, 251, 256), (0, 3, 16)]
@@ -97,3 +101,37 @@ def test_a_learning_rate_that_makes_no_sense_is_refused_at_the_push(
     rows = raw(np.array([7])), raw(np.ones((1, 2), np.float32))
     assert misfit([spec], [RowUpdates(0, *rows)]) is None
     assert says in str(misfit([spec], [RowUpdates(0, *rows, lr)]))
+
+
+KINDS = (
+    TableSpec("counts", 3, Add(), "int64"),
+    TableSpec("words", 4, SparseAdam(lr=0.1), admit_after=2, drop_after=8),
+    TableSpec("weights", 1, FTRL(alpha=0.1), "float64"),
+)
+EXTREMES = (0, -1, 7, 2**63 - 1, -(2**63))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are none
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_not_refused_is_applied_and_no_key_has_two_rows(seed: int) -> None:
+    """Another program of the job's secret may send any bytes, also keys that come twice."""
+    draw, tables = random.Random(seed), ShardTables(KINDS)
+    codecs: tuple[RowCodec, ...] = ("none", "none", "fp16", "bf16", "int8")
+    applied = 0
+    for _ in range(300):
+        updates = []
+        for table in draw.sample((0, 0, 1, 1, 2, 2, 3), draw.choice((1, 1, 2))):
+            spec, codec = KINDS[min(table, len(KINDS) - 1)], draw.choice(codecs)
+            count = draw.choice((0, 1, 2, 30))
+            keys = [draw.choice((*EXTREMES, draw.getrandbits(62))) for _ in range(count)]
+            size = count * row_bytes(codec, spec) + (draw.random() < 0.05)
+            lr = draw.choice((None, None, None, 0.1, -1.0, float("nan")))
+            rows = draw.randbytes(size)
+            updates.append(RowUpdates(table, raw(np.array(keys, np.int64)), rows, lr, codec))
+        if tables.misfit(updates) is None:
+            applied += 1
+            tables.apply(updates, applied)
+    assert 20 < applied < 300
+    for table in tables.tables:
+        keys = np.concatenate([np.zeros(0, np.int64), *(b.keys for b in table.export())]).tolist()
+        assert len(keys) == len(set(keys)) >= len(table) > 0

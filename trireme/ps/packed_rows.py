@@ -87,7 +87,8 @@ def unpack(data: npt.NDArray[np.uint8], codec: RowCodec) -> npt.NDArray[Any]:
     """
     if codec == "int8":
         scales = np.ascontiguousarray(data[:, :_SCALE_BYTES]).view(np.float32)
-        return data[:, _SCALE_BYTES:].view(np.int8).astype(np.float32) * scales
+        with np.errstate(all="ignore"):  # a gradient that is not finite is the worker's to report
+            return data[:, _SCALE_BYTES:].view(np.int8).astype(np.float32) * scales
     halves = np.ascontiguousarray(data).view(np.uint16)
     if codec == "fp16":
         return halves.view(np.float16).astype(np.float32)
