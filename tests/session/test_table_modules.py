@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,3 +242,19 @@ def test_what_torch_s_embedding_has_and_a_table_has_not_is_said() -> None:
             trireme.Embedding(KEYS, WIDTH, padding)
     with pytest.raises(ConfigurationError, match=r"num_embeddings='20': give an integer"):
         trireme.Embedding("20", WIDTH)  # type: ignore[arg-type]
+
+
+def test_rows_that_an_earlier_session_has_kept_are_told(tmp_path: Path, capsys: Any) -> None:
+    def train(net: nn.Module, steps: int, run_dir: Path | None) -> str:
+        with trireme.Session(
+            net, nn.functional.mse_loss, sgd(net), max_steps=steps, run_dir=run_dir
+        ) as session:
+            while not session.should_stop:
+                session.step((IDS[0], TARGETS[0]))
+        printed: str = capsys.readouterr().out
+        return printed
+
+    net = table_net()
+    assert "begin anew" not in train(net, 2, tmp_path)
+    assert "begin anew" not in train(net, 4, tmp_path)
+    assert "the sparse tables embedding begin anew, and the parameters where" in train(net, 2, None)

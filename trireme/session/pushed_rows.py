@@ -49,6 +49,7 @@ class PushedRows:
     def __init__(self) -> None:
         self.specs: tuple[TableSpec, ...] = ()
         self.wanted: tuple[RowKeys, ...] = ()
+        self.left: tuple[str, ...] = ()  # no module had them
         self.fetch: Callable[[Sequence[RowKeys]], Sequence[Any]] | None = None
         self._pushed: dict[int, list[tuple[Array, Array]]] = {}
 

@@ -34,6 +34,7 @@ class TableRows:
     Attributes:
         specs: the same.
         wanted: the keys whose rows the next push is to bring.
+        left: the tables whose modules were trained in an earlier session, which had their rows.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class TableRows:
         self.wanted: tuple[RowKeys, ...] = ()
         self._brought: dict[int, tuple[Any, Any]] = {}  # keys and rows, by table
         self._summed: dict[int, tuple[Any, Any]] | None = None  # of `_taken`, after backward
+        self._updated = False
+        self.left = sorted({specs[at].name for module, at in places.items() if module.left_rows})
         for module in places:
             module.bind(self)
 
@@ -62,6 +65,8 @@ class TableRows:
     def close(self) -> None:
         """Fetches no more rows: the session is left."""
         self._fetch = None
+        for module in self._places:
+            module.left_rows |= self._updated
 
     def rows(self, module: TableModule, keys: Any) -> torch.Tensor:
         """Returns the rows of distinct keys; see `RowSource`.
@@ -136,6 +141,7 @@ class TableRows:
 
     def updates(self) -> tuple[RowUpdates, ...]:
         """Returns the gradients of the rows of this step, one entry for each table."""
+        self._updated |= bool(self._taken)
         return tuple(
             RowUpdates(place, raw(keys), raw(gradients), self._rate(place))
             for place, (keys, gradients) in self._gradients().items()

@@ -158,6 +158,12 @@ class Worker:
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
             self.progress.message(storage.durability(1 if view is None else view.copies))
+        if self.setup.tables is not None and self.setup.tables.left and not self.global_step:
+            self.progress.warn(
+                f"the sparse tables {', '.join(self.setup.tables.left)} begin anew, and the "
+                "parameters where an earlier session of this program has left them: rows are in "
+                "its table alone. Give both one run_dir, and this one a larger max_steps, to go on"
+            )
 
     def _receive_first(self) -> None:
         """Registers the model, and receives the values, which the chief loads.

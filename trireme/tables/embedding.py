@@ -97,6 +97,7 @@ class TableModule(nn.Module):
         self.drop_after = drop_after
         self.ids = ids
         self.trains = True
+        self.left_rows = False  # in the table of a session that this module was trained in
         self._forget_session()
 
     def _forget_session(self) -> None:
