@@ -101,17 +101,17 @@ def learners(context: Context) -> list[Learner]:
     ours = str(programs / "trireme_topics.py")
     job = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "ssp")
     found = [
-        Learner(ONE, "trireme", (python, ours), (150, 12), (100, 10)),
-        Learner(TWO, "trireme", (python, *job, ours), (150, 12), (100, 10)),
-        Learner(LEARN, "peer", (python, str(programs / "sklearn_topics.py")), (50, 2), (50, 2)),
+        Learner(ONE, "trireme", (python, ours), (150, 8), (100, 10)),
+        Learner(TWO, "trireme", (python, *job, ours), (150, 8), (100, 10)),
+        Learner(LEARN, "peer", (python, str(programs / "sklearn_topics.py")), (50, 2), (50, 1)),
     ]
     peers = {name: context.peers.python(name) for name in ("gensim", "tomotopy")}
     if (gensim := peers["gensim"]) is not None:
         program = (str(gensim), str(programs / "gensim_topics.py"))
-        found.append(Learner(GENSIM, "peer", program, (20, 2), (20, 2)))
+        found.append(Learner(GENSIM, "peer", program, (50, 2), (50, 1)))
     if (tomotopy := peers["tomotopy"]) is not None:
         program = (str(tomotopy), str(programs / "tomotopy_topics.py"))
-        found.append(Learner(TOMOTOPY, "peer", program, (150, 4), (200, 4)))
+        found.append(Learner(TOMOTOPY, "peer", program, (150, 4), (200, 2)))
         found.append(Learner(TOMOTOPY_2, "peer", (*program, "--threads=2"), (150, 4), (0, 0)))
     return found
 

@@ -34,7 +34,7 @@ INITIAL_SWEEPS = 200
 
 _FACTOR = 1.5
 _SAMPLE_TOKENS = 1 << 20
-_BLOCK_TOKENS = 1 << 14
+_BLOCK_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +68,8 @@ class InitialTopics:
         sample_tokens: int = _SAMPLE_TOKENS,
     ) -> InitialTopics:
         """Learns them in this process; the same arguments give the same topics.
+
+        A sweep takes as long as one of `TopicSampler` with `factor` times as many topics.
 
         Memory: `factor` times 12 bytes for each topic and each word or document of the sample, and
         16 bytes a token of the sample.
