@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.ps.messages import PullRows, Retire
-from trireme.ps.replication.log import Tell
+from trireme.ps.replication.log import EVENTS, Tell
 from trireme.ps.replication.replica import decoded
-from trireme.ps.replication.replicas import Replicas
-from trireme.ps.replication_messages import Address, Fill, Replicate, Replicated
+from trireme.ps.replication.replicas import Peer, Replicas
+from trireme.ps.replication_messages import Address, Expire, Fill, Follow, Replicate, Replicated
+from trireme.ps.server.handler import ShardHandler
 from trireme.ps.shard.instructions import Reply
+from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
+from trireme.wire.message import Message
+
+if TYPE_CHECKING:
+    from trireme.ps.shard.values.tables import ShardTables
 
 SERVERS = tuple(ServerEntry(index, 1, f"address {index}") for index in range(3))
 WORKERS = (WorkerEntry(0, 1),)
@@ -166,6 +173,46 @@ def test_who_joins_has_caught_up_when_it_has_confirmed_what_it_was_filled_with()
     assert replica.reports() == []
     assert list(replica.confirmed(sent[0].link, Replicated(0))) == []
     assert replica.reports() == [CaughtUp(2, 0, 1, 1)]
+
+
+def test_who_is_promoted_before_all_rows_have_come_has_not_begun() -> None:
+    """Some rows would be a state that nobody has heard of: it is as if none had come."""
+    backup = servers()[1]
+    replica = backup.by_shard[0]
+    assert replica.began
+    replica.shard.state.tables = cast("ShardTables", SimpleNamespace(lacks=3))
+    assert replica.lacks == 3
+    assert replica.follows(1).lacks == 3
+    take(backup, AFTER)
+    assert replica.primary
+    assert not replica.began
+    assert replica.shard.state.tables is None
+
+
+def test_what_was_not_confirmed_over_one_connection_is_not_over_the_next() -> None:
+    """`Follow` says how far the replica is; it may be filled anew, and has nothing then."""
+
+    class Wire(Link):
+        connection = SimpleNamespace(destination=None)
+
+        def offer(self, message: Message) -> None:
+            said.append(message)
+
+    said: list[Message] = []
+    handler = ShardHandler(1, now=lambda: 0.0)
+    handler.view(View(1, SERVERS[:2], WORKERS, (ShardEntry(0, 1, 0, (1,)),)), 1)
+    for position in (1, 2):
+        link: Any = Wire(to(0).identity, opened_here=True)
+        handler.connected(link, Peer(0, True, 0))
+        handler.turn_over()
+        assert [type(each) for each in said] == [Follow]
+        event = Replicate(position, 0.0, 0, 0, Expire.kind, EVENTS.encode(Expire()), 1)
+        handler.received(link, Incoming(event, 0, [], 0))
+        if position == 1:
+            handler.closed(link, None)
+            said.clear()
+    handler.turn_over()
+    assert said[1:] == [Replicated(2, 0)]
 
 
 def test_who_was_filled_in_vain_is_filled_again() -> None:

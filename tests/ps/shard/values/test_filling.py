@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from trireme.errors import Rejected
+from trireme.ps.joined_table import JoinedTable
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.values import tables
 from trireme.ps.shard.values.tables import DROPPED, ShardTables, tables_in
@@ -35,7 +36,10 @@ def updates(rng: np.random.Generator, slots: tuple[int, int], lr: float | None) 
 
 
 def same(one: ShardTables, other: ShardTables) -> bool:
-    first, second = tables_in([one.copy()]), tables_in([other.copy()])
+    return same_tables(tables_in([one.copy()]), tables_in([other.copy()]))
+
+
+def same_tables(first: dict[str, JoinedTable], second: dict[str, JoinedTable]) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(array, second[name][field])
         for name, fields in first.items()
@@ -53,7 +57,7 @@ def test_a_replica_is_filled_while_the_tables_change(
     for step in range(1, 4):
         primary.apply(updates(rng, slots, None), step)
     other.resume(None, 3)
-    primary.resume([primary], 3)
+    primary._forget_drops(3)
     assert other.lacks == slots[1] - slots[0]
     pieces = 0
     for step in range(4, 300):
@@ -126,19 +130,31 @@ def test_tables_that_stay_are_taken_as_they_are() -> None:
     assert [table.optimizer for table in after.tables] == [spec.optimizer for spec in SPECS]
 
 
-def test_shards_are_divided_and_put_together_again() -> None:
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ((0, 100), (100, 150), (150, SLOTS)),
+        ((0, 150), (150, 250), (250, SLOTS)),
+        ((0, 10), (10, 150), (150, SLOTS)),
+    ],
+)
+def test_shards_are_divided_and_put_together_again(bounds: tuple[tuple[int, int], ...]) -> None:
     whole = ShardTables(SPECS)
     rng = np.random.default_rng(0)
     for step in (1, 2):
         whole.apply(updates(rng, WHOLE, None), step)
-    bounds = ((0, 100), (100, 150), (150, SLOTS))
+    before, large = tables_in([whole.copy()]), whole.tables[1]
     parts = [ShardTables(SPECS, each) for each in bounds]
     for part in parts:
         part.resume([whole], 2)
-    assert sum(len(part.tables[1]) for part in parts) == len(whole.tables[1])
-    one, other = ShardTables(SPECS, (0, 120)), ShardTables(SPECS, (120, SLOTS))
+    assert [part.tables[1] is large for part in parts].count(True) == 1, "the largest is not copied"
+    for part in parts:
+        for fields in tables_in([part.copy()]).values():
+            assert all_within(fields["keys"].numpy(), *part.slots)
+    middle = sum(bounds[1]) // 2
+    one, other = ShardTables(SPECS, (0, middle)), ShardTables(SPECS, (middle, SLOTS))
     one.resume(parts[:2], 2)
     other.resume(parts[1:], 2)
     joined = ShardTables(SPECS)
     joined.resume([one, other], 2)
-    assert same(joined, whole)
+    assert same_tables(tables_in([joined.copy()]), before)

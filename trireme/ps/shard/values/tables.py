@@ -216,7 +216,8 @@ class ShardTables:
     def resume(self, before: Sequence[ShardTables] | None, step: int) -> None:
         """Takes the rows over from shards that have stopped, and are not used any more.
 
-        Tables whose slots all stay in this shard are taken as they are. Rows of others are copied.
+        Tables whose slots all stay in this shard are taken as they are, of several the largest, and
+        rows of others are copied. Where some slots go elsewhere, the smaller part is copied.
 
         Args:
             before: the tables of these shards, which are all of the same specifications; None
@@ -225,20 +226,40 @@ class ShardTables:
         """
         self._step = step
         self.lacks = self.slots[1] - self.slots[0] if before is None else 0
-        start, stop = self.slots
-        stays = [s for s in before or () if start <= s.slots[0] and s.slots[1] <= stop]
-        if stays:
-            largest = max(stays, key=lambda each: sum(map(len, each.tables)))
-            self.tables = largest.tables
-        for each in before or ():
-            if not stays or each is not largest:
-                some = range(max(start, each.slots[0]), min(stop, each.slots[1]))
-                for table, source in zip(self.tables, each.tables, strict=True):
-                    for block in source.take(some):
-                        table.load(block)
+        parts = sorted((each._part(self.slots) for each in before or ()), key=_rows_in)
+        if parts:
+            self.tables = parts.pop()
+        for part in parts:
+            for table, source in zip(self.tables, part, strict=True):
+                for block in source.export():
+                    table.load(block)
         for spec, table in zip(self.specs, self.tables, strict=True):
             table.optimizer = spec.optimizer  # as at the replicas that are filled
         self._forget_drops(step)
+
+    def _part(self, slots: tuple[int, int]) -> list[Table]:
+        """Gives up what it has of some slots, [start, stop); returns tables with their rows."""
+        (first, last), rest = self.slots, self.slots
+        start, stop = max(slots[0], first), min(slots[1], last)
+        if start == first:
+            rest = stop, last
+        elif stop == last:
+            rest = first, start
+        if rest[1] - rest[0] < stop - start:
+            given, self.tables = self.tables, self._moved(rest)
+        else:
+            given = self._moved((start, stop))
+        self.slots = rest
+        return given
+
+    def _moved(self, slots: tuple[int, int]) -> list[Table]:
+        """Moves the rows of some slots, [start, stop), to other tables."""
+        moved = [Table(spec) for spec in self.specs]
+        for source, target in zip(self.tables, moved, strict=True):
+            for block in source.take(range(*slots)):
+                target.load(block)
+            source.remove(range(*slots))
+        return moved
 
     def piece(self, lacks: int) -> tuple[tuple[int, int], Tensors]:
         """Returns the next rows for a replica: their slots, [start, stop), and tensors.
@@ -269,6 +290,10 @@ class ShardTables:
         self.lacks = self.slots[1] - slots[1]
         if not self.lacks:
             self._forget_drops(self._step)  # keys that the primary dropped before are not known
+
+
+def _rows_in(tables: Sequence[Table]) -> int:
+    return sum(map(len, tables))
 
 
 def within(arrays: Arrays, slots: tuple[int, int]) -> dict[str, npt.NDArray[Any]]:
