@@ -49,6 +49,14 @@ def make(run_dir: Path | None = None, **options: Any) -> Connection:
     return ps
 
 
+@pytest.mark.parametrize("dtype", ["int32", np.int32, np.dtype("int32"), torch.int32])
+def test_dtypes_are_those_of_numpy_or_torch_or_their_names(dtype: Any) -> None:
+    with trireme.ps.connect() as ps:
+        ps.create("array", 3, dtype=dtype)
+        ps.create_table("table", 3, dtype=dtype)
+        assert ps.pull("array").dtype == ps.pull("table", [1]).dtype == np.int32
+
+
 def train(ps: Connection) -> dict[str, Any]:
     for clock in range(CLOCKS):
         ps.push("vector", np.arange(3000))
@@ -119,6 +127,9 @@ def test_a_job_ends_at_its_last_step() -> None:
         (lambda ps: ps.create("x", 0), "the shape is"),
         (lambda ps: ps.create("x", 3, optimizer=RowWiseAdagrad(lr=0.1)), "a vector has no rows"),
         (lambda ps: ps.create("x", 3, dtype="int32", optimizer=Adagrad(lr=0.1)), "optimizer Add"),
+        (lambda ps: ps.create("x", 3, dtype=3), "dtype is '3': it is one of float32, float64"),
+        (lambda ps: ps.create("x", 3, dtype=object), "dtype is 'object': it is one of"),
+        (lambda ps: ps.create("x", 3, dtype=None), "dtype is 'None': it is"),
         (lambda ps: ps.pull("other"), "no array or table 'other': there are 'vector', 'matrix'"),
         (lambda ps: ps.pull("table"), "say which keys"),
         (lambda ps: ps.pull("table", [0.5]), "keys are integers"),

@@ -25,7 +25,7 @@ from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw
 from trireme.session.options import OptionValues, make_options
-from trireme.session.pushed_rows import Array, ArrayRows, PushedRows
+from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
 from trireme.session.stopping import Signals
 from trireme.session.training_setup import assemble, check_tables
@@ -100,7 +100,7 @@ class Connection:
         name: str,
         shape: int | tuple[int, ...],
         *,
-        dtype: str = "float32",
+        dtype: DType = "float32",
         optimizer: Optimizer = Add(),  # noqa: B008  # frozen
         initializer: Initializer = Zeros(),  # noqa: B008  # frozen
     ) -> None:
@@ -109,7 +109,7 @@ class Connection:
         Args:
             name: its name, different from all others.
             shape: its shape: (n,) or (rows, columns).
-            dtype: float32, float64, int32 or int64.
+            dtype: float32, float64, int32 or int64, as text, or as numpy's or torch's.
             optimizer: what an update does: `Add` adds it; others take it as a gradient. See
                 `trireme.tables.spec`.
             initializer: the first values.
@@ -128,7 +128,7 @@ class Connection:
                 f"create({name!r}): RowWiseAdagrad is for matrices and tables, a vector has no rows"
             )
         array = ArrayRows(found)
-        self._create(TableSpec(name, array.width, optimizer, dtype, initializer))
+        self._create(TableSpec(name, array.width, optimizer, name_of(dtype), initializer))
         self._arrays[name] = array
 
     def create_table(
@@ -136,7 +136,7 @@ class Connection:
         name: str,
         width: int,
         *,
-        dtype: str = "float32",
+        dtype: DType = "float32",
         optimizer: Optimizer = Add(),  # noqa: B008  # frozen
         initializer: Initializer = Zeros(),  # noqa: B008  # frozen
         admit_after: int = 1,
@@ -156,7 +156,8 @@ class Connection:
         Raises:
             ConfigurationError: an argument is out of range, or the job was joined before.
         """
-        self._create(TableSpec(name, width, optimizer, dtype, initializer, admit_after, drop_after))
+        kind = name_of(dtype)
+        self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))
 
     def _create(self, spec: TableSpec) -> None:
         if self._worker is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from trireme.errors import ConfigurationError
 from trireme.ps.row_messages import RowKeys, RowUpdates, raw
@@ -17,6 +18,19 @@ Array = npt.NDArray[Any]
 
 _BLOCK = 1024
 """A vector lies in rows of so many elements, at most."""
+
+
+DType = npt.DTypeLike | torch.dtype
+
+
+def name_of(dtype: Any) -> str:
+    """Returns the name of a dtype of numpy or torch, such as float32; the text of anything else."""
+    if dtype is None or isinstance(dtype, str | torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype)
 
 
 class ArrayRows:

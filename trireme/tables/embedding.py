@@ -242,8 +242,9 @@ def _check_dtype(dtype: torch.dtype) -> None:
     """
     if dtype not in (torch.float32, torch.float64):
         raise ConfigurationError(
-            f"dtype={dtype}: rows are float32 or float64. To compute in lower precision, leave the "
-            'model in float32 and give the session precision="bfloat16", or use torch.autocast'
+            f"dtype={dtype!r}: rows are torch.float32 or torch.float64. To compute in lower "
+            'precision, leave the model in float32 and give the session precision="bfloat16", or '
+            "use torch.autocast"
         )
 
 
