@@ -28,7 +28,7 @@ def name_of(dtype: Any) -> str:
     if dtype is None or isinstance(dtype, str | torch.dtype):
         return str(dtype).removeprefix("torch.")
     try:
-        return np.dtype(dtype).name
+        return str(np.dtype(dtype).name)
     except TypeError:
         return str(dtype)
 
