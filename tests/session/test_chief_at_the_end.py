@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.harness import Cluster, Ran, run_job
+from tests.harness import JOB, SECRET, Cluster, Ran, run_job
+from trireme.cluster.observer import Observer
+from trireme.ps.shard import shard
 from trireme.session.checkpoint import latest
 from trireme.session.session import Session
 
@@ -135,3 +137,51 @@ def test_a_chief_whose_loop_ends_first_saves_what_the_others_learn(
     checkpoint = latest(tmp_path, lambda path, error: None)
     made = 6 if strategy in ("async", "ssp") else 3  # rounds count once
     assert checkpoint is not None and checkpoint.step == made + STEPS
+
+
+@pytest.mark.parametrize("called", ["interrupted", "dismissed"])
+def test_a_worker_that_waits_for_the_others_can_be_called_away(
+    tmp_path: Path, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chief that is interrupted asks the job to stop, and saves; who is dismissed leaves."""
+    monkeypatch.setattr(shard, "NOTICE_SECONDS", 0.05)
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    waits, left, pause = Event(), Event(), Event()
+    waiter = 0 if called == "interrupted" else 1
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def program(session: Session) -> None:
+        lifecycle, backend = session.worker.lifecycle, session.worker.backend
+        session.step(batch)
+        if lifecycle.task.index == waiter:
+            backend.drain = partial(drain, backend.drain)  # type: ignore[method-assign]
+            lifecycle.exits.callback(left.set)
+            return
+        assert waits.wait(30)
+        if called == "dismissed":
+            Observer(lifecycle.task.coordinator, JOB, SECRET).scale(workers=1)
+        else:
+            sessions[waiter].worker.lifecycle.interrupt("SIGTERM")
+        while not (session.should_stop() or left.is_set()):
+            session.step(batch)
+            assert session.global_step < 10_000
+            pause.wait(0.001)
+
+    def drain(then: Callable[[], int]) -> int:
+        waits.set()
+        return then()
+
+    sessions: dict[int, Session] = {}
+    cluster = Cluster(2, 1, "async", scheme="tcp", run_dir=tmp_path, policy={"elastic": True})
+    ran = run_job(cluster, lambda worker: sessions.setdefault(worker, session(worker)), program)
+    ended = {worker: repr(error) for worker, error in ran.raised.items()}
+    assert ended == ({waiter: "SystemExit(130)"} if called == "interrupted" else {})
+    checkpoint = latest(tmp_path, lambda path, error: None)
+    assert checkpoint is not None
+    assert checkpoint.step == sessions[1 - waiter].worker.global_step > 2
+    assert sessions[waiter].worker.lifecycle.state == (
+        "interrupted" if called == "interrupted" else "finished"
+    )

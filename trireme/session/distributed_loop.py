@@ -119,12 +119,13 @@ class LoopJob:
         """Saves, and leaves the job. May be called again."""
         if self not in _JOINED:
             return
-        self._release()
         try:
-            self._finish_training()
+            self._finish_training()  # it waits for other workers: signals still ask to stop
         except BaseException as error:
+            self._release()
             self.worker.fail(error)
             raise
+        self._release()
         self.worker.lifecycle.leave(
             "interrupted" if self.worker.lifecycle.interrupted else "finished"
         )

@@ -32,6 +32,10 @@ _REJOIN_SECONDS = 30.0  # for the coordinator to accept a worker again that it h
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 
 
+class WaitCutShort(Exception):
+    """A worker that waits for the others to end is asked to stop the job, or to leave it."""
+
+
 class Lifecycle:
     """One worker's membership in its job, from joining to leaving.
 
@@ -49,6 +53,7 @@ class Lifecycle:
         servers: the backend, where it is connected to parameter servers.
         liveness: the count of steps that heartbeats report.
         draining: whether the worker has retired, and waits until the others have retired.
+        stop_sent: whether the worker has asked the job to stop.
         left: whether the worker has left the job.
         concluded: whether the job's last step is saved, as far as this worker has to see to it.
         exits: callbacks that run first when the worker leaves.
@@ -65,6 +70,7 @@ class Lifecycle:
         self.servers: ParameterServer | None = None
         self.liveness = Liveness()
         self.draining = False
+        self.stop_sent = False
         self.left = False
         self.concluded = False
         self.exits = ExitStack()
@@ -147,6 +153,9 @@ class Lifecycle:
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:
             raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
+        unheard = self.interrupted is not None and not self.stop_sent
+        if self.draining and (unheard or self.dismissed is not None):
+            raise WaitCutShort
         if seconds >= _WAIT_SHOWN:
             self.progress.waiting_for_update(reason, names, seconds)
 

@@ -28,7 +28,7 @@ from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
-from trireme.session.lifecycle import Lifecycle
+from trireme.session.lifecycle import Lifecycle, WaitCutShort
 from trireme.session.observers.progress import make_progress
 from trireme.session.replica.buffers import Buffers
 from trireme.session.stopping import LastIteration, ShouldStop
@@ -131,7 +131,6 @@ class Worker:
         self._prefetches = settings.prefetches and setup.process_group is None
         self._under_way = False  # an exchange whose result is not received yet
         self.life = 0  # how often the job was rolled back, as far as this worker knows
-        self._stop_sent = False
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -250,7 +249,7 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Asks that the job end at the next step at which every worker can."""
-        self._stop_sent = True
+        self.lifecycle.stop_sent = True
         self.backend.stop(reason)
 
     def begin_step(self) -> None:
@@ -316,7 +315,7 @@ class Worker:
             result = self.rejoin()
         liveness.stepped()
         result = self._decided(result)
-        if not self._stop_sent and not backend.stopping:
+        if not self.lifecycle.stop_sent and not backend.stopping:
             reason = self.lifecycle.interrupted
             if reason is not None:
                 self.stop(reason)
@@ -467,13 +466,14 @@ class Worker:
         if not backend.stopping:
             checkpoints.buffers.publish()
         checkpoints.last_step = backend.global_step
-        if lifecycle.dismissed is not None:
-            self.progress.message(f"this worker leaves: {lifecycle.dismissed}")
+        if self._leaves():
             return
         if not (backend.stopping or backend.together):
             checkpoints.finish()
         while backend.stopping or backend.together:
             has_all = self._drain()
+            if not has_all and self._leaves():
+                return
             checkpoints.last_step = backend.global_step
             if has_all and lifecycle.take_over():
                 checkpoints.follow_view()
@@ -485,11 +485,18 @@ class Worker:
                     raise
         lifecycle.concluded = True
 
+    def _leaves(self) -> bool:
+        """Returns whether the job goes on without this worker; says why."""
+        reason = self.lifecycle.dismissed
+        if reason is not None:
+            self.progress.message(f"this worker leaves: {reason}")
+        return reason is not None
+
     def _drain(self) -> bool:
         """Waits until every worker has made its last update, and receives the final values.
 
         Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
-        until the new incarnation has retired too.
+        until the new incarnation has retired too. An interrupt asks the job to stop, as before.
 
         Returns:
             Whether this worker has the final values; the job may go on or end without it.
@@ -503,10 +510,15 @@ class Worker:
             try:
                 backend.drain()
                 return True
-            except Fenced as fence:
-                told = fence
+            except (Fenced, WaitCutShort) as reason:
+                told = reason
             finally:
                 lifecycle.draining = False
+            if isinstance(told, WaitCutShort):
+                if lifecycle.dismissed is not None:
+                    return False
+                self.stop(lifecycle.interrupted or "")
+                continue
             try:
                 lifecycle.come_back()
                 if lifecycle.life != self.life:

@@ -26,6 +26,7 @@ from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.messages import (
     Applied,
+    Drain,
     GroupSpec,
     PullReply,
     Push,
@@ -303,6 +304,17 @@ def test_who_is_waited_for_too_long_is_named() -> None:
         WaitTimeout, match="worker:3 waited 10 s for an answer of ps:1 at tcp://b, which said"
     ):
         lanes.tick(36.0)
+
+
+def test_the_end_of_the_others_is_waited_for_as_long_as_a_server_says_so() -> None:
+    view = View(1, (ServerEntry(0, 1, "tcp://a"),), ())
+    lanes = Lanes(3, 1, 1, lambda: view, retry_seconds=30.0, patience_seconds=10.0)
+    lanes.ask(0.0, {0: Request(Drain())})
+    for now in (9.0, 18.0, 27.0):
+        lanes.heard(now, 0, 1, Waiting("the last updates", ("worker:1",), now), ())
+        assert lanes.tick(now) == []
+    with pytest.raises(WaitTimeout, match="withheld until worker:1 had pushed"):
+        lanes.tick(38.0)
 
 
 # What a push says, and what its answer does -----------------------------------------------------

@@ -37,6 +37,7 @@ from trireme.errors import (
 )
 from trireme.ps.messages import (
     Applied,
+    Drain,
     FencedVerdict,
     PushReply,
     Refused,
@@ -215,6 +216,9 @@ class Lanes:
         if type(message) is not PushReply or type(message.verdict) is not Applied:
             if isinstance(message, Waiting):
                 self._names = message.names
+                if isinstance(lane.request.message, Drain):
+                    # Others may train for as long as they like: the coordinator watches them.
+                    self._since = now
                 self._check_patience(now)
                 self._notify(message)
                 return
