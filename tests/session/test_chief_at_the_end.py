@@ -185,3 +185,42 @@ def test_a_worker_that_waits_for_the_others_can_be_called_away(
     assert sessions[waiter].worker.lifecycle.state == (
         "interrupted" if called == "interrupted" else "finished"
     )
+
+
+LOOPS = (3, 11, 29)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "async"},
+        {"strategy": "async", "prefetch": True},
+        {"strategy": "ssp", "staleness": 1},
+        {"strategy": "sync"},
+        {"strategy": "sync", "aggregate": 2},
+        {"strategy": "averaging", "every": 3},
+        {"strategy": "averaging", "every": 3, "staleness": 2},
+        {"strategy": "diloco", "every": 3, "aggregate": 2},
+    ],
+    ids=str,
+)
+def test_loops_of_different_lengths_are_all_saved(
+    tmp_path: Path, options: dict[str, Any], servers: int
+) -> None:
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def program(session: Session) -> None:
+        for _ in range(LOOPS[session.worker.lifecycle.task.index]):
+            session.step(batch)
+
+    ran = run_job(Cluster(3, servers, run_dir=tmp_path, **options), session, program)
+    assert ran.values == [None] * 3
+    checkpoint = latest(tmp_path, lambda path, error: None)
+    by_themselves = options["strategy"] in ("async", "ssp") or options.get("staleness")
+    made = sum(LOOPS) if by_themselves else max(LOOPS)
+    assert checkpoint is not None and checkpoint.step == made
