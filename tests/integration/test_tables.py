@@ -5,6 +5,10 @@ The program is `programs/table_counting.py`: the rows count the updates of each 
 
 from __future__ import annotations
 
+import json
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -82,6 +86,40 @@ def test_a_killed_server_costs_no_row(shell: Shell) -> None:
     assert Tasks(shell.directory / "run").kill("ps:1")
     release(shell)
     all_known(shell, updates(shell, running.ended(), steps))
+
+
+@pytest.mark.slow
+def test_servers_that_are_killed_in_turn_cost_no_row(shell: Shell) -> None:
+    """Each one has been filled while rows were updated, and then has the only copy."""
+    steps = 2000
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
+    running = counting(shell, steps, *words, "--max-restarts", 5, pause=0.1)
+    until(shell, 15)
+    for server in (1, 0, 1):
+        before = placement(shell)["generation"]
+        assert Tasks(shell.directory / "run").kill(f"ps:{server}")
+        until_filled(shell, after=before)
+    assert running.process.poll() is None, "the job had ended before all were killed"
+    release(shell)
+    ended = running.ended()
+    assert "goes back" not in ended.text, "a shard was lost"
+    all_known(shell, updates(shell, ended, steps))
+
+
+def placement(shell: Shell) -> Any:
+    return json.loads(shell.run("status", "--json", "run").out)["placement"]
+
+
+def until_filled(shell: Shell, after: int) -> None:
+    """Waits until each server is primary and backup again, in a later generation than `after`."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = placement(shell)
+        holders = [(shard["primary"], *shard["backups"]) for shard in found["shards"]]
+        whole = sorted(holders) == [("ps:0", "ps:1"), ("ps:1", "ps:0")]
+        if whole and not found["moving"] and found["generation"] > after:
+            return
+        assert time.monotonic() < deadline, f"a server is not filled: {found}"
 
 
 @pytest.mark.slow
