@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -214,13 +215,16 @@ def test_loops_of_different_lengths_are_all_saved(
         model = nn.Linear(8, 2)
         return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
 
-    def program(session: Session) -> None:
+    def program(session: Session) -> Session:
         for _ in range(LOOPS[session.worker.lifecycle.task.index]):
             session.step(batch)
+        return session
 
     ran = run_job(Cluster(3, servers, run_dir=tmp_path, **options), session, program)
-    assert ran.values == [None] * 3
     checkpoint = latest(tmp_path, lambda path, error: None)
+    assert checkpoint is not None
+    assert [checkpoint.step] * 3 == [session.worker.global_step for session in ran.values]
     by_themselves = options["strategy"] in ("async", "ssp") or options.get("staleness")
     made = sum(LOOPS) if by_themselves else max(LOOPS)
-    assert checkpoint is not None and checkpoint.step == made
+    # Where two workers make a round, the third one's updates may be stale, and rounds are more.
+    assert checkpoint.step >= made if options.get("aggregate") else checkpoint.step == made

@@ -209,9 +209,9 @@ class Session(SummaryMethods, DataMethods):
                 worker.fail(error)
             self._tell_hooks(error)
             return
-        reason = worker.lifecycle.interrupted
         try:
             self._finish_training()
+            reason = worker.lifecycle.interrupted  # perhaps while it waited for the others
             for hook in self.options.hooks:
                 hook.on_stop(self, reason or "finished")
             self._recorder.finish()
