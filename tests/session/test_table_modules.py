@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import trireme
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 from trireme.session.distribute import DistributedOptimizer
 from trireme.tables.spec import Normal, RowWiseAdagrad
@@ -258,3 +259,24 @@ def test_rows_that_an_earlier_session_has_kept_are_told(tmp_path: Path, capsys: 
     assert "begin anew" not in train(net, 2, tmp_path)
     assert "begin anew" not in train(net, 4, tmp_path)
     assert "the sparse tables embedding begin anew, and the parameters where" in train(net, 2, None)
+
+
+def enter() -> None:
+    """Enters a session of a model with tables. In a process of its own."""
+    trireme.Session(net := table_net(), nn.functional.mse_loss, sgd(net)).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("spread", "name"),
+    [
+        (ProcessGroup(workers=2), "the strategy allreduce"),
+        (ProcessGroup(workers=2, strategy="graph"), "the strategy graph"),
+    ],
+)
+def test_processes_that_hold_a_model_together_refuse_tables(
+    spread: ProcessGroup, name: str
+) -> None:
+    raised = run_process_group(spread, enter).raised
+    assert len(raised) == 2
+    for text in raised.values():
+        assert f"sparse tables (trireme.Embedding) under {name} are not built yet" in text

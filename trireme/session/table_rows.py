@@ -195,10 +195,14 @@ class TableRows:
         return float(members(self._optimizer)[0].param_groups[0]["lr"])
 
 
+def has_tables(model: nn.Module) -> bool:
+    """Returns whether a model has sparse tables."""
+    return any(isinstance(module, TableModule) for module in model.modules())
+
+
 def has_only_tables(model: nn.Module) -> bool:
     """Returns whether a model has sparse tables and no parameters."""
-    tables = any(isinstance(module, TableModule) for module in model.modules())
-    return tables and next(model.parameters(), None) is None
+    return has_tables(model) and next(model.parameters(), None) is None
 
 
 def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows | None:

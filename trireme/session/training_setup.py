@@ -353,12 +353,17 @@ def check_tables(settings: Settings) -> None:
         (settings.strategy.name, rule.every is not None),
         ("prefetch", settings.prefetches),
         ("ema", settings.options.ema is not None),
+        ("trireme graph", settings.task.draw is not None),
+        (
+            "--mesh" if settings.task.servers else f"the strategy {settings.strategy.name}",
+            settings.mesh.size > 1 or settings.graph is not None,
+        ),
     ]
     for name, is_chosen in refused:
         if is_chosen:
             raise ConfigurationError(
                 f"sparse tables (trireme.Embedding) under {name} are not built yet: they train in "
-                "one process, and with parameter servers under async, ssp and sync"
+                "one process, and with parameter servers (--ps) under async, ssp and sync"
             )
 
 

@@ -41,7 +41,8 @@ from trireme.session.replica.division import divides
 from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
 from trireme.session.result import Metric, StepResult
 from trireme.session.settings import Settings
-from trireme.session.training_setup import Optimizers, TrainingSetup, build_optimizer
+from trireme.session.table_rows import has_tables
+from trireme.session.training_setup import Optimizers, TrainingSetup, build_optimizer, check_tables
 
 
 def assemble_together(
@@ -85,6 +86,8 @@ def assemble_together(
             every = model.named_parameters(remove_duplicate=False)
             parameters = {own_name(name) for name, _ in every}
             deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
+        if has_tables(model):
+            check_tables(settings)
         optimizer = build_optimizer(make_optimizer, model)
         return _split(settings, process_group, model, optimizer, deferred, in_place=in_place)
     except BaseException:
