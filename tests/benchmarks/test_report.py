@@ -57,6 +57,20 @@ def test_a_goal_may_be_over_another_condition() -> None:
     assert result.verdicts()[0].word == "missed"
 
 
+def test_a_goal_may_be_of_means_or_of_the_least_ratio() -> None:
+    result = example()
+    result.entries.clear()
+    measured = Interleaved({"ours": samples(2, 6, 10), "limit": samples(4, 8, 10)})
+    result.add(measured, KINDS, condition="4 KB")
+    result.goals = [
+        Goal("", "4 KB", "ours", "limit", at_least=0.6, by="pairs"),
+        Goal("", "4 KB", "ours", "limit", at_least=0.6, by="means"),
+        Goal("", "4 KB", "ours", "limit", at_least=0.6, by="least"),
+    ]
+    found = [(verdict.ratio, verdict.word) for verdict in result.verdicts()]
+    assert found == [(0.75, "met"), (18 / 22, "met"), (0.5, "missed")]
+
+
 def test_ratios_are_shown_by_start_where_there_were_several() -> None:
     result = example()
     assert "by start" not in report.markdown(result, MACHINE, None)

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks.bench_codecs import pays_below
 from benchmarks.bench_push_pull import _size
+from benchmarks.bench_topics import Learner, _in_turns
+from benchmarks.context import Context
 from benchmarks.emulated import Device
 from benchmarks.peers import PEERS, Peers
 from benchmarks.suite import BENCHMARKS, Benchmark, chosen
@@ -62,3 +64,23 @@ def test_emulated_times_have_the_mean_that_was_asked_for() -> None:
 )
 def test_sizes_are_shown_as_people_say_them(nbytes: int, shown: str) -> None:
     assert _size(nbytes) == shown
+
+
+def test_a_program_that_fails_is_left_out_of_all_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    context = Context(1.0, 1, False, Peers(tmp_path), None, tmp_path, said.append)
+    good, bad = (Learner(name, "peer", (), (1, 1), (1, 1)) for name in ("good", "bad"))
+    turns: list[tuple[str, int]] = []
+
+    def measure(learner: Learner, seed: int) -> tuple[float, float]:
+        turns.append((learner.name, seed))
+        if learner is bad and seed == 1:
+            raise RuntimeError("no memory")
+        return 1.0 + seed, 2.0
+
+    first, second = _in_turns(context, {good: 2, bad: 3}, measure, figures=2)
+    assert turns == [("good", 0), ("bad", 0), ("good", 1), ("bad", 1)]
+    assert (first.values("good"), second.values("good")) == ([1.0, 2.0], [2.0, 2.0])
+    assert first.failed == second.failed == {"bad": "RuntimeError: no memory"}
+    assert list(first.samples) == list(second.samples) == ["good"]
+    assert said == ["bad failed: no memory"]
