@@ -266,17 +266,17 @@ def enter() -> None:
     trireme.Session(net := table_net(), nn.functional.mse_loss, sgd(net)).__enter__()
 
 
-@pytest.mark.parametrize(
-    ("spread", "name"),
-    [
-        (ProcessGroup(workers=2), "the strategy allreduce"),
-        (ProcessGroup(workers=2, strategy="graph"), "the strategy graph"),
-    ],
-)
+def connect() -> None:
+    """Connects a program of the bare server. In a process of its own."""
+    trireme.ps.connect()
+
+
+@pytest.mark.parametrize("program", [enter, connect])
+@pytest.mark.parametrize("strategy", ["allreduce", "graph"])
 def test_processes_that_hold_a_model_together_refuse_tables(
-    spread: ProcessGroup, name: str
+    strategy: str, program: Callable[[], None]
 ) -> None:
-    raised = run_process_group(spread, enter).raised
+    raised = run_process_group(ProcessGroup(workers=2, strategy=strategy), program).raised
     assert len(raised) == 2
     for text in raised.values():
-        assert f"sparse tables (trireme.Embedding) under {name} are not built yet" in text
+        assert f"trireme.ps.connect) under the strategy {strategy} are not built yet" in text

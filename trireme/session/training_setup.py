@@ -362,8 +362,9 @@ def check_tables(settings: Settings) -> None:
     for name, is_chosen in refused:
         if is_chosen:
             raise ConfigurationError(
-                f"sparse tables (trireme.Embedding) under {name} are not built yet: they train in "
-                "one process, and with parameter servers (--ps) under async, ssp and sync"
+                f"sparse tables (trireme.Embedding, trireme.ps.connect) under {name} are not built "
+                "yet: they work in one process, and with parameter servers (--ps) under async, ssp "
+                "and sync"
             )
 
 
