@@ -31,6 +31,20 @@ def test_ctrl_c_saves_and_ends_with_130(shell: Shell) -> None:
     assert f"saved run/checkpoints/step-{data.step:09d}" in ended.text
 
 
+@pytest.mark.slow
+def test_a_loop_of_its_own_that_is_stopped_ends_with_130(shell: Shell) -> None:
+    """The program goes on after its loop, and its processes end with 0."""
+    words = ("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run")
+    running = shell.start(*words, PROGRAMS / "loop.py", "--max-steps", 10**9)
+    running.until(r"worker:0 \| training")
+    stopped = shell.run("stop", "run")
+    assert "has ended: interrupted" in stopped.text
+    ended = running.ended()
+    assert ended.status == 130, ended.text
+    data = latest(shell.directory / "run", lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert data is not None
+
+
 @pytest.mark.thorough
 def test_two_ctrl_c_end_at_once(shell: Shell) -> None:
     running, terminal = shell.start_at_terminal(

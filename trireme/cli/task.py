@@ -24,7 +24,7 @@ from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
-from trireme.launch.exit_reason import describe
+from trireme.launch.exit_reason import INTERRUPTED, describe
 from trireme.launch.function import run_call
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
@@ -140,6 +140,8 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
             audience.launcher.send(describe(JobFailed(how)))
             how = "the job failed"  # the launcher reports why
     print(f"{audience.name}ends: {how}", flush=True)
+    if task.role == "coordinator" and over is not None and over.outcome == "interrupted":
+        return INTERRUPTED  # a program whose loop is its own ends with a status of its own
     return 1 if failed else 0
 
 
