@@ -192,8 +192,8 @@ class Bench:
     def set_end(self, last: int) -> list[Instruction]:
         return self.shard.set_end(self.now, "end", SetEnd(last))
 
-    def drain(self) -> list[Instruction]:
-        return self.shard.drain(self.now, "drain", Drain())
+    def drain(self, worker: int = 0, route: str = "drain") -> list[Instruction]:
+        return self.shard.drain(self.now, route, Participant(worker, 1), Drain())
 
     def freeze(self, token: int = 7) -> list[Instruction]:
         return self.shard.freeze(self.now, f"freeze {token}", Freeze(token))

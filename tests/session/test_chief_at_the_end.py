@@ -17,6 +17,7 @@ from tests.harness import JOB, SECRET, Cluster, Ran, run_job
 from trireme.cluster.observer import Observer
 from trireme.ps.shard import shard
 from trireme.session.checkpoint import latest
+from trireme.session.options import Checkpoint
 from trireme.session.session import Session
 
 STEPS = 12
@@ -186,6 +187,99 @@ def test_a_worker_that_waits_for_the_others_can_be_called_away(
     assert sessions[waiter].worker.lifecycle.state == (
         "interrupted" if called == "interrupted" else "finished"
     )
+
+
+def test_a_chief_that_is_interrupted_twice_while_it_waits_leaves_the_others_to_train(
+    tmp_path: Path,
+) -> None:
+    """It failed the job, and with the job all that the others had learned."""
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    interrupted = Event()
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def program(session: Session) -> None:
+        lifecycle, backend = session.worker.lifecycle, session.worker.backend
+        session.step(batch)
+        if lifecycle.task.index == 0:
+            backend.drain = interrupt  # type: ignore[method-assign]
+            lifecycle.exits.callback(interrupted.set)
+            return
+        assert interrupted.wait(30)
+        for _ in range(STEPS):
+            session.step(batch)
+
+    def interrupt() -> int:
+        raise KeyboardInterrupt  # as the handler of a second signal
+
+    ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
+    assert {worker: repr(error) for worker, error in ran.raised.items()} == {
+        0: "KeyboardInterrupt()"
+    }
+    assert ran.over is not None and ran.over.outcome == "interrupted"
+    checkpoint = latest(tmp_path, lambda path, error: None)
+    assert checkpoint is not None and checkpoint.step == 2 + STEPS
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("strategy", ["async", "averaging"])
+def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_them(
+    tmp_path: Path, lost: bool, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was lost after the chief's last step took hours of the others along.
+
+    Where the chief is lost, another worker that waits takes over.
+    """
+    monkeypatch.setattr(shard, "NOTICE_SECONDS", 0.02)
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    waiting = [Event(), Event()]
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        return Session(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            checkpoint=Checkpoint(every_steps=4, every_seconds=None),
+        )
+
+    def program(session: Session) -> None:
+        backend, index = session.worker.backend, session.worker.lifecycle.task.index
+        session.step(batch)
+        if index < 2:
+            backend.drain = partial(drain, backend.drain, index, session)  # type: ignore[method-assign]
+            return
+        assert all(each.wait(30) for each in waiting)
+        deadline = time.monotonic() + 30
+        for step in range(STEPS):
+            session.step(batch)
+            reached = session.global_step
+            while step == STEPS - 1 and newest() <= reached - 4:
+                assert time.monotonic() < deadline, f"step {reached}, and saved is {newest()}"
+                time.sleep(0.01)
+
+    def drain(then: Callable[[], int], index: int, session: Session) -> int:
+        waiting[index].set()
+        if lost and not index:
+            assert waiting[1].wait(30)
+            member = session.worker.lifecycle.member
+            assert member is not None
+            member.close()
+            raise Killed
+        return then()
+
+    def newest() -> int:
+        checkpoint = latest(tmp_path, lambda path, error: None)
+        return -1 if checkpoint is None else checkpoint.step
+
+    more = {"averaging": {"every": 3, "staleness": 2}}.get(strategy, {})
+    policy = {"reconnect_grace": 0.1, "wait_for_restart": 0.0}
+    cluster = Cluster(3, 1, strategy, run_dir=tmp_path, policy=policy, **more)
+    ran = run_job(cluster, session, program)
+    assert [repr(error) for error in ran.raised.values()] == ["Killed()"] * lost
+    assert newest() == 3 + STEPS
 
 
 LOOPS = (3, 11, 29)

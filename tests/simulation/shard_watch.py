@@ -13,8 +13,8 @@ from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
 from trireme.wire.message import Message
 
-_OF_PARTICIPANTS = ("attach", "load", "pull", "push", "lease", "retire", "share")
-_OF_ANYBODY = ("stop", "set_end", "drain", "freeze", "cut", "thaw", "collect")
+_OF_PARTICIPANTS = ("attach", "load", "pull", "push", "lease", "retire", "share", "drain")
+_OF_ANYBODY = ("stop", "set_end", "freeze", "cut", "thaw", "collect")
 _OTHERS = ("heard", "go_on", "expire")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from trireme.errors import ConfigurationError
@@ -178,13 +178,11 @@ class LoopJob:
         """Leaves the job when the program ends, with the exception that ended it, if any."""
         error = self._end.error
         if error is None or self not in _JOINED:
-            self.close()
+            with suppress(KeyboardInterrupt):  # the worker has left, and nothing else is to come
+                self.close()
             return
         self._release()
-        if isinstance(error, KeyboardInterrupt):
-            self.worker.lifecycle.leave("interrupted", "KeyboardInterrupt in the script")
-        else:
-            self.worker.fail(error)
+        self.worker.fail(error)
 
     def _release(self) -> None:
         """Restores signal handlers, and removes the exit callbacks."""

@@ -33,7 +33,10 @@ _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 
 
 class WaitCutShort(Exception):
-    """A worker that waits for the others to end is asked to stop the job, or to leave it."""
+    """A worker that waits for the others to end has something to do meanwhile.
+
+    It is asked to stop the job, or to leave it; or it is chief, and sees whether to save.
+    """
 
 
 class Lifecycle:
@@ -154,7 +157,7 @@ class Lifecycle:
         if self.draining and self.task.name in names:
             raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
         unheard = self.interrupted is not None and not self.stop_sent
-        if self.draining and (unheard or self.dismissed is not None):
+        if self.draining and (unheard or self.dismissed is not None or self.leads):
             raise WaitCutShort
         if seconds >= _WAIT_SHOWN:
             self.progress.waiting_for_update(reason, names, seconds)
@@ -197,7 +200,12 @@ class Lifecycle:
             return False
         if self.member is None:
             return True
-        view = self.member.view
+        return self.leads
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the live worker with the lowest index by the newest view."""
+        view = self.view
         return view is not None and view.chief == self.task.index
 
     def settle_chief(self) -> None:

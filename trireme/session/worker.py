@@ -496,7 +496,7 @@ class Worker:
         """Waits until every worker has made its last update, and receives the final values.
 
         Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
-        until the new incarnation has retired too. An interrupt asks the job to stop, as before.
+        until the new incarnation has retired too. See `_meanwhile`.
 
         Returns:
             Whether this worker has the final values; the job may go on or end without it.
@@ -506,19 +506,15 @@ class Worker:
         """
         lifecycle, backend = self.lifecycle, self.backend
         while True:
-            lifecycle.draining = True
             try:
-                backend.drain()
-                return True
-            except (Fenced, WaitCutShort) as reason:
-                told = reason
-            finally:
-                lifecycle.draining = False
-            if isinstance(told, WaitCutShort):
+                if self._drained():
+                    return True
                 if lifecycle.dismissed is not None:
                     return False
-                self.stop(lifecycle.interrupted or "")
+                self._meanwhile()
                 continue
+            except Fenced as reason:
+                told = reason
             try:
                 lifecycle.come_back()
                 if lifecycle.life != self.life:
@@ -537,6 +533,27 @@ class Worker:
                 )
                 return False
 
+    def _drained(self) -> bool:
+        """Waits for the others; returns False where this worker has something to do before."""
+        self.lifecycle.draining = True
+        try:
+            self.backend.drain()
+        except WaitCutShort:
+            return False
+        finally:
+            self.lifecycle.draining = False
+        return True
+
+    def _meanwhile(self) -> None:
+        """Does what cannot wait for the others: asks the job to stop, and saves as chief."""
+        lifecycle, checkpoints = self.lifecycle, self.checkpoints
+        if lifecycle.interrupted is not None and not lifecycle.stop_sent:
+            self.stop(lifecycle.interrupted)
+        if lifecycle.leads and lifecycle.servers is not None:
+            if lifecycle.take_over():
+                checkpoints.follow_view()
+            checkpoints.save_due(max(each.step for each in lifecycle.servers.status()))
+
     def _went_back(self, before: int) -> RolledBack:
         """Returns the error that the job has steps to make again after the program's loop ended."""
         step = self.backend.step
@@ -552,7 +569,13 @@ class Worker:
             self.checkpoints.save()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the job why this worker failed; saves this worker's values if a server was lost."""
+        """Tells the job why this worker failed; saves this worker's values if a server was lost.
+
+        A second interrupt is no failure, also while the worker waits for the others: they go on.
+        """
+        if isinstance(error, KeyboardInterrupt):
+            self.lifecycle.leave("interrupted", "KeyboardInterrupt in the script")
+            return
         if self.lifecycle.state in ("training", "saving"):
             self.checkpoints.rescue(error)
         self.lifecycle.fail(error)

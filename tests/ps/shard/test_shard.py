@@ -529,6 +529,18 @@ def test_who_drains_is_told_who_trains() -> None:
     ]
 
 
+def test_who_drains_again_waits_once() -> None:
+    """A chief does so whenever it has saved what the others have learned meanwhile."""
+    bench = Bench()
+    bench.retire(0)
+    for number in range(500):
+        bench.now = float(number)
+        assert bench.drain(route=f"drain {number}") == []
+    assert told(bench.shard.tick(bench.now + 9)) == [
+        ("drain 499", Waiting("the last updates", ("worker:1",), 508.0))
+    ]
+
+
 def test_status_tells_how_things_are() -> None:
     bench = Bench()
     bench.push(0)

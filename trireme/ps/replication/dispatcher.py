@@ -94,7 +94,6 @@ class Dispatcher(Generic[_S]):
             StopJob: shard.stop,
             SetEnd: shard.set_end,
             Collect: shard.collect,
-            Drain: shard.drain,
             Freeze: shard.freeze,
             Cut: shard.cut,
             Thaw: shard.thaw,
@@ -105,6 +104,7 @@ class Dispatcher(Generic[_S]):
             Pull: shard.pull,
             PullRows: shard.pull_rows,
             Lease: shard.lease,
+            Drain: shard.drain,
             Retire: shard.retire,
         }
         self._with_payload: Mapping[type[Message], Callable[..., list[Instruction]]] = {

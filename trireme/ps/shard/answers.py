@@ -68,7 +68,7 @@ class Answers:
         self.withheld: dict[int, PushAnswer] = {}
         self._state = state
         self._pulls: list[_WithheldPull] = []
-        self._drains: list[tuple[object, float]] = []  # and since when
+        self._drains: dict[int, tuple[object, float]] = {}  # by worker, and since when
 
     def give(self, answer: PushAnswer) -> list[Reply]:
         """Answers a push at once, or withholds the answer if this worker or another must wait."""
@@ -104,11 +104,16 @@ class Answers:
         self._pulls.append(_WithheldPull(who, route, pull, now))
         return self.proceed()
 
-    def drain(self, now: float, route: object) -> bool:
-        """Has a task wait until no worker trains any more; returns False if too many wait."""
-        if len(self._drains) > 2 * len(self._state.participants.incarnations) + _ONLOOKERS:
+    def drain(self, now: float, route: object, who: Participant) -> bool:
+        """Has a task wait until no worker trains any more; returns False if too many wait.
+
+        A worker that asks again has given up its wait before, and waits since then.
+        """
+        _, since = self._drains.get(who.worker, (None, now))
+        many = 2 * len(self._state.participants.incarnations) + _ONLOOKERS
+        if who.worker not in self._drains and len(self._drains) > many:
             return False
-        self._drains.append((route, now))
+        self._drains[who.worker] = route, since
         return True
 
     def take_fenced_pulls(self) -> list[object]:
@@ -130,8 +135,8 @@ class Answers:
 
     def take_drains(self) -> list[object]:
         """Drops all who wait for the end; returns their routes."""
-        drains, self._drains = self._drains, []
-        return [route for route, _ in drains]
+        drains, self._drains = self._drains, {}
+        return [route for route, _ in drains.values()]
 
     def proceed(self) -> list[Reply]:
         """Gives all answers that can go out now."""
@@ -147,8 +152,8 @@ class Answers:
         if self._pulls:
             out += self._answer_pulls()
         if self._drains and not self._state.participants.live:
-            drains, self._drains = self._drains, []
-            out += [Reply(route, Stopping(self._state.step)) for route, _ in drains]
+            drains, self._drains = self._drains, {}
+            out += [Reply(route, Stopping(self._state.step)) for route, _ in drains.values()]
         return out
 
     def reply(self, answer: PushAnswer) -> Reply:
@@ -229,6 +234,6 @@ class Answers:
 
     def waiting_for_the_end(self, now: float) -> Iterator[Reply]:
         """Yields notices for the tasks that wait until no worker trains any more."""
-        for route, since in self._drains:
+        for route, since in self._drains.values():
             names = self._state.participants.training
             yield Reply(route, Waiting("the last updates", names, now - since))

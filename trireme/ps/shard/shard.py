@@ -369,9 +369,11 @@ class Shard:
         last = self.state.ending.set_last(self.state.step, request.max_steps)
         return [Reply(route, Stopping(last)), *self._proceed()]
 
-    def drain(self, now: float, route: object, request: Drain) -> list[Instruction]:
+    def drain(
+        self, now: float, route: object, who: Participant, request: Drain
+    ) -> list[Instruction]:
         """Answers when no worker trains any more: the last step is made then."""
-        if not self._answers.drain(now, route):
+        if not self._answers.drain(now, route, who):
             return [self._refused(route, "busy", "more tasks wait for the end than there are")]
         return [*self._answers.proceed()]
 

@@ -289,6 +289,23 @@ class WorkerCheckpoints:
         if backend.local_optimizers is None:
             self._write()
 
+    def save_due(self, step: int) -> None:
+        """Saves as chief, if it is due, while other workers train and this one waits for them.
+
+        Args:
+            step: the global step that they have reached.
+        """
+        storage = self._storage
+        if self._lifecycle.view is not self._view:
+            self.follow_view()
+        if not (storage.scheduled and self._lifecycle.is_chief):
+            return
+        storage.look()
+        if storage.due(step):
+            storage.begun(step)
+            self._copy()
+            self._write()
+
     def save(self) -> None:
         """Copies a consistent state and has it written in the background."""
         self.leave_local_state()
