@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -16,6 +16,7 @@ from torch import nn
 from tests.harness import JOB, SECRET, Cluster, Ran, run_job
 from trireme.cluster.observer import Observer
 from trireme.ps.shard import shard
+from trireme.session import lifecycle
 from trireme.session.checkpoint import latest
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
@@ -233,8 +234,9 @@ def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_the
     Where the chief is lost, another worker that waits takes over.
     """
     monkeypatch.setattr(shard, "NOTICE_SECONDS", 0.02)
+    monkeypatch.setattr(lifecycle, "_WAIT_SHOWN", 0.0)
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
-    waiting = [Event(), Event()]
+    waiting, shown = [Event(), Event()], list[tuple[str, ...]]()
 
     def session(worker: int) -> Session:
         model = nn.Linear(8, 2)
@@ -250,6 +252,8 @@ def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_the
         session.step(batch)
         if index < 2:
             backend.drain = partial(drain, backend.drain, index, session)  # type: ignore[method-assign]
+            if index == lost:  # who is chief
+                session.worker.progress.waiting_for_update = show  # type: ignore[method-assign]
             return
         assert all(each.wait(30) for each in waiting)
         deadline = time.monotonic() + 30
@@ -270,6 +274,9 @@ def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_the
             raise Killed
         return then()
 
+    def show(reason: str, names: Sequence[str], seconds: float) -> None:
+        shown.append(tuple(names))
+
     def newest() -> int:
         checkpoint = latest(tmp_path, lambda path, error: None)
         return -1 if checkpoint is None else checkpoint.step
@@ -280,6 +287,7 @@ def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_the
     ran = run_job(cluster, session, program)
     assert [repr(error) for error in ran.raised.values()] == ["Killed()"] * lost
     assert newest() == 3 + STEPS
+    assert ("worker:2",) in shown
 
 
 LOOPS = (3, 11, 29)

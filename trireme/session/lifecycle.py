@@ -156,11 +156,11 @@ class Lifecycle:
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:
             raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
+        if seconds >= _WAIT_SHOWN:
+            self.progress.waiting_for_update(reason, names, seconds)
         unheard = self.interrupted is not None and not self.stop_sent
         if self.draining and (unheard or self.dismissed is not None or self.leads):
             raise WaitCutShort
-        if seconds >= _WAIT_SHOWN:
-            self.progress.waiting_for_update(reason, names, seconds)
 
     def come_back(self) -> None:
         """Waits until this worker is in the view again, under a new incarnation if it was given up.
