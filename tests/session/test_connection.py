@@ -295,3 +295,9 @@ def test_rows_lie_in_lent_memory_and_come_again_over_another_connection(
     last = max(ran.values, key=lambda rows: int(rows[1]))
     np.testing.assert_array_equal(last, 2 * steps * keys)
     assert seen["broken"] > 10 and seen["lent"] > 200 and not seen["sent"], seen
+
+
+@pytest.mark.parametrize("servers", ["", " ", ["localhost:2222"], 2222])
+def test_servers_are_named_in_one_text(servers: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"connect\(servers=.*: name them in one text"):
+        trireme.ps.connect(servers=servers)

@@ -453,6 +453,12 @@ def connect(
         raise ConfigurationError(
             "connect(worker=, workers=) go with servers=: the launch says which worker this is"
         )
+    given: object = servers
+    if given is not None and not (isinstance(given, str) and given.strip()):
+        raise ConfigurationError(
+            f"connect(servers={servers!r}): name them in one text, such as "
+            "servers='host1:2222,host2:2222', in the order that all tasks of the job have"
+        )
     task = current_task() if servers is None else worker_of_servers(servers, worker, workers)
     settings = Settings.of(task, make_options(options, caller="connect"), run_dir, max_steps)
     check_tables(settings)
