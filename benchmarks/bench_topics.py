@@ -39,7 +39,7 @@ SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Model:
-    """What is learned of a corpus: the options of every program but the sweeps and the seed."""
+    """The options that all programs have in common: the number of topics, alpha and beta."""
 
     topics: int
     alpha: float
@@ -55,7 +55,7 @@ class Learner:
     """A program that learns topics.
 
     Attributes:
-        name: what it is called in the results.
+        name: the name that the results show.
         kind: of its results.
         command: how it is started; `topic_files.arguments` has its arguments.
         text: sweeps and seeds of Python's text; no seeds where it is not measured there.
@@ -161,7 +161,7 @@ def _goals() -> list[Goal]:
 
 
 def _notes(found: list[Learner], reached: Interleaved) -> list[str]:
-    """Returns what a reader must know."""
+    """Returns the notes below the results."""
     means = [
         f"{name} {statistics.fmean(reached.values(name)):.1f} ({len(samples)})"
         for name, samples in reached.samples.items()

@@ -73,7 +73,7 @@ class Contender:
     """A program that makes one pass when it is measured.
 
     Args:
-        name: what it is called in the results.
+        name: the name that the results show.
         command: how it is started.
         files: the rows.
         predictions: where it writes the scores of the held-out rows; None for one that prints its

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--exponent", type=float, help="of Zipf's law; else keys are uniform")
     given = parser.parse_args()
-    # The conversation needs the real standard output: libraries may print to what they take for it.
+    # The benchmark reads answers from standard output: what libraries print must go elsewhere.
     talk = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     v1.disable_eager_execution()

@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What a program has learned.
+    """The topics that a program has learned.
 
     Attributes:
         topics: the distribution over words of each topic, float64 of shape (topics, words).

@@ -105,18 +105,20 @@ def test_nobody_takes_over_from_a_chief_that_has_saved(tmp_path: Path) -> None:
     assert saved == STEPS
 
 
+def session(worker: int) -> Session:
+    """A worker's session, in a job without a last step."""
+    model = nn.Linear(8, 2)
+    return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
+
+
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("strategy", ["async", "ssp", "sync", "averaging"])
 def test_a_chief_whose_loop_ends_first_saves_what_the_others_learn(
     tmp_path: Path, strategy: str, servers: int
 ) -> None:
-    """It left with the step of its own end, and what came until it had saved was in no file."""
+    """Updates that other workers make after the chief's last step are in the checkpoint."""
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
     retired = Event()
-
-    def session(worker: int) -> Session:
-        model = nn.Linear(8, 2)
-        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
 
     def program(session: Session) -> None:
         backend, chief = session.worker.backend, session.is_chief
@@ -146,15 +148,11 @@ def test_a_chief_whose_loop_ends_first_saves_what_the_others_learn(
 def test_a_worker_that_waits_for_the_others_can_be_called_away(
     tmp_path: Path, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chief that is interrupted asks the job to stop, and saves; who is dismissed leaves."""
+    """An interrupted chief asks the job to stop, and saves. A dismissed worker leaves."""
     monkeypatch.setattr(shard, "NOTICE_SECONDS", 0.05)
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
     waits, left, pause = Event(), Event(), Event()
     waiter = 0 if called == "interrupted" else 1
-
-    def session(worker: int) -> Session:
-        model = nn.Linear(8, 2)
-        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
 
     def program(session: Session) -> None:
         lifecycle, backend = session.worker.lifecycle, session.worker.backend
@@ -193,13 +191,9 @@ def test_a_worker_that_waits_for_the_others_can_be_called_away(
 def test_a_chief_that_is_interrupted_twice_while_it_waits_leaves_the_others_to_train(
     tmp_path: Path,
 ) -> None:
-    """It failed the job, and with the job all that the others had learned."""
+    """The second interrupt ends the chief, and not the job."""
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
     interrupted = Event()
-
-    def session(worker: int) -> Session:
-        model = nn.Linear(8, 2)
-        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
 
     def program(session: Session) -> None:
         lifecycle, backend = session.worker.lifecycle, session.worker.backend
@@ -229,7 +223,7 @@ def test_a_chief_that_is_interrupted_twice_while_it_waits_leaves_the_others_to_t
 def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_them(
     tmp_path: Path, lost: bool, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that was lost after the chief's last step took hours of the others along.
+    """A chief that waits saves periodic checkpoints.
 
     Where the chief is lost, another worker that waits takes over.
     """
@@ -312,10 +306,6 @@ def test_loops_of_different_lengths_are_all_saved(
     tmp_path: Path, options: dict[str, Any], servers: int
 ) -> None:
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
-
-    def session(worker: int) -> Session:
-        model = nn.Linear(8, 2)
-        return Session(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01))
 
     def program(session: Session) -> Session:
         for _ in range(LOOPS[session.worker.lifecycle.task.index]):

@@ -19,9 +19,9 @@ import torch
 
 from trireme.ps.row_messages import RowCodec
 from trireme.tables.spec import Add, TableSpec
+from trireme.wire.codec import LARGEST_HALF
 
 _HALVES: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_LARGEST_HALF = 65504.0
 _SCALE_BYTES = 4
 
 
@@ -73,7 +73,7 @@ def pack(rows: npt.NDArray[np.float32], codec: RowCodec) -> npt.NDArray[np.uint8
         parts = scales.numpy().view(np.uint8), numbers.numpy().view(np.uint8)
         return np.concatenate(parts, axis=1)
     if codec == "fp16":
-        values = values.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+        values = values.clamp(-LARGEST_HALF, LARGEST_HALF)
     halves: npt.NDArray[np.int16] = values.to(_HALVES[codec]).view(torch.int16).numpy()
     return halves.view(np.uint8)
 

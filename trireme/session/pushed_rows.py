@@ -1,4 +1,4 @@
-"""What a program of the bare parameter server pushes: arrays as rows of tables, until the clock."""
+"""Updates that a program of the bare parameter server has pushed since the last clock, as rows."""
 
 from __future__ import annotations
 

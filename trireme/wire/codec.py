@@ -21,7 +21,8 @@ import torch
 from trireme.errors import ConfigurationError, suggestion
 
 _BLOCK = 256
-_LARGEST_HALF = 65504.0
+LARGEST_HALF = 65504.0
+"""The largest number in `fp16`. Larger ones are sent as this one."""
 
 
 class Codec(ABC):
@@ -64,7 +65,7 @@ class Half(Codec):
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
         if self._dtype == torch.float16:  # the excess goes into the next message
-            values = values.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+            values = values.clamp(-LARGEST_HALF, LARGEST_HALF)
         out.view(self._dtype).copy_(values)
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:

@@ -176,7 +176,7 @@ def test_who_joins_has_caught_up_when_it_has_confirmed_what_it_was_filled_with()
 
 
 def test_who_is_promoted_before_all_rows_have_come_has_not_begun() -> None:
-    """Some rows would be a state that nobody has heard of: it is as if none had come."""
+    """A replica that has only some of its rows has no valid state."""
     backup = servers()[1]
     replica = backup.by_shard[0]
     assert replica.began
