@@ -11,6 +11,7 @@ from trireme.cluster.messages import (
     CaughtUp,
     Heartbeat,
     Join,
+    LastStepSaved,
     Leave,
     Outcome,
     ReadyToSwitch,
@@ -77,7 +78,9 @@ class Driver:
         if chief is None:
             task, view = self.state.holder(connection), self.state.view
             chief = task is not None and view is not None and task.index == view.chief
-        self.say(connection, Leave(outcome, reason, chief))
+        if chief and outcome != "failed":
+            self.say(connection, LastStepSaved(1))
+        self.say(connection, Leave(outcome, reason))
 
     def wait(self, seconds: float, *alive: int) -> None:
         """Lets time pass in steps of a heartbeat, which these connections send."""

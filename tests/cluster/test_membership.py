@@ -14,6 +14,7 @@ from trireme.cluster.messages import (
     JobOverHeard,
     Join,
     Joined,
+    LastStepSaved,
     Left,
     Outcome,
     Refused,
@@ -353,7 +354,7 @@ class TestLeaving:
         assert over(job) == JobOver("finished", "", "every worker has finished")
         assert job.to(tasks["ps:0"]) == [over(job)]
         assert job.to(tasks["worker:1"]) == [Left(), over(job)]
-        assert job.view.number == 2
+        assert job.view.number == 3, "the last step is saved, and one worker has left"
 
     def test_one_interrupted_makes_the_job_interrupted(self) -> None:
         job = Driver()
@@ -423,13 +424,33 @@ class TestLeaving:
     def test_views_say_whether_the_chief_has_saved_the_last_step(self) -> None:
         job = Driver(workers=4)
         tasks = job.join_all()
-        assert not job.view.concluded
+        assert job.view.saved is None
         job.hang_up(tasks["worker:0"])
         job.wait(3.0, *tasks.values())
         job.leave(tasks["worker:2"], "finished")
-        assert job.view.chief == 1 and not job.view.concluded
-        job.leave(tasks["worker:1"], "finished")
-        assert job.view.chief == 3 and job.view.concluded
+        assert job.view.chief == 1 and job.view.saved is None
+        job.say(tasks["worker:1"], LastStepSaved(7))
+        assert job.view.chief == 1 and job.view.saved == 7
+        job.leave(tasks["worker:1"], "finished", chief=False)
+        assert job.view.chief == 3 and job.view.saved == 7
+
+    def test_a_chief_that_has_saved_and_whose_program_is_lost_fails_the_job(self) -> None:
+        """Nobody takes over from it, and what its program had still to do is not done."""
+        job = Driver(heartbeat_timeout=10.0)
+        tasks = job.join_all()
+        job.say(tasks["worker:0"], LastStepSaved(7))
+        job.hang_up(tasks["worker:0"])
+        job.wait(10, tasks["ps:0"], tasks["worker:1"])
+        assert job.view.chief == 1 and job.view.saved == 7
+        job.leave(tasks["worker:1"], "finished", chief=False)
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
+        assert "its program had not ended, though the last step is saved" in over(job).reason
+
+    def test_only_a_worker_saves(self) -> None:
+        job = Driver()
+        tasks = job.join_all()
+        job.say(tasks["ps:0"], LastStepSaved(7))
+        assert job.view.saved is None
 
     def test_a_failure_ends_the_job_once(self) -> None:
         job = Driver()

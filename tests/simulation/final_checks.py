@@ -52,7 +52,24 @@ def check(world: World) -> None:
         finished=world.launcher.finished,
         half_applied=shards[0].state.counters["half_applied"],
     )
+    _check_saved(world, shards[0])
     _check_rest(world, shards[0])
+
+
+def _check_saved(world: World, shard: Shard) -> None:
+    """Where a worker has got as far as the end and the job has not failed, all of it is saved.
+
+    Except for what a worker did that came back when the others had saved and left, and that was
+    lost before it had saved too.
+    """
+    state = world.coordinator.state
+    assert state.over is not None
+    late = any(task.state == "lost" and task.since > world.last_at for task in state.of("worker"))
+    if state.over.outcome == "failed" or not world.launcher.finished or late:
+        return
+    saved = -1 if world.last is None else world.last.step
+    if saved != shard.state.step:
+        raise Violation(f"the job ended at step {shard.state.step}, and saved is {saved}")
 
 
 def primary_of(world: World, shard: int) -> Replica[Any] | None:
@@ -81,9 +98,7 @@ def _check_outcome(world: World) -> None:
     if state.over.outcome == "failed":
         apart = world.coordinator.longest_without(state.over.culprit)
         cut_off = apart > world.policy.reconnect_grace and not world.schedule.survives
-        # A chief that crashes after the others have ended training leaves nobody to save.
-        gone = state.over.culprit in {f"worker:{index}" for index in world.launcher.gone}
-        if not (world.fails or cut_off or gone):
+        if not (world.fails or cut_off):
             raise Violation(f"the job failed: {state.over}")
         return
     if said and all(task.state in ("left", "expected") for task in state.tasks.values()):

@@ -176,7 +176,7 @@ class Launcher:
         if how in ("left", "dismissed"):
             self.finished = self.finished or how == "left"
             stops = how == "left" and home.schedule.stop_at is not None
-            worker.member.leave("interrupted" if stops else "finished", chief=worker.chief)
+            worker.member.leave("interrupted" if stops else "finished")
             del self.members[index]
             return
         home.checker.lost.add((index, worker.incarnation))

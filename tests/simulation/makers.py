@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.coordinator import Decide
+from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.membership import step
 from trireme.ps.client.lanes import Lanes
@@ -30,4 +31,5 @@ class Makers:
     protocol: Callable[..., ClientProtocol] = ClientProtocol
     member: Callable[..., MemberProtocol] = MemberProtocol
     membership: Decide = step
+    last_chief: Callable[[int], LastChief] = LastChief
     patches: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()

@@ -91,14 +91,14 @@ class Member:
         self._silent_until = self._network.loop.now + seconds
 
     def tell(self, reports: Sequence[Message]) -> None:
-        """Sends what a server has to say of its shards."""
+        """Sends what the task has to say beside its status."""
         self.state.reports = tuple(reports)
         self._due = self._network.loop.now
         self._tick(self._due)
 
-    def leave(self, outcome: Outcome, *, chief: bool = False) -> None:
+    def leave(self, outcome: Outcome) -> None:
         """Tells the coordinator that the process ends, until it knows."""
-        self.state.leaving = Leave(outcome, chief=chief)
+        self.state.leaving = Leave(outcome)
         self._due = self._network.loop.now
         self._tick(self._due)
 

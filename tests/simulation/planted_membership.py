@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from trireme.cluster.decision import Decision, Send
+from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.membership import Closed, Event, Received, Tick, step
 from trireme.cluster.messages import Join, Joined, ViewChanged
 from trireme.cluster.state import State
+from trireme.cluster.view import View
 
 
 def tells_newcomers_nothing(now: float, state: State, event: Event) -> Decision:
@@ -82,3 +84,30 @@ class TakesNoLaterView(MemberProtocol):
         if isinstance(message, ViewChanged) and self._state.view is not None:
             return None
         return super().heard(now, message)
+
+
+class LeavesBeforeTheChief(LastChief):
+    """A worker that has made its last update leaves, and the chief may be lost before it saves."""
+
+    def awaits(self, view: View | None, step: int) -> bool:
+        return False
+
+
+class LeavesWhatIsNewer(LastChief):
+    """A worker that came back late takes any saved step for the last one."""
+
+    def awaits(self, view: View | None, step: int) -> bool:
+        return super().awaits(view, 0)
+
+    def follow(self, view: View | None, step: int) -> bool:
+        return super().follow(view, 0)
+
+
+class NeverTakesOver(LastChief):
+    """A worker leaves when the chief is lost."""
+
+    def awaits(self, view: View | None, step: int) -> bool:
+        return super().awaits(view, step) and view is not None and view.chief != self._worker
+
+    def follow(self, view: View | None, step: int) -> bool:
+        return False

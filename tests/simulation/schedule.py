@@ -21,12 +21,13 @@ KEYS = tuple(range(-6, 6))
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A worker's process dies while it sends a push.
+    """A worker's process dies while it sends a push, or saves the last step as chief.
 
     Attributes:
         worker: whose.
-        push: at which push of this worker's index, from 1.
-        reached: how many servers have been sent their part by then.
+        push: at which push of this worker's index, from 1; 0 where it saves the last step.
+        reached: how many servers have been sent their part by then; 0 where it saves and has not
+            begun.
         restart: seconds until its next process joins; None for never.
     """
 
@@ -232,6 +233,7 @@ def draw(mode: str, seed: int) -> Schedule:
     rounds = rng.randint(2, 10 if faulty else 5) * (1 if rule.synchronous else workers)
     steps = rounds * rule.period + rng.randint(0, 2)
     counts = mode == "counts"
+    last = _last_crashes(random.Random(f"{mode} {seed} saves"), workers)
     return Schedule(
         mode=mode,
         seed=seed,
@@ -247,7 +249,7 @@ def draw(mode: str, seed: int) -> Schedule:
         early=rng.choice((0.0, 0.3)),
         weather=_weather(rng) if faulty else Weather(),
         view_delay=rng.choice((0.02, 0.2, 1.0)),
-        crashes=_crashes(rng, workers, servers) if faulty else (),
+        crashes=(*_crashes(rng, workers, servers), *last) if faulty else (),
         evictions=_evictions(rng, workers) if faulty else (),
         cuts=tuple(sorted(rng.uniform(0.1, 4.0) for _ in range(rng.randint(0, 3)))),
         vanishing=rng.uniform(0.1, 2.0) if faulty and rng.random() < 0.1 else None,
@@ -291,6 +293,14 @@ def _crashes(rng: random.Random, workers: int, servers: int) -> tuple[Crash, ...
             restart=rng.choice((0.1, 1.0, None)) if workers > 1 else 0.5,
         )
         for _ in range(rng.choice((0, 0, 1, 1, 2)))
+    )
+
+
+def _last_crashes(rng: random.Random, workers: int) -> tuple[Crash, ...]:
+    return tuple(
+        Crash(worker, 0, 0, rng.choice((0.1, 1.0, None)) if workers > 1 else 0.5)
+        for worker in range(workers)
+        if rng.random() < 0.15
     )
 
 

@@ -15,6 +15,8 @@ from tests.simulation.member import Member
 from tests.simulation.model import Model, loading
 from tests.simulation.network import Network
 from tests.simulation.schedule import KEYS, Crash, Schedule
+from trireme.cluster.last_chief import LastChief
+from trireme.cluster.messages import LastStepSaved
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import Fenced, Rejected
 from trireme.ps.client.protocol import Copy
@@ -26,6 +28,7 @@ from trireme.session.backends.local_sgd import period_length
 DATASET, SIZE = "examples", 50
 _BACK_OFF = 0.02
 _RESTART = 0.3
+_LOOKS_AGAIN = 0.05
 
 
 class Place(Protocol):
@@ -46,8 +49,14 @@ class Place(Protocol):
     def first_state(self, client: Client) -> ModelState:
         """Returns the values that a chief loads."""
 
+    def make_last_chief(self, worker: int) -> LastChief:
+        """Makes what decides whether a worker saves the last step."""
+
     def crash_of(self, worker: int) -> Crash | None:
         """Returns the crash that is due at this worker's next push."""
+
+    def last_crash_of(self, worker: int) -> Crash | None:
+        """Returns the crash that is due when this worker saves the last step."""
 
     def ended(self, worker: Worker, *, how: str, restart: float | None = None) -> None:
         """A worker is over.
@@ -79,7 +88,7 @@ class Worker:
         self.incarnation = member.state.incarnation
         self.client = place.make_client(index, member)
         self.task = Task(self._live())
-        self.chief = False  # when its training ended
+        self.last_chief = place.make_last_chief(index)
         self._spans: list[Span] = []
         self._rows_seen: tuple[int, Any] = (-1, None)  # of which life, and the counts
 
@@ -123,12 +132,13 @@ class Worker:
                         yield from self._lease()
                     yield from self._update()
                     protocol.stopping = protocol.stopping or self.member.state.dismissed is not None
-                self.chief = self.member.view.chief == self.index
+                self.last_chief.settle(self.member.view.chief == self.index)
                 yield from self.client.run(protocol.retire())
                 return
             except Fenced as fence:
                 if not self._begins_anew(fence):
                     raise
+                self.last_chief.reopen()
                 joined = False
 
     def _begins_anew(self, fence: Fenced) -> bool:
@@ -143,13 +153,38 @@ class Worker:
         try:
             yield from run(protocol.drain())
             self.client.draining = False
-            if self.chief:
+            if not (yield from self._wait_for_chief()):
+                return False
+            if self.last_chief.saves:
+                crash = self.place.last_crash_of(self.index)
+                if crash is not None:
+                    self.end("crashed", crash.restart)
+                    yield self.place.network.loop.sleep(0)  # nobody comes back from here
                 copy = yield from run(protocol.snapshot(state=True))
                 self.place.copied(self.client, copy)
+                self.member.tell((LastStepSaved(self.client.protocol.step),))
         except Fenced as fence:
             if not self._begins_anew(fence):
                 raise
             return False
+        return True
+
+    def _wait_for_chief(self) -> Any:
+        """Waits until the last step is saved, or this worker is to; False after a rollback."""
+        before, life = self.last_chief.saves, self.client.life
+        step = self.client.protocol.step
+        while True:
+            self.last_chief.follow(self.member.view, step)
+            if not self.last_chief.awaits(self.member.view, step):
+                break
+            yield self.place.network.loop.sleep(_LOOKS_AGAIN)
+            now = self.member.state.incarnation
+            if now != self.incarnation and not self._takes_part(self.member.view):
+                raise Fenced(f"{self.client.name} was given up", 0)
+            if self.member.view.life != life:
+                return False
+        if self.last_chief.saves and not before:
+            self.place.checker.counts["last step taken over"] += 1
         return True
 
     def _takes_part(self, view: View) -> bool:

@@ -28,6 +28,7 @@ from tests.simulation.server import Server
 from tests.simulation.shard_checker import ShardChecker
 from tests.simulation.shard_watch import watched
 from tests.simulation.worker import Worker
+from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import View
@@ -57,6 +58,7 @@ class World:
 
     Attributes:
         last: the last state that was copied from it.
+        last_at: when it was.
         fails: whether the job may fail, because it does not survive what happens to it.
     """
 
@@ -76,6 +78,8 @@ class World:
         self.checker = InvariantChecker(schedule, layout_over)
         self.counts: Counter[str] = self.checker.counts
         self.last: ModelState | None = None
+        self._last_made = (0, 0)  # of which life and step
+        self.last_at = 0.0
         self.fails = False
         self.policy = _policy(schedule)
         self.coordinator = CoordinatorHost(self.members_network, self.policy, self._viewed)
@@ -257,11 +261,22 @@ class World:
                 return self.model.state_of(client.protocol.step, client.values)
         return self._start if self._start is not None else self.model.first_state()
 
+    def make_last_chief(self, worker: int) -> LastChief:
+        """Makes what decides whether a worker saves the last step."""
+        return self._makers.last_chief(worker)
+
     def crash_of(self, worker: int) -> Crash | None:
         """Returns the crash that is due at this worker's next push."""
         self._pushes[worker] += 1
+        return self._crash_at(worker, self._pushes[worker])
+
+    def last_crash_of(self, worker: int) -> Crash | None:
+        """Returns the crash that is due when this worker saves the last step."""
+        return self._crash_at(worker, 0)
+
+    def _crash_at(self, worker: int, push: int) -> Crash | None:
         for crash in self._crashes:
-            if (crash.worker, crash.push) == (worker, self._pushes[worker]):
+            if (crash.worker, crash.push) == (worker, push):
                 self._crashes.remove(crash)
                 return crash
         return None
@@ -275,7 +290,10 @@ class World:
         """A cut is complete: what it holds can be loaded anywhere."""
         parts: list[Snapshot] = [snapshot for snapshot, _ in copy]
         self.checker.check_cut(client.life, client.lanes.generation or 0, parts)
-        self.last = final_checks.joined(client.layout, copy)
+        made = client.life, parts[0].step
+        if made >= self._last_made:  # else it was on its way for longer than a newer one
+            self._last_made, self.last_at = made, self.loop.now
+            self.last = final_checks.joined(client.layout, copy)
 
     def check_held(self, worker: tuple[int, int], spans: Sequence[Span]) -> None:
         """A worker leaves: what it holds unpushed must be what it thinks it holds."""

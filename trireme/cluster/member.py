@@ -201,14 +201,12 @@ class Member(MemberState):
         return self.incarnation
 
     def tell(self, reports: Sequence[Message]) -> None:
-        """Sets what this server has to say of its shards; see `MemberState.reports`."""
+        """Sets what this task has to say beside its status; see `MemberState.reports`."""
         with self.change():
             self.reports = tuple(reports)
         self._wakeup.wake()
 
-    def leave(
-        self, outcome: Outcome, reason: str = "", *, chief: bool = False, timeout: float = 5.0
-    ) -> bool:
+    def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
         """Reports that this task ends, and how; blocks until the coordinator has received it.
 
         If the job is over already nothing is sent. Until `close`, a member that has left still
@@ -217,7 +215,6 @@ class Member(MemberState):
         Args:
             outcome: `failed` ends the job for everybody, with this task as the culprit.
             reason: why. Of one above `MAX_LINE` characters only the beginning is sent.
-            chief: whether this worker has saved the last step as the chief.
             timeout: in seconds.
 
         Returns:
@@ -226,7 +223,7 @@ class Member(MemberState):
         with self.change():
             if self.leaving is None:
                 text = reason.encode("utf-8", "replace").decode()  # what is no text cannot be sent
-                self.leaving = Leave(outcome, text[:MAX_LINE], chief)
+                self.leaving = Leave(outcome, text[:MAX_LINE])
         self._wakeup.wake()
         self.wait_until(
             lambda: self.left or self.over is not None or self.ended or not self.incarnation,

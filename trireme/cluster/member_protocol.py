@@ -204,13 +204,13 @@ class MemberProtocol:
         messages: list[Message] = []
         if not self._joined or self._close_deadline is not None:
             return messages
-        if self._state.leaving is not None and not self._leave_sent:
-            self._leave_sent = True
-            messages.append(self._state.leaving)
         beats = now >= self._next_heartbeat
         if beats or self._state.reports != self._reported:
             self._reported = self._state.reports
             messages += self._reported
+        if self._state.leaving is not None and not self._leave_sent:
+            self._leave_sent = True
+            messages.append(self._state.leaving)  # after the reports: nothing is heard of who left
         if beats:
             self._next_heartbeat = now + self._interval
             messages.append(Heartbeat(self._state.status()))

@@ -42,8 +42,8 @@ class MemberState:
         failure: why this task could not join; None if it could, or is still trying.
         leaving: the message with which the task leaves; None while it stays.
         left: whether the coordinator has received that message.
-        reports: what a server has to say of its shards: sent when it changes, and with each
-            heartbeat, as long as it holds.
+        reports: what a server has to say of its shards, or a chief of the last step: sent when it
+            changes, and with each heartbeat, as long as it holds.
         closing: whether the member's thread is to end.
         ended: whether the thread has ended.
         extra_status: called at each heartbeat, in the thread that sends it, for a further status.

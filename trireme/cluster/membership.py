@@ -39,6 +39,7 @@ from trireme.cluster.messages import (
     JobOverHeard,
     Join,
     Joined,
+    LastStepSaved,
     Leave,
     Left,
     Outcome,
@@ -87,7 +88,15 @@ class Tick:
 
 Event = Received | Closed | Paused | Tick
 
-_MEMBER_MESSAGES = (Heartbeat, Leave, JobOverHeard, CaughtUp, CopyLost, ReadyToSwitch)
+_MEMBER_MESSAGES = (
+    Heartbeat,
+    LastStepSaved,
+    Leave,
+    JobOverHeard,
+    CaughtUp,
+    CopyLost,
+    ReadyToSwitch,
+)
 
 
 def step(now: float, state: State, event: Event) -> Decision:
@@ -142,6 +151,8 @@ def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Messag
     builder.update_task(task)
     if isinstance(message, Leave):
         _leave(builder, task, connection, message)
+    elif isinstance(message, LastStepSaved) and task.role == "worker":
+        _last_step_saved(builder, task, message.step)
     elif isinstance(message, CaughtUp) and task.role == "ps":
         take_caught_up(builder, task, message)
     elif isinstance(message, CopyLost) and task.role == "ps":
@@ -297,15 +308,21 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
     if task.state == "left":  # it did not get the first answer
         builder.update_task(task)
         return
-    outcome, chief = message.outcome, message.chief
+    outcome = message.outcome
     builder.update_task(
-        replace(task, state="left", reason=said, since=builder.now, outcome=outcome, chief=chief)
+        replace(task, state="left", reason=said, since=builder.now, outcome=outcome)
     )
     if outcome == "failed":
         builder.end(_failure(builder, task, message))
     elif task.role == "ps" and lacks_copies(builder.state):
         how: Outcome = "interrupted" if outcome == "interrupted" else "failed"
         builder.end(JobOver(how, task.name, f"{said}, while workers still needed its parameters"))
+
+
+def _last_step_saved(builder: DecisionBuilder, task: Task, step: int) -> None:
+    if task.saved != step:
+        builder.update_task(replace(task, saved=step))
+        builder.add_reason(f"{task} has saved the last step, {step}")
 
 
 def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:

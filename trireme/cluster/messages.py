@@ -81,13 +81,22 @@ class Leave(Message, frozen=True, array_like=True):
     Attributes:
         outcome: how it ended.
         reason: why; for `failed`, the error.
-        chief: whether it has saved the last step as the chief, where steps are saved.
     """
 
     kind: ClassVar[int] = 24
     outcome: Outcome
     reason: Line = ""
-    chief: bool = False
+
+
+class LastStepSaved(Message, frozen=True, array_like=True):
+    """The chief has saved the last step, where steps are saved. Nobody has to take over from it.
+
+    Attributes:
+        step: the global step at which training has ended.
+    """
+
+    kind: ClassVar[int] = 38
+    step: Number
 
 
 class JobOverHeard(Message, frozen=True, array_like=True):

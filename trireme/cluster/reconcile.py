@@ -144,9 +144,14 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
     if chief is not None:
         if builder.now - chief.since < builder.state.policy.wait_for_restart:
             return  # its new process gets the values from the servers and saves them
+        lacks = (
+            "its program had not ended, though the last step is saved"
+            if chief.saved is not None
+            else "it had not said that it had saved the last step"
+        )
         reason = (
-            f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, and it "
-            "had not said that it had saved the last step"
+            f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, and "
+            f"{lacks}"
         )
         builder.end(JobOver("failed", chief.name, reason))
         return
@@ -163,7 +168,7 @@ def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
 
     A worker that had ended its training before it heard of the loss has not.
     """
-    if any(worker.chief for worker in left):
+    if any(worker.saved is not None for worker in left):
         return None
     return min(lost, key=lambda worker: worker.index, default=None)
 

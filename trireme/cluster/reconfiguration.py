@@ -123,9 +123,8 @@ def _with_members(view: View, state: State) -> View:
         workers=tuple(
             WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
         ),
-        concluded=any(
-            task.state == "left" and task.chief and not task.dismissed
-            for task in state.of("worker")
+        saved=max(
+            (task.saved for task in state.of("worker") if task.saved is not None), default=None
         ),
     )
 

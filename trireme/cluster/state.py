@@ -114,7 +114,7 @@ class Task(msgspec.Struct, frozen=True):
         host, pid, address: as its process reported them.
         heard: when it was last heard; the end of a connection counts too.
         outcome: how it left; None if it did not.
-        chief: of one that has left, whether it has saved the last step as the chief.
+        saved: the last step, once it has saved it as the chief; None before.
         status: the status of its last heartbeat.
         steps: how many steps it reports to have made; 0 where it reports none.
         moved: when it last reported a further step, or an excuse.
@@ -138,7 +138,7 @@ class Task(msgspec.Struct, frozen=True):
     address: str = ""
     heard: float = 0.0
     outcome: Outcome | None = None
-    chief: bool = False
+    saved: int | None = None
     status: Mapping[str, StatusValue] = msgspec.field(default_factory=dict)
     steps: int = 0
     moved: float = 0.0

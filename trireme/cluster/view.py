@@ -84,8 +84,8 @@ class View(msgspec.Struct, frozen=True, array_like=True):
             empty.
         life: how many times the job was rolled back to a checkpoint, because all copies of a shard
             were lost.
-        concluded: whether the chief has saved the last step and has left: no other worker takes
-            over from it.
+        saved: the last step, once the chief has saved it; None before. A worker that came back late
+            may have made further steps, and then has them saved too.
     """
 
     number: Number
@@ -95,7 +95,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     generation: Number = 1
     next_shards: tuple[ShardEntry, ...] = ()
     life: Number = 0
-    concluded: bool = False
+    saved: Number | None = None
 
     @property
     def chief(self) -> int | None:

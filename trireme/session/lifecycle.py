@@ -7,12 +7,14 @@ joining -> waiting for the cluster -> initialising or restoring -> training -> s
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
-from trireme.cluster.messages import Outcome
+from trireme.cluster.messages import LastStepSaved, Outcome
 from trireme.cluster.view import View
 from trireme.errors import Fenced, JobFailed, TriremeError, WireError
 from trireme.launch.exit_reason import describe
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _REJOIN_SECONDS = 30.0  # for the coordinator to accept a worker again that it had given up
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
+_WAIT_SHOWN_AGAIN = 5.0  # seconds
 
 
 class WaitCutShort(Exception):
@@ -58,7 +61,6 @@ class Lifecycle:
         draining: whether the worker has retired, and waits until the others have retired.
         stop_sent: whether the worker has asked the job to stop.
         left: whether the worker has left the job.
-        concluded: whether the job's last step is saved, as far as this worker has to see to it.
         exits: callbacks that run first when the worker leaves.
     """
 
@@ -75,12 +77,11 @@ class Lifecycle:
         self.draining = False
         self.stop_sent = False
         self.left = False
-        self.concluded = False
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
         self.interrupted: str | None = None
-        self._chief_at_end: bool | None = None
+        self._last_chief = LastChief(self.task.index)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -190,11 +191,10 @@ class Lifecycle:
     def is_chief(self) -> bool:
         """Whether this is the live worker with the lowest index.
 
-        After training, whether it was the chief at the end, or has taken over from one that was
-        lost: no worker takes over from a chief that has finished and left.
+        After its last update, whether it saves the last step; see `LastChief`.
         """
-        if self._chief_at_end is not None:
-            return self._chief_at_end
+        if self._last_chief.saves is not None:
+            return self._last_chief.saves
         group = self.setup.process_group
         if group is not None and not group.is_chief:
             return False
@@ -209,25 +209,59 @@ class Lifecycle:
         return view is not None and view.chief == self.task.index
 
     def settle_chief(self) -> None:
-        """Settles which worker is chief at the end, before the chief may finish and leave."""
-        if self._chief_at_end is None:
-            self._chief_at_end = self.is_chief
+        """Settles whether this worker saves the last step, before the chief may have saved it."""
+        self._last_chief.settle(self.is_chief)
 
-    def take_over(self) -> bool:
-        """Becomes chief after training, if the chief was lost before it had saved the last step.
+    def follow_chief(self) -> bool:
+        """Takes over from a chief that was lost, or hands over, after this worker's last update.
 
         Returns:
-            Whether this worker was not the chief before, and is now.
+            Whether this worker became the one that saves the last step, or is it no more.
         """
-        view = self.view
-        if self._chief_at_end is not False or view is None or view.concluded:
-            return False
-        self._chief_at_end = view.chief == self.task.index
-        return self._chief_at_end
+        return self._last_chief.follow(self.view, self.backend.global_step)
 
     def reopen_chief(self) -> None:
         """Lets the chief be another worker again, as training goes on."""
-        self._chief_at_end = None
+        self._last_chief.reopen()
+
+    @property
+    def awaits_chief(self) -> bool:
+        """Whether, after training, another worker is to save the last step and has not yet."""
+        if self.member is None or self.member.over or self.member.ended or self.dismissed:
+            return False
+        return self._last_chief.awaits(self.view, self.backend.global_step)
+
+    def wait_for_chief(self) -> bool:
+        """Waits, after training, until another worker has saved the last step.
+
+        It also returns where that worker is lost and this one is chief: see `follow_chief`.
+
+        Returns:
+            False where the job has given this worker up meanwhile, or was rolled back.
+
+        Raises:
+            JobFailed: the job has failed meanwhile.
+        """
+        member, began = self.member, time.monotonic()
+        assert member is not None  # else this worker awaits nobody
+        before = member.incarnation, self.life
+
+        def changed() -> bool:
+            return (member.incarnation, self.life) != before or self.leads or not self.awaits_chief
+
+        while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN_AGAIN):
+            if (view := self.view) is not None:
+                names = tuple(f"worker:{worker.index}" for worker in view.workers[:1])
+                seconds = time.monotonic() - began
+                self.progress.waiting_for_update("the last checkpoint", names, seconds)
+        if member.over is not None and member.over.outcome == "failed":
+            member.check()
+        return (member.incarnation, self.life) == before
+
+    def last_step_saved(self) -> None:
+        """Tells the job, as chief, that the last step is saved."""
+        if self.member is not None and self.is_chief:
+            self.member.tell((LastStepSaved(self.backend.global_step),))
 
     @property
     def view(self) -> View | None:
@@ -295,7 +329,7 @@ class Lifecycle:
         finally:
             if self.member is not None:
                 if not comes_back:
-                    self.member.leave(outcome, reason, chief=self.concluded and self.is_chief)
+                    self.member.leave(outcome, reason)
                 self.member.close()
             if self._joined:
                 self.backend.close()

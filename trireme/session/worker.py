@@ -11,6 +11,7 @@ import msgspec
 from torch import nn
 
 from trireme.errors import (
+    CheckpointLockLost,
     ConfigurationError,
     Fenced,
     JobFailed,
@@ -452,7 +453,8 @@ class Worker:
         """Waits until training has ended on all workers; the chief saves the final step.
 
         A worker whose loop has ended while others go on waits for them too: a chief that saved and
-        left would save no update that is made meanwhile.
+        left would save no update that is made meanwhile. The other workers wait until the chief has
+        saved: if it is lost before, one of them takes over.
 
         Raises:
             RolledBack: all copies of a part of the parameters were lost meanwhile, and the job goes
@@ -475,15 +477,39 @@ class Worker:
             if not has_all and self._leaves():
                 return
             checkpoints.last_step = backend.global_step
-            if has_all and lifecycle.take_over():
-                checkpoints.follow_view()
+            if has_all and not self._wait_for_chief():
+                continue
             try:
                 checkpoints.finish()
                 break
             except Fenced:
                 if not has_all:
                     raise
-        lifecycle.concluded = True
+            except CheckpointLockLost:
+                if not lifecycle.follow_chief():  # to whom the directory was lost
+                    raise
+        lifecycle.last_step_saved()
+
+    def _wait_for_chief(self) -> bool:
+        """Waits until the last step is saved, or this worker is to save it.
+
+        Returns:
+            False where all have to wait for one another again; see `Lifecycle.wait_for_chief`.
+
+        Raises:
+            JobFailed: the job has failed meanwhile.
+        """
+        while True:
+            self._follow_chief()
+            if not self.lifecycle.awaits_chief:
+                return True
+            if not self.lifecycle.wait_for_chief():
+                return False
+
+    def _follow_chief(self) -> None:
+        """Takes over from a chief that was lost, or hands over to one that came back."""
+        if self.lifecycle.follow_chief():
+            self.checkpoints.follow_view()
 
     def _leaves(self) -> bool:
         """Returns whether the job goes on without this worker; says why."""
@@ -550,8 +576,7 @@ class Worker:
         if lifecycle.interrupted is not None and not lifecycle.stop_sent:
             self.stop(lifecycle.interrupted)
         if lifecycle.leads and lifecycle.servers is not None:
-            if lifecycle.take_over():
-                checkpoints.follow_view()
+            self._follow_chief()
             checkpoints.save_due(max(each.step for each in lifecycle.servers.status()))
 
     def _went_back(self, before: int) -> RolledBack:
