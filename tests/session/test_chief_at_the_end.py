@@ -15,6 +15,7 @@ from torch import nn
 
 from tests.harness import JOB, SECRET, Cluster, Ran, run_job
 from trireme.cluster.observer import Observer
+from trireme.errors import CheckpointError
 from trireme.ps.shard import shard
 from trireme.session import lifecycle
 from trireme.session.checkpoint import latest
@@ -320,3 +321,57 @@ def test_loops_of_different_lengths_are_all_saved(
     made = sum(LOOPS) if by_themselves else max(LOOPS)
     # Where two workers make a round, the third one's updates may be stale, and rounds are more.
     assert checkpoint.step >= made if options.get("aggregate") else checkpoint.step == made
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("max_steps", [None, STEPS])
+def test_the_last_step_is_saved_where_the_chief_is_lost_while_it_saves(
+    tmp_path: Path, max_steps: int | None, servers: int
+) -> None:
+    """All have made their last update then: one of those that wait for the chief takes over."""
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return Session(model, nn.CrossEntropyLoss(), optimizer, max_steps=max_steps)
+
+    def program(session: Session) -> Session:
+        if session.is_chief:
+            session.worker.storage.submit_last = partial(die, session)  # type: ignore[method-assign]
+        for _ in range(STEPS):
+            if session.should_stop():
+                break
+            session.step(batch)
+        return session
+
+    def die(session: Session, *copy: object) -> None:
+        member = session.worker.lifecycle.member
+        assert member is not None
+        member.close()
+        raise Killed
+
+    policy = {"reconnect_grace": 0.1, "wait_for_restart": 0.0}
+    ran = run_job(Cluster(3, servers, "async", run_dir=tmp_path, policy=policy), session, program)
+    assert [repr(error) for error in ran.raised.values()] == ["Killed()"]
+    assert ran.over is not None and ran.over.outcome == "finished"
+    checkpoint = latest(tmp_path, lambda path, error: None)
+    assert checkpoint is not None
+    assert checkpoint.step == ran.returned[1].worker.global_step == (max_steps or 3 * STEPS)
+    assert {worker: each.is_chief for worker, each in ran.returned.items()} == {1: True, 2: False}
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(tmp_path: Path) -> None:
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+
+    def program(session: Session) -> None:
+        if session.is_chief:
+            session.worker.storage.submit_last = fail  # type: ignore[method-assign]
+        session.step(batch)
+
+    def fail(*copy: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
+    assert str(ran.raised[0]) == "the disk is full"
+    assert "failed: worker:0" in str(ran.raised[1]) and "the disk is full" in str(ran.raised[1])
