@@ -114,19 +114,18 @@ def was_hit(shell: Shell) -> bool:
 
 @pytest.mark.thorough(but=("SIGKILL",))
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
-def test_a_chief_that_did_not_save_the_end_fails_the_job(shell: Shell, number: str) -> None:
+def test_another_worker_saves_the_end_that_a_chief_did_not(shell: Shell, number: str) -> None:
     ended = shell.run(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
         *dies_saving(shell, number),
     )
     assert was_hit(shell), ended.text
-    assert not list((shell.directory / "run" / "checkpoints").glob("step-*"))
-    assert ended.status == 1, ended.text
-    # Who is named first depends on who is noticed first: the chief, or who waited for it.
-    assert re.search(r"the job failed after .*worker:0 .*was ", ended.err), ended.err
+    assert sum(updates(saved(shell, STEPS))) == STEPS
+    assert ended.status == 0, ended.text
+    assert re.search(r"WARNING: worker:0 was ", ended.err), ended.err
 
 
-def test_where_restarts_are_allowed_the_chief_that_comes_back_saves_the_end(shell: Shell) -> None:
+def test_where_restarts_are_allowed_the_end_is_saved_by_one_of_them(shell: Shell) -> None:
     ended = shell.run(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
         *("--max-restarts", 1, *dies_saving(shell, "SIGKILL")),
