@@ -40,7 +40,7 @@ class LastChief:
             view: the newest view; None where there is no coordinator.
             step: the last step, as far as this worker knows.
         """
-        return self.saves is False and view is not None and not _is_saved(view, step)
+        return self.saves is False and view is not None and not view.has_saved(step)
 
     def follow(self, view: View | None, step: int) -> bool:
         """Takes over from a chief that is lost; hands over to one that came back.
@@ -53,11 +53,7 @@ class LastChief:
             Whether this worker saves now and did not before, or the other way round.
         """
         before = self.saves
-        if before is None or view is None or _is_saved(view, step):
+        if before is None or view is None or view.has_saved(step):
             return False
         self.saves = view.chief == self._worker
         return self.saves != before
-
-
-def _is_saved(view: View, step: int) -> bool:
-    return view.saved is not None and view.saved >= step

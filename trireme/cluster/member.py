@@ -77,6 +77,11 @@ class Member(MemberState):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @property
+    def away_since(self) -> float | None:
+        """Since when the coordinator is unreachable (`time.monotonic`); None while it is not."""
+        return self._protocol.away_since
+
     def check(self) -> None:
         """Returns while the job runs.
 

@@ -164,13 +164,11 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
 
 
 def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
-    """Returns the chief, if it was lost and no worker has taken over from it.
-
-    A worker that had ended its training before it heard of the loss has not.
-    """
+    """Returns the chief, if it was lost and no worker has taken over from it."""
     if any(worker.saved is not None for worker in left):
         return None
-    return min(lost, key=lambda worker: worker.index, default=None)
+    chiefs = [worker for worker in lost if worker.saved is not None]
+    return min(chiefs or lost, key=lambda worker: worker.index, default=None)
 
 
 def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:

@@ -112,6 +112,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """How many servers hold the shard that the fewest hold."""
         return min((len(shard.copies) for shard in self.shards), default=1)
 
+    def has_saved(self, step: int) -> bool:
+        """Returns whether a chief has saved a step, or a later one, as the last."""
+        return self.saved is not None and self.saved >= step
+
     def primary(self, shard: int) -> int:
         """Returns the index of the server with the primary of a shard.
 

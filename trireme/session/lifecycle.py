@@ -227,9 +227,23 @@ class Lifecycle:
     @property
     def awaits_chief(self) -> bool:
         """Whether, after training, another worker is to save the last step and has not yet."""
-        if self.member is None or self.member.over or self.member.ended or self.dismissed:
+        member = self.member
+        if member is None or member.over or member.ended or self.dismissed or self._cut_off(member):
             return False
         return self._last_chief.awaits(self.view, self.backend.global_step)
+
+    @property
+    def last_step_is_saved(self) -> bool:
+        """Whether the last step is saved, as far as this worker has heard."""
+        over = None if self.member is None else self.member.over
+        if over is not None and over.outcome != "failed":
+            return True
+        return self.view is not None and self.view.has_saved(self.backend.global_step)
+
+    def _cut_off(self, member: Member) -> bool:
+        """Returns whether the coordinator is away for too long to wait for what it has to say."""
+        since = member.away_since
+        return since is not None and time.monotonic() - since >= _REJOIN_SECONDS
 
     def wait_for_chief(self) -> bool:
         """Waits, after training, until another worker has saved the last step.
@@ -249,14 +263,58 @@ class Lifecycle:
         def changed() -> bool:
             return (member.incarnation, self.life) != before or self.leads or not self.awaits_chief
 
-        while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN_AGAIN):
-            if (view := self.view) is not None:
-                names = tuple(f"worker:{worker.index}" for worker in view.workers[:1])
-                seconds = time.monotonic() - began
-                self.progress.waiting_for_update("the last checkpoint", names, seconds)
-        if member.over is not None and member.over.outcome == "failed":
+        shown, heard = began, False
+        while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN):
+            now = time.monotonic()
+            if self.interrupted is not None and not heard:
+                heard = True
+                self.progress.message(
+                    f"{self.interrupted}: training has ended, and this worker ends when the last "
+                    "step is saved; a second signal ends it at once"
+                )
+            if now - shown >= _WAIT_SHOWN_AGAIN:
+                shown = now
+                self.progress.waiting_for_update("the last checkpoint", self._chief, now - began)
+        if self.last_step_is_saved:
+            return True
+        if member.over is not None:
             member.check()
+        if self._cut_off(member):
+            self.progress.warn(
+                f"the coordinator has been away for {_REJOIN_SECONDS:.0f} s: this worker ends, and "
+                f"does not know whether {', '.join(self._chief)} has saved the last step"
+            )
         return (member.incarnation, self.life) == before
+
+    @property
+    def _chief(self) -> tuple[str, ...]:
+        """The name of the chief by the newest view; none without workers."""
+        return (
+            () if self.view is None else tuple(f"worker:{w.index}" for w in self.view.workers[:1])
+        )
+
+    def directory_lost(self) -> bool:
+        """Waits for the news of why another worker has taken over the run directory.
+
+        Returns:
+            False where none come.
+
+        Raises:
+            JobFailed: the job has failed meanwhile.
+        """
+        member = self.member
+        if member is None:
+            return False
+        before = member.incarnation, self.view_number
+
+        def heard() -> bool:
+            anew = (member.incarnation, self.view_number) != before
+            return anew or self.last_step_is_saved or bool(member.over) or not self.leads
+
+        found = member.wait_until(heard, time.monotonic() + _REJOIN_SECONDS)
+        if member.over is not None and not self.last_step_is_saved:
+            member.check()
+        return found
 
     def last_step_saved(self) -> None:
         """Tells the job, as chief, that the last step is saved."""

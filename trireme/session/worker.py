@@ -486,8 +486,10 @@ class Worker:
                 if not has_all:
                     raise
             except CheckpointLockLost:
-                if not lifecycle.follow_chief():  # to whom the directory was lost
+                if not lifecycle.directory_lost():
                     raise
+                if lifecycle.last_step_is_saved:
+                    break
         lifecycle.last_step_saved()
 
     def _wait_for_chief(self) -> bool:
@@ -546,9 +548,10 @@ class Worker:
                 if lifecycle.life != self.life:
                     before = backend.global_step
                     self.rejoin()
-                    if not backend.stopping:
+                    if not backend.stopping and backend.global_step < before:
                         raise self._went_back(before)
-                self._retired()  # if not, the servers tell again
+                if self._retired() and not backend.stopping:  # if not, the servers tell again
+                    backend.end()
             except (JobFailed, WaitTimeout):
                 if lifecycle.life != self.life:
                     raise

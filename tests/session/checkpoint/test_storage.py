@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
-from trireme.errors import CheckpointError, ConfigurationError
+from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.records import read_starts
@@ -188,7 +188,7 @@ def test_a_chief_of_another_job_publishes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (
-        pytest.raises(ConfigurationError, match="writes to the run directory"),
+        pytest.raises(CheckpointLockLost, match="writes to the run directory"),
         session(tmp_path) as stopped,
     ):
         stopped.step(DATA[:10])

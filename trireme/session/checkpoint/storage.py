@@ -234,16 +234,15 @@ class Storage:
 
         Raises:
             CheckpointError: the checkpoint is not on the disk.
-            ConfigurationError: another process writes to the directory; names it.
+            CheckpointLockLost: another process writes to the directory; names it.
         """
         assert self._saver is not None
         refused = self._take(view)
-        if isinstance(refused, OSError):
-            raise CheckpointError(
+        if refused is not None:
+            lost = isinstance(refused, ConfigurationError)
+            raise (CheckpointLockLost if lost else CheckpointError)(
                 f"step {data.step} is not saved: {_problem(refused)}"
             ) from refused
-        if refused is not None:
-            raise refused
         self._after_a_failure = "It was the last one"
         self._saver.submit(data, LAST_DELAYS)
         self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
