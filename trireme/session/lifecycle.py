@@ -289,9 +289,8 @@ class Lifecycle:
     @property
     def _chief(self) -> tuple[str, ...]:
         """The name of the chief by the newest view; none without workers."""
-        return (
-            () if self.view is None else tuple(f"worker:{w.index}" for w in self.view.workers[:1])
-        )
+        workers = () if self.view is None else self.view.workers
+        return tuple(f"worker:{worker.index}" for worker in workers[:1])
 
     def directory_lost(self) -> bool:
         """Waits for the news of why another worker has taken over the run directory.
