@@ -82,7 +82,12 @@ def test_a_server_that_hangs_starts_the_job_again(shell: Shell) -> None:
 
 # The fault's moment is one that the disk sees, not a method of ours that a save may pass by.
 DIES_SAVING = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
+
+def await_another(entries):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and len(os.listdir("run/writers")) <= entries:
+        time.sleep(0.05)
 
 def die_first(event, arguments):
     if event != "os.rename" or pathlib.Path(os.fsdecode(arguments[1])).name != {last!r}:
@@ -91,6 +96,9 @@ def die_first(event, arguments):
     if not note.exists():
         note.touch()
         signal.raise_signal(signal.{signal})  # to this thread: it must not go on and rename
+    elif {waits} and not pathlib.Path("out/waited").exists():
+        pathlib.Path("out/waited").touch()
+        await_another(len(os.listdir("run/writers")))
 
 sys.addaudithook(die_first)
 sys.argv[0] = {program!r}
@@ -98,10 +106,16 @@ exec(compile(open({program!r}).read(), {program!r}, "exec"))
 """
 
 
-def dies_saving(shell: Shell, number: str) -> tuple[object, ...]:
-    """The counting program, whose chief is hit right before its last checkpoint gets its name."""
+def dies_saving(shell: Shell, number: str, *, waits: bool = False) -> tuple[object, ...]:
+    """The counting program, whose chief is hit right before its last checkpoint gets its name.
+
+    Args:
+        shell: runs it.
+        number: the signal.
+        waits: whether who saves next waits until another worker has taken the directory.
+    """
     program = DIES_SAVING.format(
-        last=f"step-{STEPS:09d}", signal=number, program=str(PROGRAMS / "counting.py")
+        last=f"step-{STEPS:09d}", signal=number, program=str(PROGRAMS / "counting.py"), waits=waits
     )
     (shell.directory / "program.py").write_text(program)
     return ("program.py", "--out", "out", "--max-steps", STEPS)
@@ -125,11 +139,16 @@ def test_another_worker_saves_the_end_that_a_chief_did_not(shell: Shell, number:
     assert re.search(r"WARNING: worker:0 was ", ended.err), ended.err
 
 
-def test_where_restarts_are_allowed_the_end_is_saved_by_one_of_them(shell: Shell) -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "when the chief is back"])
+def test_where_restarts_are_allowed_the_end_is_saved_by_one_of_them(
+    shell: Shell, waits: bool
+) -> None:
+    """A chief that is back takes the directory from the worker that saves in its place."""
     ended = shell.run(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"),
-        *("--max-restarts", 1, *dies_saving(shell, "SIGKILL")),
+        *("--max-restarts", 1, *dies_saving(shell, "SIGKILL", waits=waits)),
     )
     assert was_hit(shell), ended.text
+    assert "is not saved here: worker:1" in ended.text or not waits, ended.text
     assert ended.status == 0, ended.text
     assert sum(updates(saved(shell, STEPS))) == STEPS

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from tests.harness import JOB, SECRET, Cluster, Ran, run_job
+from trireme.cluster.member import Member
 from trireme.cluster.observer import Observer
-from trireme.errors import CheckpointError
+from trireme.errors import CheckpointError, CheckpointLockLost, JobFailed
 from trireme.ps.shard import shard
 from trireme.session import lifecycle
 from trireme.session.checkpoint import latest
@@ -375,3 +376,82 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(tmp_pa
     ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
     assert str(ran.raised[0]) == "the disk is full"
     assert "failed: worker:0" in str(ran.raised[1]) and "the disk is full" in str(ran.raised[1])
+
+
+def test_who_loses_the_directory_and_hears_no_reason_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is another job's now, or the news of another chief does not come."""
+    monkeypatch.setattr(lifecycle, "_REJOIN_SECONDS", 0.1)
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+
+    def program(session: Session) -> None:
+        if session.is_chief:
+            session.worker.storage.submit_last = lose  # type: ignore[method-assign]
+        session.step(batch)
+
+    def lose(*copy: object) -> None:
+        raise CheckpointLockLost("worker:7 has it")
+
+    ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
+    assert str(ran.raised[0]) == "worker:7 has it"
+    assert isinstance(ran.raised[1], JobFailed)
+
+
+def test_nobody_waits_for_long_for_a_coordinator_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chief has saved, and cannot tell the others."""
+    monkeypatch.setattr(lifecycle, "_REJOIN_SECONDS", 0.2)
+    monkeypatch.setattr(lifecycle, "_WAIT_SHOWN", 0.05)
+    monkeypatch.setattr(Member, "away_since", 0.0)
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    ended, shown = Event(), list[str]()
+
+    def program(session: Session) -> None:
+        if session.is_chief:
+            then = session.worker.storage.submit_last
+            session.worker.storage.submit_last = partial(late, then)  # type: ignore[method-assign]
+        else:
+            session.worker.progress.warn = shown.append  # type: ignore[method-assign]
+            session.worker.lifecycle.exits.callback(ended.set)
+        session.step(batch)
+
+    def late(then: Callable[..., None], *copy: object) -> None:
+        assert ended.wait(30), "the other worker waits for what it cannot hear"
+        then(*copy)
+
+    ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
+    assert not ran.raised
+    assert any("does not know whether worker:0 has saved the last step" in text for text in shown)
+
+
+def test_a_worker_that_is_interrupted_while_the_chief_saves_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "_WAIT_SHOWN", 0.05)
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    said, shown, sessions = Event(), list[str](), dict[int, Session]()
+
+    def program(session: Session) -> None:
+        if session.is_chief:
+            then = session.worker.storage.submit_last
+            session.worker.storage.submit_last = partial(late, then)  # type: ignore[method-assign]
+        else:
+            session.worker.progress.message = show  # type: ignore[method-assign]
+        session.step(batch)
+
+    def late(then: Callable[..., None], *copy: object) -> None:
+        sessions[1].worker.lifecycle.interrupt("SIGTERM")
+        assert said.wait(30)
+        then(*copy)
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if text.startswith("SIGTERM: training has ended"):
+            said.set()
+
+    cluster = Cluster(2, 1, "async", run_dir=tmp_path)
+    ran = run_job(cluster, lambda worker: sessions.setdefault(worker, session(worker)), program)
+    assert {worker: repr(error) for worker, error in ran.raised.items()} == {1: "SystemExit(130)"}
+    assert "a second signal ends it at once" in "".join(shown)

@@ -279,12 +279,16 @@ class Lifecycle:
             return True
         if member.over is not None:
             member.check()
-        if self._cut_off(member):
+        return (member.incarnation, self.life) == before
+
+    def warn_if_unheard(self) -> None:
+        """Warns where this worker ends though it has not heard that the last step is saved."""
+        unheard = self._last_chief.awaits(self.view, self.backend.global_step)
+        if unheard and self.member is not None and self._cut_off(self.member):
             self.progress.warn(
                 f"the coordinator has been away for {_REJOIN_SECONDS:.0f} s: this worker ends, and "
                 f"does not know whether {', '.join(self._chief)} has saved the last step"
             )
-        return (member.incarnation, self.life) == before
 
     @property
     def _chief(self) -> tuple[str, ...]:

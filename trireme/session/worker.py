@@ -504,6 +504,7 @@ class Worker:
         while True:
             self._follow_chief()
             if not self.lifecycle.awaits_chief:
+                self.lifecycle.warn_if_unheard()
                 return True
             if not self.lifecycle.wait_for_chief():
                 return False
