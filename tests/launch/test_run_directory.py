@@ -67,6 +67,14 @@ def test_record_and_secret_are_private_and_the_secret_goes(tmp_path: Path) -> No
     assert read_record(tmp_path).state == "lost"  # its end was not recorded
 
 
+def test_a_directory_that_a_file_has_replaced_can_be_released(tmp_path: Path) -> None:
+    directory = claim(tmp_path / "run")
+    directory.path.rename(tmp_path / "moved")
+    directory.path.touch()
+    directory.release()
+    claim(tmp_path / "moved").release()
+
+
 def test_what_a_killed_launcher_left_is_claimed_again(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     directory.lock.close()  # as the kernel does when a process dies

@@ -124,8 +124,9 @@ class RunDirectory:
 
     def release(self) -> None:
         """Removes the secret and the certificate, and releases the lock."""
-        self.secret_file.unlink(missing_ok=True)
-        self.certificate_file.unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # a file has its place: they are gone with it
+            self.secret_file.unlink(missing_ok=True)
+            self.certificate_file.unlink(missing_ok=True)
         self.lock.close()
 
 
