@@ -53,7 +53,8 @@ class Account:
         loaded_in: the view in which its first values were loaded; 0 before.
         values, velocity: what the last step left: the parameters and the momentum.
         history: the same after each step.
-        eras: the parts and the histories of the shards that it has gone on from, and its own.
+        eras: the numbers, parts and histories of the shards that it has gone on from, and its own;
+            a shard has a higher number than those that it goes on from.
         applied: the step that each applied push made or belongs to.
         verdicts: the first verdict on each push.
         view: the newest that the copy has taken.
@@ -77,7 +78,7 @@ class Account:
         self.values: Vectors | None = None
         self.velocity: Vectors = ()
         self.history: History = {}
-        self.eras: list[tuple[Sequence[Part], History]] = []
+        self.eras: list[tuple[int, Sequence[Part], History]] = []
         self.applied: dict[PushId, int] = {}
         self.verdicts: dict[PushId, Applied | Stale] = {}
         self.view = View(0, (), ())
@@ -106,7 +107,8 @@ class Account:
         )
         self._indexed = 0
         self._by_bytes.clear()
-        self.eras.append((self._parts, self.history))
+        number = 1 + max((number for number, _, _ in self.eras), default=0)
+        self.eras.append((number, self._parts, self.history))
 
     @property
     def live(self) -> set[tuple[int, int]]:
@@ -133,7 +135,8 @@ class Account:
         """Begins where other shards have stopped, in the order of their slots."""
         first = before[0]
         assert first.values is not None
-        self.eras = [era for account in before for era in account.eras]
+        eras = {id(era[2]): era for account in before for era in account.eras}  # shared by siblings
+        self.eras = sorted(eras.values(), key=lambda era: era[0])
         self.step = max(account.step for account in before)
         self.applied, self.verdicts = dict(first.applied), dict(first.verdicts)
         self.retired, self.clocks = set(first.retired), dict(first.clocks)
@@ -298,7 +301,7 @@ class Account:
             step: the global step.
         """
         which, start, stop = slot
-        for parts, history in reversed(self.eras):
+        for _, parts, history in reversed(self.eras):
             part = parts[which]
             if part.start <= start and stop <= part.stop and step in history:
                 values = history[step][0][which][start - part.start : stop - part.start]
