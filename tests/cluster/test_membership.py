@@ -435,7 +435,7 @@ class TestLeaving:
         assert job.view.chief == 3 and job.view.saved == 7
 
     def test_a_chief_that_has_saved_and_whose_program_is_lost_fails_the_job(self) -> None:
-        """Nobody takes over from it, and what its program had still to do is not done."""
+        """No worker takes over from it, and its program has not ended."""
         job = Driver(heartbeat_timeout=10.0)
         tasks = job.join_all()
         job.say(tasks["worker:0"], LastStepSaved(7))

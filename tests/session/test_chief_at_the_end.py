@@ -378,6 +378,18 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(tmp_pa
     assert "failed: worker:0" in str(ran.raised[1]) and "the disk is full" in str(ran.raised[1])
 
 
+def before_the_last_save(session: Session, do: Callable[[], object]) -> None:
+    """Has a chief call a function before it saves the last step."""
+    storage = session.worker.storage
+    save = storage.submit_last
+
+    def then_save(*copy: Any) -> None:
+        do()
+        save(*copy)
+
+    storage.submit_last = then_save  # type: ignore[method-assign]
+
+
 def test_who_loses_the_directory_and_hears_no_reason_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,16 +422,14 @@ def test_nobody_waits_for_long_for_a_coordinator_that_is_gone(
 
     def program(session: Session) -> None:
         if session.is_chief:
-            then = session.worker.storage.submit_last
-            session.worker.storage.submit_last = partial(late, then)  # type: ignore[method-assign]
+            before_the_last_save(session, wait)
         else:
             session.worker.progress.warn = shown.append  # type: ignore[method-assign]
             session.worker.lifecycle.exits.callback(ended.set)
         session.step(batch)
 
-    def late(then: Callable[..., None], *copy: object) -> None:
-        assert ended.wait(30), "the other worker waits for what it cannot hear"
-        then(*copy)
+    def wait() -> None:
+        assert ended.wait(30), "the other worker has not ended"
 
     ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
     assert not ran.raised
@@ -435,16 +445,14 @@ def test_a_worker_that_is_interrupted_while_the_chief_saves_says_what_it_waits_f
 
     def program(session: Session) -> None:
         if session.is_chief:
-            then = session.worker.storage.submit_last
-            session.worker.storage.submit_last = partial(late, then)  # type: ignore[method-assign]
+            before_the_last_save(session, interrupt)
         else:
             session.worker.progress.message = show  # type: ignore[method-assign]
         session.step(batch)
 
-    def late(then: Callable[..., None], *copy: object) -> None:
+    def interrupt() -> None:
         sessions[1].worker.lifecycle.interrupt("SIGTERM")
         assert said.wait(30)
-        then(*copy)
 
     def show(text: str) -> None:
         shown.append(text)

@@ -59,8 +59,8 @@ def check(world: World) -> None:
 def _check_saved(world: World, shard: Shard) -> None:
     """Where a worker has got as far as the end and the job has not failed, all of it is saved.
 
-    Except for what a worker did that came back when the others had saved and left, and that was
-    lost before it had saved too.
+    An exception is a worker that came back after the others had saved and left, and that was lost
+    before it had saved: its updates may be in no checkpoint.
     """
     state = world.coordinator.state
     assert state.over is not None
