@@ -118,7 +118,8 @@ def report(
     for name, windows in held_out.items():
         reached[name] = math.exp(session.evaluate(windows, name=name, batch_size=ROWS)["loss"])
     for name, perplexity in reached.items():
-        session.log(perplexity=perplexity, run=name)
+        step = session.global_step if name == "train" else session.evaluated_step
+        session.log(perplexity=perplexity, run=name, step=step)
     print(f"epoch {epoch}: perplexity", ", ".join(f"{k} {v:.1f}" for k, v in reached.items()))
 
 

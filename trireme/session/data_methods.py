@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 import torch
@@ -26,9 +27,12 @@ class DataMethods(JobView):
 
     Attributes:
         options: the session's options.
+        evaluated_step: the global step of the values that the last evaluation had; None before one.
+            Under asynchronous strategies it may be ahead of `global_step`.
     """
 
     options: Options
+    evaluated_step: int | None = None
     _feed: DataFeed
     _setup: TrainingSetup
     _evaluator: Replica
@@ -192,13 +196,14 @@ class DataMethods(JobView):
             check_whole("batch_size", batch_size)
         batches = evaluation_batches(dataset, batch_size, _loading("evaluate", loading))
         excused = worker.lifecycle.liveness.excused("it evaluates")
-        values = worker.buffers.consistent_values()
+        values: AbstractContextManager[int | None] = worker.buffers.consistent_values()
         if self._setup.lean:  # no process can evaluate alone
             values = worker.backend.evaluating()
-        with excused, values:
+        with excused, values as step:
+            self.evaluated_step = worker.global_step if step is None else step
             results = self._evaluator.evaluate(batches, transform=transform)
         if self.is_chief:
-            self._recorder.evaluated(name, results)
+            self._recorder.evaluated(name, results, self.evaluated_step)
         for hook in self.options.hooks:
             hook.on_evaluate(self, name, results)  # type: ignore[arg-type]  # a session
         return results

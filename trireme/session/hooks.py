@@ -47,7 +47,10 @@ class Hook:
         """
 
     def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
-        """Called after `Session.evaluate` with its `name`; `metrics` includes `loss`."""
+        """Called after `Session.evaluate` with its `name`; `metrics` includes `loss`.
+
+        `session.evaluated_step` is the global step of the values that were evaluated.
+        """
 
     def on_stop(self, session: Session, reason: str) -> None:
         """Called when training has ended and is saved, unless the job failed.

@@ -46,6 +46,7 @@ class SummaryMethods(JobView):
         values: Mapping[str, float | torch.Tensor] | None = None,
         *,
         run: str = "train",
+        step: int | None = None,
         **named: float | torch.Tensor,
     ) -> None:
         """Records numbers.
@@ -53,10 +54,13 @@ class SummaryMethods(JobView):
         Args:
             values: the numbers by name.
             run: the TensorBoard run that they belong to.
+            step: the global step that they belong to, such as `evaluated_step`; None for the
+                present one.
             named: further numbers, as keywords.
         """
         if (board := self.board) is not None:
-            board.scalars(self.global_step, {**(values or {}), **named}, run)
+            step = self.global_step if step is None else step
+            board.scalars(step, {**(values or {}), **named}, run)
 
     def image(self, name: str, image: Any, **options: Any) -> None:
         """Records an image, or a grid of them.

@@ -353,17 +353,19 @@ class Recorder:
 
     # -- records of the program -----------------------------------------------------------------
 
-    def log(self, values: Mapping[str, float | torch.Tensor], run: str) -> None:
-        """Records numbers at the present global step."""
+    def log(
+        self, values: Mapping[str, float | torch.Tensor], run: str, step: int | None = None
+    ) -> None:
+        """Records numbers at a global step; None for the present one."""
         board = self.board
         if board is not None:
-            board.scalars(self._worker.global_step, values, run)
+            board.scalars(self._worker.global_step if step is None else step, values, run)
 
-    def evaluated(self, name: str, results: Mapping[str, float]) -> None:
-        """Records and shows the results of an evaluation."""
-        self.log(results, name)
+    def evaluated(self, name: str, results: Mapping[str, float], step: int) -> None:
+        """Records and shows the results of an evaluation of the values of a global step."""
+        self.log(results, name, step)
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
-        self._progress.message(f"{name} at global step {self._worker.global_step}: {shown}")
+        self._progress.message(f"{name} at global step {step}: {shown}")
 
     @property
     def board(self) -> TensorBoard | None:

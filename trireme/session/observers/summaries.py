@@ -264,7 +264,8 @@ class Summaries(Hook):
         board = session.board
         if board is not None and "hparams" in self._kinds and not self._off:
             values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
-            board.scalars(session.global_step, values)
+            assert session.evaluated_step is not None
+            board.scalars(session.evaluated_step, values)
 
     def _begin_trace(self, session: Session, step: int) -> None:
         if self._trace is not None:  # of a step that failed

@@ -75,7 +75,8 @@ class Tracker(Hook):
         if session.is_chief:
             self._begin(session)
             values = {f"{name}/{metric}": value for metric, value in metrics.items()}
-            self._log(values, session.global_step)
+            assert session.evaluated_step is not None
+            self._log(values, session.evaluated_step)
 
     def on_stop(self, session: Session, reason: str) -> None:
         self._end(failed=False, stopped=reason != "finished")

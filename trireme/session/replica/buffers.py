@@ -125,16 +125,17 @@ class Buffers:
     # -- the values of one step -----------------------------------------------------------------
 
     @contextmanager
-    def consistent_values(self) -> Iterator[None]:
+    def consistent_values(self) -> Iterator[int]:
         """Puts the values of one step, or their moving average, into the model during the block.
 
         The mean of the workers' buffers goes into the model too. Without servers, a process that
-        holds the whole model has the values of one step already.
+        holds the whole model has the values of one step already. Yields that step: servers may
+        have gone on since this worker's last exchange.
         """
         setup = self._setup
         alone = self._task.servers == 0 and setup.part is None
         if alone and setup.settings.options.ema is None:
-            yield
+            yield self._backend.global_step
             return
         state = self._backend.snapshot(state=False)
         means = self.average()
@@ -142,7 +143,7 @@ class Buffers:
         own_buffers = {name: b.clone() for name, b in named_buffers(setup.model) if name in means}
         self._put(state.average or state.values, means)
         try:
-            yield
+            yield state.step
         finally:
             self._put(own_values, own_buffers)
 
