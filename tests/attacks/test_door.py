@@ -127,6 +127,21 @@ def test_another_server(either: Door) -> None:
         either.enter("worker:1", server="ps:1")
 
 
+@pytest.mark.parametrize("named", ["worker:1", "worker:1\n\x1b[2J"])
+def test_a_stranger_writes_no_lines_and_no_escape_sequences_into_the_log(
+    plain: Door, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    job = "job\nps:0 ends: the job is finished\n\x1b]0;title\x07\u202e"
+    hello = msgspec.msgpack.encode(Hello(job, "", named, 0, bytes(32), "ps:0", plain.address))
+    stranger = plain.plain()
+    write_all(stranger, pack_header(Hello.kind, len(hello), 0, 0) + hello)
+    read_until_end(stranger)
+    plain.run.turn()
+    (line,) = [line for line in caplog.messages if "an unauthenticated peer" in line]
+    assert line.isprintable()
+    assert ("is of another job" if named == "worker:1" else "is not the name of a task") in line
+
+
 def old_frame(door: Door, version: int) -> bytes:
     """Says hello in another version of the protocol; returns what is answered."""
     hello = Hello(JOB, "", "worker:1", 0, bytes(32), "ps:0", door.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 
 from tests.launch.programs import alive, eventually
 from tests.session.checkpoint.samples import sample_changes, sample_tables
@@ -22,6 +24,15 @@ from trireme.cli import main
 from trireme.errors import DataError
 from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
+from trireme.monitor.job_state import UNSAVED, from_records
+from trireme.monitor.records import (
+    Begin,
+    Record,
+    RecordWriter,
+    read_starts,
+    records_directory,
+)
+from trireme.monitor.top import render
 from trireme.session.checkpoint import CheckpointData, save
 
 TRIREME = [sys.executable, "-m", "trireme"]
@@ -265,6 +276,52 @@ def test_the_status_of_a_job_that_is_over_tells_what_happened_to_it(capsys) -> N
         "after 2.0 s: event 2",
     ]
     assert lines[12] == "after 9.0 s: event 9"
+
+
+_EVIL = "\n\x1b[2J\x1b]0;title\x07\x9b1m\u202e"
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_strangers_run_directory_controls_no_terminal(
+    capsys, monkeypatch, terminal: bool, running: bool
+) -> None:
+    record = msgspec.structs.replace(
+        FINISHED,
+        state="running" if running else f"finished{_EVIL}",
+        host=f"here{_EVIL}",
+        command=(f"train.py{_EVIL}", "[bold]"),
+        failure=(f"failed{_EVIL}",),
+        events=((1.0, f"event{_EVIL}"),),
+        pids={f"worker:0{_EVIL}": 1},
+        options={f"workers{_EVIL}": f"2{_EVIL}"},
+        origins={f"workers{_EVIL}": f"somewhere{_EVIL}"},
+    )
+    claimed = claim(Path("run"))
+    claimed.write_record(record)
+    begin = Begin(task=f"worker:0{_EVIL}", job="abc", time=1.0, host=f"h{_EVIL}", pid=1)
+    writer = RecordWriter(records_directory(Path("run")), begin)
+    status = {"state": f"training{_EVIL}", "primary_of": f"[0]{_EVIL}", UNSAVED: f"no{_EVIL}"}
+    writer.write(Record(time=2.0, status=status), due=True)
+    writer.close()
+    if not running:
+        claimed.release()
+    monkeypatch.setattr("trireme.cli.top.time.sleep", lambda _: claimed.release())
+    shown = ""
+    for command in ("status", "top", "report", *(() if running else ("stop",))):
+        assert main([command, "run"]) == 0
+        shown += "".join(capsys.readouterr())
+    shown += Path("run/report.html").read_text()
+    if terminal:  # as a terminal of 100 columns is drawn
+        picture = from_records(" ".join(record.command), record.state, read_starts(Path("run")), 3)
+        console = Console(file=io.StringIO(), width=100, height=40, no_color=True)
+        console.print(render(picture, 100))
+        shown += console.file.getvalue()
+    assert r"training\x0a\x1b[2J" in shown
+    assert not {each for each in shown if not each.isprintable()} - {"\n", "\u200b"}
+    if not running:
+        assert main(["stop", f"no{_EVIL}where"]) == 2
+        assert capsys.readouterr().err.strip().isprintable()
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ from trireme.cli.parser import COMMANDS
 from trireme.errors import CheckpointError, UsageError, suggestion
 from trireme.monitor.numbers import size
 from trireme.monitor.report import CheckpointRow
+from trireme.printable import printable
 from trireme.remote.url import RemotePath
 
 
@@ -39,7 +40,7 @@ def _list(given: Namespace) -> int:
         if row.damage:
             status = 1
         what = f"DAMAGED: {row.damage}" if row.damage else f"{row.saved_at}  {size(row.nbytes)}"
-        print(f"{row.name}  {what}{_of(row.chain)}")
+        print(printable(f"{row.name}  {what}{_of(row.chain)}"))
     return status
 
 
@@ -69,13 +70,14 @@ def _show(given: Namespace) -> int:
     description = describe(_chosen(given))
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     print(f"{description.path}")
-    print(f"  global step {description.step}, saved {description.saved_at} by {versions}")
+    saved = f"saved {description.saved_at} by {versions}"
+    print(printable(f"  global step {description.step}, {saved}"))
     for title in ("model", "optimizer", "average", "local", "tables"):
         tensors: dict[str, tuple[str, tuple[int, ...]]] = getattr(description, title)
         if tensors:
             print(f"  {title}: {len(tensors)} tensors")
         for name, (dtype, shape) in tensors.items():
-            print(f"    {name}  {dtype} {list(shape)}")
+            print(printable(f"    {name}  {dtype} {list(shape)}"))
     if description.chain:
         print(f"  {_of(description.chain).strip()}")
     print(f"  {size(description.nbytes)} in all")
@@ -103,8 +105,9 @@ def _export(given: Namespace) -> int:
     print(f"{output}: the model of {path}")
     tables = {key.rpartition("/")[0]: None for key in describe(path).tables}
     if tables:
+        names = printable(", ".join(tables))
         print(
-            f"  without the rows of its sparse tables, {', '.join(tables)}: export them with "
+            f"  without the rows of its sparse tables, {names}: export them with "
             f"`trireme checkpoint export {given.run} --tables`"
         )
     return 0
@@ -114,7 +117,7 @@ def _export_tables(path: Path | RemotePath, output: Path, *, state: bool) -> int
     from trireme.session.checkpoint import export_tables
 
     for file in export_tables(path, output, state=state):
-        print(f"{file}: a table of {path}")
+        print(printable(f"{file}: a table of {path}"))
     return 0
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from trireme.cli.parser import COMMANDS, NOT_BUILT, overview
 from trireme.errors import TriremeError, UsageError, suggestion
+from trireme.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,6 +130,6 @@ def _versions() -> str:
 
 
 def _complain(error: TriremeError, status: int) -> int:
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     print(f"trireme: error: {text}", file=sys.stderr)
     return status

@@ -13,6 +13,7 @@ from trireme.launch.run_directory import RECORD, read_record
 from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
 from trireme.monitor.report import ReportData, page
+from trireme.printable import printable
 from trireme.remote.url import RemotePath, local_directory, location
 
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     home = local_directory(given.run)
     output = Path(given.output) if given.output is not None else home / "report.html"
     with local_run(given.run) as path:
-        text = page(_material(path, location(given.run)))
+        text = printable(page(_material(path, location(given.run))), keep="\n")
     try:
         if home != Path(given.run):
             output.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, Wir
 from trireme.launch.config.secret import find_secret
 from trireme.launch.environment.detect import JOB
 from trireme.launch.run_directory import JobRecord, is_running, read_record
+from trireme.printable import printable
 from trireme.remote.url import local_directory
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _tell(scaled: Scaled, status: ClusterStatus, *, by_hand: bool) -> None:
     if scaled.awaited and not by_hand:
         print(f"  its launcher starts {', '.join(scaled.awaited)}")
     for name in scaled.awaited if by_hand else ():
-        print(f"  start {name} on its machine: {_command(name, status)}")
+        print(printable(f"  start {name} on its machine: {_command(name, status)}"))
     if scaled.dismissed:
         verb = "is" if len(scaled.dismissed) == 1 else "are"
         print(f"  {', '.join(scaled.dismissed)} {verb} to leave")
@@ -191,7 +192,7 @@ def _wait(
             raise WaitTimeout(f"{after}. It goes on: `trireme status` shows it")
         if now >= noticed + _NOTICE_SECONDS:
             noticed = now
-            print(f"  waiting for {'; '.join(what)}", flush=True)
+            print(printable(f"  waiting for {'; '.join(what)}"), flush=True)
         time.sleep(_POLL_SECONDS)
 
 

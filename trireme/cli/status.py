@@ -20,6 +20,7 @@ from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.monitor.job_state import UNSAVED, findings, from_cluster
 from trireme.monitor.placement import Placement
 from trireme.monitor.records import read_starts
+from trireme.printable import printable
 from trireme.remote.url import RemotePath, location
 
 _EVENTS = 8
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     given = COMMANDS["status"][0]().read(arguments)
     with local_run(given.run) as path:
         status = _status(path, read_record(path), is_running(path), location(given.run))
-    print(json.dumps(status, indent=2) if given.json else "\n".join(_lines(status)))
+    print(json.dumps(status, indent=2) if given.json else "\n".join(map(printable, _lines(status))))
     return 0
 
 

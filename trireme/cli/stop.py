@@ -11,6 +11,7 @@ from trireme.cli.parser import COMMANDS
 from trireme.cli.remote_run import ELSEWHERE, local_run
 from trireme.errors import UsageError, WaitTimeout
 from trireme.launch.run_directory import is_running, read_record, wait_until_free
+from trireme.printable import printable
 from trireme.remote.url import local_directory
 
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     if record.state == ELSEWHERE:
         raise UsageError(f"the job in {given.run} runs on {record.host}: stop it there")
     if not running:
-        print(f"the job in {given.run} does not run: {record.state}")
+        print(printable(f"the job in {given.run} does not run: {record.state}"))
         return 0
     path = local_directory(given.run)
     if record.host != socket.gethostname():
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             f"the job in {path} did not end within {timeout:g} s: `kill {record.launcher}` once "
             "more ends it at once"
         )
-    print(f"the job in {path} has ended: {read_record(path).state}")
+    print(printable(f"the job in {path} has ended: {read_record(path).state}"))
     return 0
 
 

@@ -42,6 +42,7 @@ from trireme.launch.task_messages import (
     membership_reports,
 )
 from trireme.metrics import Registry
+from trireme.printable import printable
 from trireme.strategies import choose
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
             return run_call(task, audience.launcher)
         name = audience.name.strip()
         return run_program(program, task=name, launcher=audience.launcher)
-    logging.basicConfig(level=logging.WARNING, format=f"{audience.name}%(message)s")
+    _log_to_stderr(audience.name)
     try:
         serve = _serve_coordinator if task.role == "coordinator" else _serve_parameters
         over = serve(task, audience)
@@ -139,10 +140,23 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
         if audience.launcher is not None:
             audience.launcher.send(describe(JobFailed(how)))
             how = "the job failed"  # the launcher reports why
-    print(f"{audience.name}ends: {how}", flush=True)
+    print(f"{audience.name}ends: {printable(how)}", flush=True)
     if task.role == "coordinator" and over is not None and over.outcome == "interrupted":
         return INTERRUPTED  # a program whose loop is its own ends with a status of its own
     return 1 if failed else 0
+
+
+class _LineFormatter(logging.Formatter):
+    """Writes the message of a record as one line: it may quote a peer, or a file's name."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802: of the base class
+        return printable(super().formatMessage(record))
+
+
+def _log_to_stderr(prefix: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LineFormatter(f"{prefix}%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 # Classic spellings -------------------------------------------------------------------------------

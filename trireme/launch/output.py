@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TextIO
 
+from trireme.printable import printable
+
 LAST_LINES = 12
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
@@ -54,7 +56,7 @@ class Console:
 
     def _below(self) -> str:
         width = shutil.get_terminal_size().columns - 1
-        return "" if self._status is None else self._status[:width]
+        return "" if self._status is None else printable(self._status)[:width]
 
     def line(self, name: str, text: str, error: bool) -> None:
         """Shows one line of a task's output."""
@@ -65,7 +67,7 @@ class Console:
     def say(self, text: str, *, alarm: bool = False) -> None:
         """Shows one line of the launcher's own."""
         mark = self._paint(self._error, _ALARM, "trireme:") if alarm else "trireme:"
-        self._show(self._error, f"{mark} {text}")
+        self._show(self._error, f"{mark} {printable(text)}")
 
     def _paint(self, stream: TextIO, colour: str, text: str) -> str:
         plain = self._environ.get("NO_COLOR") or self._environ.get("TERM") == "dumb"

@@ -19,6 +19,7 @@ from trireme.monitor.job_state import (
 from trireme.monitor.numbers import size
 from trireme.monitor.placement import held
 from trireme.monitor.table_totals import table_totals
+from trireme.printable import printable
 
 _COLOURS = {
     "data": "blue",
@@ -53,34 +54,34 @@ def line(picture: JobSnapshot) -> str:
         *([picture.note] if picture.note else []),
         *findings(picture),
     ]
-    return "  ".join(parts)
+    return printable("  ".join(parts))
 
 
 def render(picture: JobSnapshot, width: int) -> RenderableType:
     """Returns a job for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(picture, width)]
     if picture.placement is not None and len(picture.of("ps")) > 1:
-        parts.append(Text(str(picture.placement), style="dim"))
+        parts.append(_text(str(picture.placement), "dim"))
     parts.append(Text())
     if picture.tasks:
         parts += [_table(picture, width), Text(), _legend(), *_key_of_shards(picture, width)]
     totals = table_totals(task.status for task in picture.tasks if task.live)
     if totals:
-        parts += [Text(), *(Text(each.line()) for each in totals[:_TABLES])]
+        parts += [Text(), *(_text(each.line()) for each in totals[:_TABLES])]
         if len(totals) > _TABLES:
             parts.append(Text(f"and {len(totals) - _TABLES} more tables", style="dim"))
     for text in findings(picture):
-        parts.append(Text(f"! {text}", style="bold red"))
+        parts.append(_text(f"! {text}", "bold red"))
     if picture.note:
-        parts.append(Text(picture.note, style="dim"))
+        parts.append(_text(picture.note, "dim"))
     return Group(*parts)
 
 
 def _head(picture: JobSnapshot, width: int) -> RenderableType:
     end = f"/{picture.last_step}" if picture.last_step else ""
     text = Text.assemble(
-        (picture.title, "bold"),
-        f"  {picture.phase} for {picture.seconds:.1f} s  ",
+        (printable(picture.title), "bold"),
+        f"  {printable(picture.phase)} for {picture.seconds:.1f} s  ",
         f"global step {picture.step}{end}  {picture.pace:,.0f} examples/s",
     )
     if not picture.last_step:
@@ -108,7 +109,7 @@ def _cells(picture: JobSnapshot, task: TaskSnapshot, width: int) -> dict[str, Re
     """Returns the cells of a task by the titles of their columns."""
     worker, seconds = task.role == "worker", sum(task.phases().values())
     return {
-        "task": Text(task.name, style="bold"),
+        "task": _text(task.name, "bold"),
         "state": _state(task),
         "step": _whole(task, "global_step"),
         "examples/s": _whole(task, "examples_per_second") if worker else "",
@@ -116,7 +117,7 @@ def _cells(picture: JobSnapshot, task: TaskSnapshot, width: int) -> dict[str, Re
         "phases": _bar(task, width),
         "staleness": f"{task.number('staleness'):.1f}" if worker else "",
         "lag": str(picture.lag(task)) if worker else "",
-        "shards": held(task.status) if task.live else "",
+        "shards": _text(held(task.status) if task.live else ""),
         "applied": _whole(task, "applied"),
         "stale": _whole(task, "stale"),
         "memory": _size(task, "memory_bytes"),
@@ -127,10 +128,10 @@ def _cells(picture: JobSnapshot, task: TaskSnapshot, width: int) -> dict[str, Re
 
 def _state(task: TaskSnapshot) -> Text:
     if not task.live:
-        return Text(task.state, style="dim" if task.state == "left" else "bold red")
+        return _text(task.state, "dim" if task.state == "left" else "bold red")
     if task.quiet >= SILENT_SECONDS:
         return Text(f"silent {task.quiet:.1f} s", style="bold red")
-    return Text(task.state)
+    return _text(task.state)
 
 
 def _bar(task: TaskSnapshot, width: int) -> Text:
@@ -161,6 +162,11 @@ def _key_of_shards(picture: JobSnapshot, width: int) -> list[RenderableType]:
         return []
     text = "shards: primary of, with the share of all parameters (backup of) [being filled with]"
     return [Text(text, style="dim")]
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Returns words of a job's tasks, or of its records, for a terminal."""
+    return Text(printable(text), style=style)
 
 
 def _whole(task: TaskSnapshot, name: str) -> str:

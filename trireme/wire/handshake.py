@@ -47,6 +47,7 @@ HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a handshake may take, unless the caller says otherwise."""
 
 _NONCE_BYTES = 32
+_SHOWN = 64  # how many characters of a stranger's words a message quotes
 _TASK = re.compile(r"[a-z]{1,32}:(0|[1-9][0-9]{0,4})", re.ASCII)
 _CLIENT = b"trireme handshake 2 client"
 _SERVER = b"trireme handshake 2 server"
@@ -203,12 +204,12 @@ class ServerHandshake:
         return self._deny("order", f"{type(message).__name__} came out of order")
 
     def _answer_hello(self, hello: Hello) -> Message:
+        if _TASK.fullmatch(hello.task) is None:
+            return self._deny("order", f"{hello.task[:_SHOWN]!r} is not the name of a task")
         if hello.job != self._job:
-            return self._deny("job", f"{hello.task} is of another job, {hello.job}")
+            return self._deny("job", f"{hello.task} is of another job, {hello.job[:_SHOWN]!r}")
         if len(hello.nonce) != _NONCE_BYTES:
             return self._deny("order", f"{hello.task} sent a nonce of {len(hello.nonce)} bytes")
-        if _TASK.fullmatch(hello.task) is None:
-            return self._deny("order", f"{hello.task!r} is not the name of a task")
         self._hello = hello
         return self._challenge
 

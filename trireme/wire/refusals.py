@@ -9,6 +9,8 @@ import ipaddress
 import logging
 from dataclasses import dataclass
 
+from trireme.printable import printable
+
 _log = logging.getLogger(__name__)
 
 BURST = 20
@@ -40,11 +42,11 @@ class Refusals:
 
         Args:
             now: the time in seconds.
-            reason: which peer was refused, and why.
+            reason: which peer was refused, and why, in words that may quote the peer.
         """
         self.count += 1
         if self._lines.take(now):
-            _log.warning("%s", reason)
+            _log.warning("%s", printable(reason))
         else:
             self._unlogged += 1
 

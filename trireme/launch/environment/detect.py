@@ -41,6 +41,7 @@ from trireme.launch.environment.process_launchers import (
 )
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_worker
 from trireme.launch.process_setup.resources import threads_of_task
+from trireme.printable import printable
 from trireme.remote.url import local_directory
 
 JOB = "by-hand"
@@ -290,7 +291,8 @@ def _print_error(
     rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "")
     prefix = f"rank {rank}: " if rank.isdecimal() else ""
     # Not sys.stderr: torch.distributed wraps this hook, and drops what it prints when it exits.
-    print(f"{prefix}error: {' '.join(str(error).split())}", file=sys.__stderr__, flush=True)
+    text = printable(" ".join(str(error).split()))
+    print(f"{prefix}error: {text}", file=sys.__stderr__, flush=True)
     raise SystemExit(2 if isinstance(error, UsageError) else 1)
 
 

@@ -24,6 +24,7 @@ import msgspec
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.exit_reason import INTERRUPTED, describe
 from trireme.launch.task_messages import LauncherPipe
+from trireme.printable import printable
 
 MODULE = "-m"
 """The word before the name of a module."""
@@ -196,7 +197,8 @@ def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> i
     if launcher is not None and isinstance(error, JobFailed):
         print("ends: the job failed elsewhere", file=sys.stderr)  # the launcher reports where
     elif isinstance(error, TriremeError):
-        print(f"{task}: error: {error}" if task else f"error: {error}", file=sys.stderr)
+        text = printable(str(error), keep="\n")
+        print(f"{task}: error: {text}" if task else f"error: {text}", file=sys.stderr)
     else:
         traceback.print_exception(type(error), error, own)
     if launcher is not None:
