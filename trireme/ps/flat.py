@@ -348,10 +348,19 @@ class FlatModel:
         self.layout = self.layout.divided(bounds)
 
     def publish_values(self) -> None:
-        """Copies values that were received beside the module into it."""
+        """Completes the receipt of values: copies those that were received beside the module."""
         if self._host_values is not self.values:
             for host, value in zip(self._host_values, self.values, strict=True):
                 value.copy_(host, non_blocking=True)
+        self.values_received()
+
+    def values_received(self) -> None:
+        """Counts the receipt of values as a write to each parameter, as autograd counts writes.
+
+        Values arrive through views of memory, which autograd does not see. A graph that was built
+        on the values before is then refused by backward, as after a step of any optimizer.
+        """
+        torch.autograd.graph.increment_version([parameter for parameter, _ in self._bound])
 
     def collect_values(self) -> None:
         """Copies the module's values to the host, before the chief's first load."""

@@ -138,6 +138,7 @@ class Shards:
         data = self.group.broadcast(None if told is None else msgspec.msgpack.encode(told))
         for vector in self.flat.values:
             self.group.broadcast_tensor(vector)
+        self.flat.values_received()
         if self._part is not None:
             self._part.fill({n: p.detach() for n, p in self.flat.parameters.items()})
         return msgspec.msgpack.decode(data, type=_Told) if told is None else told
