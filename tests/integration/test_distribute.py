@@ -35,3 +35,14 @@ def test_two_processes_train_one_model(
     (saved,) = Path(shell.directory, "run/checkpoints").iterdir()
     state = json.loads((saved / "state.json").read_text())["state"]
     assert saved.name == "step-000000012" and state["workers"] == 2
+
+
+@pytest.mark.parametrize("strategy", ["async", "sync"])
+def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy: str) -> None:
+    words = ("run", "--ps", 1, "--workers", 2, "--strategy", strategy, "--run-dir", "run")
+    for start in range(3):
+        ended = shell.start(*words, PROGRAMS / "schedule.py").ended()
+        assert ended.status == 0, ended.text
+        made = 10 * start * (2 if strategy == "async" else 1)
+        said = re.findall(r"worker:\d \| (global step \d+, rate \S+)", ended.text)
+        assert said == [f"global step {made}, rate 2**-{10 * start}"] * 2, ended.text

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
@@ -108,3 +108,30 @@ def test_without_rounds_a_change_by_the_program_is_pointed_out_once() -> None:
 
 def test_one_worker_alone_may_change_it_as_it_likes() -> None:
     assert warnings(Cluster(1, 1, "async"), decay) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "says"),
+    [
+        (Cluster(1, 1, "sync"), "whole job, with those before"),
+        (Cluster(2, 1, "async"), r"whole job \(each update of any of the 2 workers is one\)"),
+    ],
+    ids=str,
+)
+def test_a_schedule_past_its_end_is_refused_with_the_count_that_it_follows(
+    cluster: Cluster, says: str
+) -> None:
+    def session(worker: int) -> Session:
+        schedule = lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=3)  # noqa: E731
+        sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+        return made(torch.nn.Linear(4, 1), sgd, schedule, steps=12)
+
+    def program(session: Session) -> None:
+        while not session.should_stop():
+            session.step(BATCH)
+
+    says = (
+        rf"OneCycleLR given as scheduler has no step 4 .*global step \d+\. .*{says}.*max_steps=12"
+    )
+    with pytest.raises(ConfigurationError, match=says):
+        _ = run_job(cluster, session, program).values

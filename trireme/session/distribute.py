@@ -107,8 +107,8 @@ def distribute(
             called `NAME.PARAMETER` in checkpoints.
         optimizer: an optimizer that the parameter server supports; without servers, any optimizer
             whose step needs no closure. Learning-rate schedulers may act on the returned optimizer
-            or on this one. In a job that resumes, advance yours to the step that it resumes from:
-            `for _ in range(optimizer.global_step): scheduler.step()`.
+            or on this one. They count the steps of the loop that steps them: see
+            `DistributedOptimizer.loop_steps`, to which a job that resumes advances them.
         run_dir: the directory of checkpoints, or a URL such as `s3://bucket/run`; the launcher's
             `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.
@@ -215,6 +215,21 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
     def replicas(self) -> int:
         """The number of batches that the job computes at a time."""
         return self.worker.setup.replicas
+
+    @property
+    def loop_steps(self) -> int:
+        """The number of steps that one worker's loop has behind it, with those before a resume.
+
+        A schedule that the loop steps counts these, not the global steps. After `distribute`, and
+        before the loop, `for _ in range(optimizer.loop_steps): scheduler.step()` advances it to
+        where the job is, also in a worker that was started again.
+
+        Where workers make each step together it is the global step. Under asynchronous strategies,
+        where each worker's update is a global step, it is the global step divided by the number of
+        workers; with several optimizers, which step in turn, by their number too.
+        """
+        steps = self.worker.setup.settings.steps_of_a_loop(self.global_step)
+        return steps // len(self._job.parameters)
 
     def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
         """Pushes the gradients and brings the new values into the model.

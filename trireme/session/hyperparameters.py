@@ -37,6 +37,7 @@ class Hyperparameters:
         # Counted here, as not every scheduler counts its steps.
         self._scheduled = getattr(self.scheduler, "last_epoch", 0)
         self._optimizer = setup.optimizer
+        self._settings = setup.settings
         self._progress = progress
         # Otherwise the servers do not run the user's optimizer.
         self._told = setup.settings.task.servers > 0 and setup.outer is None
@@ -75,8 +76,30 @@ class Hyperparameters:
     def advance(self, step: int) -> None:
         """Advances the scheduler, where there is one, to a global step of the job."""
         while self.scheduler is not None and self._scheduled < step:
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except ValueError as error:  # such as OneCycleLR's, past its last step
+                raise self._refused(step, error) from error
             self._scheduled += 1
+
+    def _refused(self, step: int, error: ValueError) -> ConfigurationError:
+        """Returns the error that the schedule has no next step; says why the count is so high."""
+        settings, name = self._settings, type(self.scheduler).__name__
+        alone = settings.task.servers == 0 or settings.rule.synchronous
+        every = (
+            "" if alone else f" (each update of any of the {settings.task.workers} workers is one)"
+        )
+        last = (
+            "it makes"
+            if settings.max_steps is None
+            else f"it makes, max_steps={settings.max_steps}"
+        )
+        return ConfigurationError(
+            f"the {name} given as scheduler has no step {self._scheduled + 1} ({error}), and the "
+            f"job is at global step {step}. A session's schedule counts the global steps of the "
+            f"whole job{every}, with those before it was resumed: build it for as many steps as "
+            f"{last}"
+        )
 
 
 def _scheduler(setup: TrainingSetup) -> Any:

@@ -142,6 +142,15 @@ class Settings:
         updates = (self.rule.aggregate or self.task.workers) if rounds else 1
         return updates * self.mesh.replicas
 
+    def steps_of_a_loop(self, global_step: int) -> int:
+        """Returns how many steps each worker's own loop has behind it at a global step.
+
+        Where workers make each step together, all steps are steps of every loop. Elsewhere the
+        updates of all workers count as global steps, and this is a worker's share of them.
+        """
+        shared = self.task.servers > 0 and not self.rule.synchronous
+        return global_step // self.task.workers if shared else global_step
+
     @property
     def prefetches(self) -> bool:
         """Whether workers compute the next gradient while a push is under way."""

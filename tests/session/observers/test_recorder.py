@@ -43,7 +43,7 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
         ),
         update_times=UpdateTimes(),
         buffers=SimpleNamespace(publish=lambda: None),
-        storage=SimpleNamespace(saved=0, failed=0, alarm=""),
+        storage=SimpleNamespace(saved=0, failed=0, alarm="", submitted=None),
     )
 
 

@@ -55,6 +55,7 @@ class Storage:
         saved: the number of checkpoints that this process has completed.
         failed: the number of checkpoints that it could not write.
         newest: the step of the newest checkpoint that it knows of; None for none.
+        submitted: the step of the last save that was begun, unless it was lost; None for none.
         alarm: why the last checkpoint is not saved, and what the newest is; "" while all is well.
     """
 
@@ -65,6 +66,7 @@ class Storage:
         self.saved = 0
         self.failed = 0
         self.newest: int | None = None
+        self.submitted: int | None = None
         self.alarm = ""
         self._options = settings.options.checkpoint
         self._progress = progress
@@ -80,7 +82,6 @@ class Storage:
             f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
         )
         self._schedule: Schedule | None = None
-        self._saved_step: int | None = None
 
     # -- the right to write ---------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Storage:
         """
         if self._options is not None and self.run_dir is not None:
             self._schedule = Schedule(self._options, time.monotonic(), step)
-            self._saved_step = self.newest = step if restored else None
+            self.submitted = self.newest = step if restored else None
 
     def due(self, step: int) -> bool:
         """Returns whether to save that global step now."""
@@ -192,8 +193,8 @@ class Storage:
 
     def has(self, step: int) -> bool:
         """Returns whether the step was submitted before; notes that it is submitted now."""
-        known = step == self._saved_step
-        self._saved_step = step
+        known = step == self.submitted
+        self.submitted = step
         return known
 
     def durability(self, copies: int) -> str:
@@ -267,7 +268,7 @@ class Storage:
             if path is not None and error is not None:
                 self._progress.warn(f"step {step} is saved, but {error}")
             elif isinstance(error, CheckpointLockLost):
-                self._saved_step = None
+                self.submitted = None
                 self._progress.message(f"step {step} is not saved here: {error}")
             elif error is not None:
                 self._warn_not_saved(step, error)
@@ -372,7 +373,7 @@ class Storage:
     def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
         """Warns that a step is not saved."""
         self.failed += 1
-        self._saved_step = None
+        self.submitted = None
         if self._schedule is not None:
             self._schedule.failed(time.monotonic())
         why = f": {error}" if error is not None else ""

@@ -96,6 +96,7 @@ class Recorder:
             records = task.records or records_directory(Path(settings.run_dir or "."))
             begun = begin_here(task.name, task.job, settings.run_dir)
             self._journal = RecordWriter(Path(records), begun)
+        self._flushed = worker.storage.submitted
         self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
         self._exposition = expose(
             self.registry, task.name, task.config.metrics_host, task.scrape_port
@@ -158,6 +159,10 @@ class Recorder:
         if now >= self._report_at:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
+        if (saved := self._worker.storage.submitted) != self._flushed:
+            self._flushed = saved
+            if self._board is not None:  # a run that is resumed there has the curves before it
+                self._board.flush(timeout=0.0)
 
     def _skip(self, result: StepResult) -> None:
         """Counts a step whose update was left out.
