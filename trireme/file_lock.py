@@ -7,6 +7,8 @@ have no locks.
 from __future__ import annotations
 
 import fcntl
+import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -17,6 +19,35 @@ def try_lock(descriptor: int) -> bool:
         OSError: the file system has no locks.
     """
     return _take(descriptor, fcntl.LOCK_EX)
+
+
+def open_lock(path: str, flags: int) -> int:
+    """Opens a lock file that is this user's alone; an `opener` for `open`.
+
+    Whoever can open a file, if only to read it, can hold its lock.
+
+    Raises:
+        OSError: as `os.open`.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # another user's, or a file system without modes
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def holds_lock(pid: int, path: Path) -> bool:
+    """Returns whether a process of this user holds the lock of a file; Linux only."""
+    try:
+        own = path.stat()
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has just been closed
+                if os.path.samestat(opened.stat(), own):
+                    info = Path(f"/proc/{pid}/fdinfo/{opened.name}").read_text()
+                    if "FLOCK" in info:
+                        return True
+    except OSError:  # it has ended, or is another user's
+        return False
+    return False
 
 
 def is_locked(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -10,7 +9,12 @@ from collections.abc import Sequence
 from trireme.cli.parser import COMMANDS
 from trireme.cli.remote_run import ELSEWHERE, local_run
 from trireme.errors import UsageError, WaitTimeout
-from trireme.launch.run_directory import is_running, read_record, wait_until_free
+from trireme.launch.run_directory import (
+    is_running,
+    read_record,
+    signal_launcher,
+    wait_until_free,
+)
 from trireme.printable import printable
 from trireme.remote.url import local_directory
 
@@ -23,7 +27,8 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigurationError: no job was started in that directory.
-        UsageError: the job runs on another host.
+        UsageError: the job runs on another host, or its launcher cannot be told from another
+            process.
         WaitTimeout: the job did not end in time.
     """
     given = COMMANDS["stop"][0]().read(arguments)
@@ -39,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     path = local_directory(given.run)
     if record.host != socket.gethostname():
         raise UsageError(f"the job in {path} runs on {record.host}: stop it there")
-    os.kill(record.launcher, signal.SIGTERM)
+    signal_launcher(path, record, signal.SIGTERM)
     if not wait_until_free(path, timeout):
         raise WaitTimeout(
             f"the job in {path} did not end within {timeout:g} s: `kill {record.launcher}` once "

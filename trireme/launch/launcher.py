@@ -35,6 +35,7 @@ from trireme.launch.supervision_state import (
 )
 from trireme.launch.task_messages import Listening, MembershipReport
 from trireme.launch.verdict import failure_report
+from trireme.process_birth import process_birth
 
 if TYPE_CHECKING:
     from trireme.launch.config.authority import Authority
@@ -288,6 +289,7 @@ class Launcher:
             status=status,
             host=socket.gethostname(),
             launcher=os.getpid(),
+            launcher_birth=process_birth(os.getpid()),
             pids=self._engine.pids,
             nodes=self._engine.nodes,
             coordinator=self._coordinator,

@@ -6,6 +6,8 @@ other process has to guess from a process id whether the job still runs.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from typing import IO, Any
 import msgspec
 
 from trireme.atomic_file import PRIVATE, write_atomically
-from trireme.errors import ConfigurationError
-from trireme.file_lock import is_locked, try_lock
+from trireme.errors import ConfigurationError, UsageError
+from trireme.file_lock import holds_lock, is_locked, open_lock, try_lock
+from trireme.process_birth import process_birth
 
 RECORD = "job.json"
 LOCK = "job.lock"
@@ -37,6 +40,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         status: the launcher's exit status; None while it runs.
         host: the host that the launcher runs on.
         launcher: the launcher's process id.
+        launcher_birth: see `process_birth`; empty where it is unknown.
         pids: every task's process id, by name.
         nodes: on which node each task is, by name, where they are not all on `host`.
         coordinator: the coordinator's address; empty where there is none.
@@ -69,6 +73,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None = None
     nodes: dict[str, str] = {}
     certificate_file: str = ""
+    launcher_birth: str = ""
     failure: tuple[str, ...] = ()
     traceback: str = ""
     events: tuple[tuple[float, str], ...] = ()
@@ -143,7 +148,7 @@ def claim(path: Path) -> RunDirectory:
     """
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("a")
+        lock = os.fdopen(open_lock(str(path / LOCK), os.O_WRONLY | os.O_CREAT), "a")
     except OSError as error:
         raise _unwritable(path, error) from error
     if not _lock(lock):
@@ -194,6 +199,47 @@ def wait_until_free(path: Path, timeout: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def signal_launcher(path: Path, record: JobRecord, number: signal.Signals) -> None:
+    """Sends a signal to the launcher of the job that runs in a run directory.
+
+    `job.json` may be anybody's, or from another container of the same host name. So the process
+    that it names counts only if it began when the file says and holds the directory's lock.
+
+    Raises:
+        UsageError: the process is not the launcher, or cannot be looked at.
+    """
+    with suppress(OSError):  # it has ended, or is another user's
+        if _signal_if_launcher(path, record, number):
+            return
+    if is_running(path):
+        raise UsageError(
+            f"a job runs in {path}, and process {record.launcher}, which {RECORD} there names as "
+            f"its launcher, does not hold {LOCK}: the launcher is in another container or another "
+            f"user's, or {RECORD} was changed. Stop the job where it was started, with Ctrl-C or "
+            "`trireme stop`"
+        )
+
+
+def _signal_if_launcher(path: Path, record: JobRecord, number: signal.Signals) -> bool:
+    """Sends a signal if the process is the launcher; returns whether it is."""
+    pid, birth = record.launcher, record.launcher_birth
+    if pid < 1:
+        return False  # kill(2) takes 0 for a process group, and -1 for all processes
+    if not hasattr(os, "pidfd_open"):  # not Linux: the lock's holder cannot be asked for
+        if pid == 1 or not birth or process_birth(pid) != birth:
+            return False
+        os.kill(pid, number)
+        return True
+    process = os.pidfd_open(pid)  # from here on the id cannot become another process's
+    try:
+        if (birth and process_birth(pid) != birth) or not holds_lock(pid, path / LOCK):
+            return False
+        signal.pidfd_send_signal(process, number)
+        return True
+    finally:
+        os.close(process)
 
 
 def read_record(path: Path) -> JobRecord:

@@ -17,6 +17,7 @@ import pytest
 from tests.clocks import VirtualClock
 from tests.session.checkpoint.samples import sample
 from trireme.errors import CheckpointLockLost, ConfigurationError
+from trireme.process_birth import process_birth
 from trireme.session.checkpoint import checkpoint_directory, list_checkpoints, save
 from trireme.session.checkpoint.atomic_directories import staging
 from trireme.session.checkpoint.run_lock import WRITERS, RunLock, Writer, read_writer, writer_here
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def writer(task: str = "worker:0", epoch: str = "one", view: int = 1, **fields: object) -> Writer:
     made = writer_here(task, "job", epoch=epoch, stop="trireme stop runs/first")
-    return msgspec.structs.replace(made, view=view, **fields)
+    birth = process_birth(int(str(fields.get("pid", made.pid))))
+    return msgspec.structs.replace(made, **({"view": view, "birth": birth} | fields))
 
 
 @pytest.fixture
@@ -186,6 +188,22 @@ def test_without_locks_it_goes_by_what_the_file_says(
     other_process.kill()
     other_process.wait()
     RunLock.claim(tmp_path, writer(epoch="three")).release()
+
+
+def test_a_step_of_the_clock_makes_no_other_process_of_a_writer(
+    monkeypatch: pytest.MonkeyPatch, other_process: subprocess.Popen[bytes]
+) -> None:
+    own = writer(pid=other_process.pid)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: own.since + 3600.0)
+    assert not own.gone
+    assert writer(pid=other_process.pid, birth=f"{own.birth}0").gone  # a later one of this id
+
+
+def test_no_other_user_can_hold_the_lock(tmp_path: Path) -> None:
+    lock = RunLock.claim(tmp_path, writer())
+    (file,) = (tmp_path / WRITERS).glob("*/writer.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    lock.release()
 
 
 def test_this_process_knows_when_it_began() -> None:

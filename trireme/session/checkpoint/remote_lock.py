@@ -250,7 +250,7 @@ def _same(one: Writer, other: Writer) -> bool:
     """Returns whether both are of one process in one job."""
     return all(
         getattr(one, name) == getattr(other, name)
-        for name in ("task", "epoch", "view", "host", "pid", "began")
+        for name in ("task", "epoch", "view", "host", "pid", "birth")
     )
 
 

@@ -32,7 +32,8 @@ import psutil
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
-from trireme.file_lock import try_lock
+from trireme.file_lock import open_lock, try_lock
+from trireme.process_birth import process_birth
 from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.atomic_directories import evict, sync_directory
 from trireme.session.checkpoint.manifest import checkpoint_directory
@@ -57,6 +58,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         host: the host of the process.
         pid: the process id on the host.
         began: when the process began, in seconds since 1970.
+        birth: what no other process of this id has; see `process_birth`. Empty where unknown.
         since: when it took the lock, in seconds since 1970.
         stop: the command that stops it.
         token: a random name of the claim.
@@ -70,6 +72,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     began: float
+    birth: str = ""
     since: float
     stop: str
     token: str = ""
@@ -102,9 +105,10 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         if not self.here:
             return ""
         try:
-            process = psutil.Process(self.pid)
-            ended = process.create_time() > self.since  # the id is another process's now
-            return psutil.STATUS_ZOMBIE if ended else process.status()
+            status = psutil.Process(self.pid).status()
+            birth = process_birth(self.pid)
+            another = self.birth and birth and birth != self.birth  # the id is another process's
+            return psutil.STATUS_ZOMBIE if another else status
         except psutil.NoSuchProcess:
             return psutil.STATUS_ZOMBIE
         except psutil.Error:
@@ -129,6 +133,7 @@ def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "
         host=socket.gethostname(),
         pid=os.getpid(),
         began=psutil.Process().create_time(),
+        birth=process_birth(os.getpid()),
         since=time.time(),
         stop=stop or f"kill {os.getpid()}",
     )
@@ -202,7 +207,7 @@ class RunLock:
         beside.mkdir()
         with ExitStack() as undo, suppress(CheckpointLockLost):
             undo.callback(shutil.rmtree, beside, ignore_errors=True)
-            file = undo.enter_context(FileIO(beside / _FILE, "x+"))
+            file = undo.enter_context(FileIO(beside / _FILE, "x+", opener=open_lock))
             _is_free(file, None)
             file.write(msgspec.json.encode(named))
             os.fsync(file.fileno())
