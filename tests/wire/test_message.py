@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -185,3 +186,9 @@ def test_a_value_that_refuses_itself_is_a_malformed_frame() -> None:
     assert catalog.decode(1, msgspec.msgpack.encode([{"value": 1}])) == Carries(Checked(1))
     with pytest.raises(FrameError, match="a Carries frame is malformed: below 0"):
         catalog.decode(1, msgspec.msgpack.encode([{"value": -1}]))
+
+
+def test_the_page_says_how_large_metadata_may_be() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    assert f"metadata up to {Limits().metadata >> 20} MiB and payload up to\n1 TiB" in page
+    assert Limits().payload == 1 << 40

@@ -10,6 +10,7 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ STAGE = "stage"
 """The category of the operations of a pipeline's stages, or of a graph's segments."""
 MESSAGE = "message"
 """The category of messages between the processes of a process group, which may overlap."""
+
+_MOST_BYTES = 1 << 28
+"""The most bytes of a part, unpacked: a small message could hold any number of zeros."""
 
 _SLACK = 1.0  # seconds by which clocks of two machines may differ from the measured offset
 
@@ -91,11 +95,15 @@ def unpack(data: bytes) -> WorkerPart:
     """Returns a part that was packed.
 
     Raises:
-        ValueError: the bytes are not a part of a trace.
+        ValueError: the bytes are not a part of a trace, or too many.
     """
+    engine = zlib.decompressobj(zlib.MAX_WBITS | 16)  # gzip
     try:
-        return msgspec.msgpack.decode(gzip.decompress(data), type=WorkerPart)
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        unpacked = engine.decompress(data, _MOST_BYTES)
+        if engine.unconsumed_tail:
+            raise ValueError(f"a part of a trace has more than {_MOST_BYTES} bytes")
+        return msgspec.msgpack.decode(unpacked, type=WorkerPart)
+    except (zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(f"not a part of a trace: {error}") from error
 
 

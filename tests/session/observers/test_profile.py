@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,18 @@ def test_times_of_other_servers_are_brought_to_the_clock_of_the_first() -> None:
     assert offsets_of([]) == (0.0, [])
 
 
+def test_a_small_message_does_not_become_a_large_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = gzip.compress(bytes(1 << 24))
+    monkeypatch.setattr("trireme.monitor.trace._MOST_BYTES", 1 << 16)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 65536 bytes"):
+            unpack(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 18
+    finally:
+        tracemalloc.stop()
+
+
 def test_parts_of_two_clocks_become_one_timeline() -> None:
     worker = WorkerPart(
         task="worker:0",
@@ -170,6 +184,8 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
     assert unpack(pack(worker)) == worker
     with pytest.raises(ValueError, match="not a part of a trace"):
         unpack(b"something else")
+    with pytest.raises(ValueError, match="not a part of a trace"):
+        unpack(pack(worker)[:-20])
     notes = (Note("Push", 1005.65, 1005.8, "worker:0"), Note("apply", 1005.7, 1005.75, step=7))
     events = merge([worker], [ServerPart(0, 0.0, notes)])["traceEvents"]
     check_nesting(events)

@@ -194,7 +194,12 @@ class Profile(Hook):
                 break
             time.sleep(_POLL_SECONDS)
             parts = backend.collect(self._topic)
-        workers = [unpack(data) for _, data in sorted(parts.items())]
+        workers = []
+        for index, data in sorted(parts.items()):
+            try:
+                workers.append(unpack(data))
+            except ValueError as error:
+                session.worker.progress.warn(f"the trace lacks worker:{index}: {error}")
         self._write(session, workers, [] if connected is None else self._notes(connected))
 
     def _notes(self, connected: ParameterServer) -> list[ServerPart]:
