@@ -86,6 +86,39 @@ def test_other_hosts_are_served_only_where_allowed(host: str) -> None:
     listener.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "resolved", "bound"),
+    [
+        ("alder", "127.0.1.1", "0.0.0.0"),  # as Debian's /etc/hosts has it
+        ("alder.example.org", "127.0.1.1", "0.0.0.0"),
+        ("alder", "::1", "::"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("localhost.localdomain", "127.0.0.1", "127.0.0.1"),
+        ("ip6-localhost", "::1", "::1"),
+        ("me.localhost", "127.0.0.1", "127.0.0.1"),
+        ("127.0.1.1", "127.0.1.1", "127.0.1.1"),
+    ],
+)
+def test_a_machines_name_that_is_loopback_there_is_served_to_other_hosts(
+    name: str,
+    resolved: str,
+    bound: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    family = socket.AF_INET6 if ":" in resolved else socket.AF_INET
+    rest = (0, 0, 0) if ":" in resolved else (0,)
+    monkeypatch.setattr(tcp, "_lookup", lambda host, port, flags=0: [(family, (resolved, *rest))])
+    listening, host = tcp.bind(f"{name}:0", "tls")
+    with listening:
+        assert (listening.getsockname()[0], host) == (bound, name)
+    said = f"{name} is {resolved} on this machine (as Debian's /etc/hosts has it), which other"
+    assert (said in caplog.text) == (bound != resolved)
+    listening, _ = tcp.bind(f"{name}:0", "tcp", allow_plaintext=False)
+    with listening:  # no other host may reach it anyway
+        assert listening.getsockname()[0] == resolved
+
+
 def test_a_host_that_is_not_ours() -> None:
     with pytest.raises(ConfigurationError, match="one of this machine's addresses"):
         listen("tcp://192.0.2.1:0", allow_plaintext=True)

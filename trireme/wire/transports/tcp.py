@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
+import re
 import socket
 import time
 from typing import Any
@@ -27,6 +29,10 @@ USER_TIMEOUT_SECONDS = 10
 the connection up."""
 
 _BACKLOG = 512
+_EVERY_ADDRESS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+_LOCAL_NAME = re.compile(r"(ip6-)?(localhost|loopback)[46]?(\..*)?|.*\.localhost", re.IGNORECASE)
+
+_log = logging.getLogger(__name__)
 
 _Resolved = tuple[socket.AddressFamily, tuple[Any, ...]]
 
@@ -78,7 +84,8 @@ def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socke
     Args:
         rest: `host:port`.
         scheme: of the transport, for messages.
-        allow_plaintext: whether other hosts may reach it.
+        allow_plaintext: whether other hosts may reach it. If so, and the host is a name that is
+            of a loopback address here, it listens at every address.
 
     Raises:
         as `trireme.wire.transport.listen`.
@@ -90,7 +97,17 @@ def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socke
         raise ConfigurationError(
             f"cannot listen at {host!r}: the name is not known here ({error})"
         ) from error
-    if not allow_plaintext and not ipaddress.ip_address(address[0].split("%")[0]).is_loopback:
+    loopback = _is_loopback(address[0])
+    if allow_plaintext and loopback and _names_a_machine(host):
+        every = _EVERY_ADDRESS[family]
+        _log.warning(
+            "%s is %s on this machine (as Debian's /etc/hosts has it), which other hosts cannot "
+            "reach: listening at every address of the machine",
+            host,
+            address[0],
+        )
+        address = (every, *address[1:])
+    if not allow_plaintext and not loopback:
         raise ConfigurationError(
             f"listening at tcp://{rest} would let every host of the network reach this task, and "
             "without TLS they could read and change what is sent: give each task a certificate "
@@ -101,6 +118,19 @@ def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socke
         return _listen_once(family, address), host
     except OSError as error:
         raise _explain_listen(error, f"{scheme}://{rest}", port) from error
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _names_a_machine(host: str) -> bool:
+    """Returns whether a host is a name that other machines may have an address for."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return _LOCAL_NAME.fullmatch(host) is None
+    return False
 
 
 def _admit(accepted: socket.socket, peer: tuple[Any, ...]) -> Stream | None:
