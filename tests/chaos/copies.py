@@ -59,6 +59,17 @@ def spare_servers(status: ClusterStatus) -> Sequence[int]:
     return [index for index in live(status, "ps") if can_do_without(status, [index])]
 
 
+def bound(status: ClusterStatus) -> set[tuple[int, int]]:
+    """Returns the pairs of servers that need each other: a primary, and a copy or shard 0."""
+    shards = shards_of(status)
+    return {
+        (min(shard.primary, other), max(shard.primary, other))
+        for shard in shards
+        for other in (*shard.backups, shards[0].primary)
+        if other != shard.primary
+    }
+
+
 def moved_share(before: Sequence[ShardEntry], after: Sequence[ShardEntry]) -> float:
     """Returns which share of the slots has another primary than before."""
     old, new = (

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from tests.chaos.copies import can_do_without, live, shards_of, spare_servers
+from tests.chaos.copies import bound, can_do_without, live, shards_of, spare_servers
 from tests.chaos.job import Job
 from tests.faults.hosts import Host, Network
 from tests.faults.limits import starve
@@ -191,6 +191,41 @@ class SlowHost(CutHost):
         assert incarnations(job) == before, "a task was given up because its network is slow"
 
 
+class CutPair(Fault):
+    """Two hosts whose servers need each other do not reach each other; both reach all others.
+
+    No task is given up for that, and the job goes on after the deadline, while the cable is out.
+    """
+
+    name = "cut pair"
+
+    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
+        if job.network is None or job.size.replicas < 2 or job.size.workers < 2:
+            return []
+        hosts = [
+            (job.host_of(f"ps:{one}"), job.host_of(f"ps:{other}")) for one, other in bound(status)
+        ]
+        return sorted(f"{one.name}+{other.name}" for one, other in hosts if one and other)
+
+    def strike(self, job: Job, target: str) -> None:
+        assert job.network is not None
+        one, other = (self._host(job, name) for name in target.split("+"))
+        before = incarnations(job)
+        job.network.part(one, other)
+        try:
+            time.sleep(job.deadline + MARGIN_SECONDS)
+            count = job.acknowledged()
+            time.sleep(job.deadline)
+            assert job.acknowledged() > count, "nobody trains while one link is cut"
+            assert incarnations(job) == before, "a task was given up because of one link"
+        finally:
+            job.network.heal(one)
+
+    def _host(self, job: Job, name: str) -> Host:
+        assert job.network is not None
+        return next(host for host in job.network.hosts if host.name == name)
+
+
 def incarnations(job: Job) -> dict[str, int]:
     """The incarnation of each task that lives."""
     status = job.status()
@@ -268,6 +303,7 @@ _SHOWN: tuple[type[Fault], ...] = (
     StopServer,
     StopWorker,
     CutHost,
+    CutPair,
     KillCoordinator,
     AddServer,
     RemoveServer,

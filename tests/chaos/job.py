@@ -185,6 +185,10 @@ class Job:
             assert time.monotonic() < deadline, f"no {count} updates in {WHOLE_SECONDS:.0f} s"
             time.sleep(0.05)
 
+    def acknowledged(self) -> int:
+        """How many updates of all workers are acknowledged."""
+        return self._acknowledged().total()
+
     def _acknowledged(self) -> Counter[int]:
         """How many updates of each worker are acknowledged, whatever process made them."""
         found: Counter[int] = Counter()

@@ -46,9 +46,10 @@ def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
     [
         (("kill server", "stop server", "starve server"), ()),
         (("cut host", "mute host", "deafen host", "slow host"), ()),
+        (("cut pair",), ()),
         (("kill server", "kill worker", "cut host", "deafen host"), ("--tls",)),
     ],
-    ids=["servers", "hosts", "tls"],
+    ids=["servers", "hosts", "pairs", "tls"],
 )
 def test_tasks_and_hosts_are_lost_and_every_update_counts_once(
     names: tuple[str, ...], words: tuple[str, ...], mnist_dir: Path

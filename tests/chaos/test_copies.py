@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.chaos.copies import can_do_without, incomplete, moved_share, spare_servers
+from tests.chaos.copies import bound, can_do_without, incomplete, moved_share, spare_servers
 from trireme.cluster.messages import TaskStatus
 from trireme.cluster.view import ShardEntry
 
@@ -42,6 +42,13 @@ def test_the_last_copy_is_never_spared() -> None:
     assert spare_servers(status(*WHOLE, lost=(2,))) == [0]  # shard 1 is on server 1 alone
     assert spare_servers(status(ShardEntry(0, 1, 0))) == [1, 2]
     assert spare_servers(status()) == []  # where the coordinator names no shards
+
+
+def test_servers_need_those_with_copies_and_the_one_with_shard_0() -> None:
+    assert bound(status(*WHOLE)) == {(0, 1), (1, 2)}
+    apart = (ShardEntry(0, 1, 0, (1,)), ShardEntry(1, 2, 2, (3,)))
+    assert bound(status(*apart)) == {(0, 1), (2, 3), (0, 2)}
+    assert bound(status(ShardEntry(0, 1, 0))) == set()
 
 
 def test_the_share_of_the_slots_that_have_another_primary() -> None:

@@ -20,6 +20,7 @@ from trireme.cluster.messages import (
     Join,
     Leave,
     Left,
+    LinkLost,
     Outcome,
     ReadyToSwitch,
     Refused,
@@ -201,6 +202,24 @@ class Membership(RuleBasedStateMachine):
             entry, primary = view.server(server), self.connection_of(view.shards[shard].primary)
             if primary is not None and entry is not None:
                 message = CopyLost(view.generation, shard, server, entry.incarnation)
+                self.feed(Received(primary, message))
+
+    @precondition(lambda self: self.job.state.view is not None)
+    @rule(number=st.integers(0, 20))
+    def lose_a_link(self, number: int) -> None:
+        """A primary makes no progress with another server, and says so."""
+        view = self.job.view
+        needed = [
+            (n, other)
+            for n, shard in enumerate(view.shards)
+            for other in (*shard.backups, *shard.joining, view.shards[0].primary)
+            if other != shard.primary
+        ]
+        if needed:
+            shard, server = needed[number % len(needed)]
+            entry, primary = view.server(server), self.connection_of(view.shards[shard].primary)
+            if primary is not None and entry is not None:
+                message = LinkLost(view.generation, shard, server, entry.incarnation)
                 self.feed(Received(primary, message))
 
     @precondition(lambda self: self.job.state.reconfiguration is not None)

@@ -2,6 +2,7 @@
 
 Each host is connected by a virtual cable to a bridge, which this process is connected to as well.
 Hosts are cut off and slowed at the cable, so that nobody is told: what is sent just does not come.
+Two hosts are cut from each other alone by a wrong hardware address in both.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class Network:
         """Loses what others and this process send to a host; what it sends arrives."""
         for other in (*(each.name for each in self.hosts if each is not host), ""):
             self._set_neighbour(other, host.name, known=False)
+
+    def part(self, one: Host, other: Host) -> None:
+        """Loses what two hosts send to each other; all others reach both."""
+        self._set_neighbour(one.name, other.name, known=False)
+        self._set_neighbour(other.name, one.name, known=False)
 
     def slow(self, host: Host, bytes_per_second: int, queue_seconds: float = 0.5) -> None:
         """Lets so many bytes a second through a host's cable, in each direction."""

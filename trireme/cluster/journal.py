@@ -190,5 +190,6 @@ def resumed(now: float, state: State) -> State:
         noticed=now,
         plan_after=now,
         resumed=now,
+        broken_links=tuple(replace(each, until=now) for each in state.broken_links),
         reconfiguration=None if under_way is None else replace(under_way, since=now),
     )

@@ -42,6 +42,7 @@ from trireme.cluster.messages import (
     LastStepSaved,
     Leave,
     Left,
+    LinkLost,
     Outcome,
     ReadyToSwitch,
     Refused,
@@ -50,7 +51,12 @@ from trireme.cluster.messages import (
     TaskEndedHeard,
 )
 from trireme.cluster.reconcile import lacks_copies, lose_server, lose_task, reconcile
-from trireme.cluster.reconfiguration import take_caught_up, take_copy_lost, take_ready
+from trireme.cluster.reconfiguration import (
+    take_caught_up,
+    take_copy_lost,
+    take_link_lost,
+    take_ready,
+)
 from trireme.cluster.scaling import admit_further, scale
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import State, Task
@@ -95,6 +101,7 @@ _MEMBER_MESSAGES = (
     JobOverHeard,
     CaughtUp,
     CopyLost,
+    LinkLost,
     ReadyToSwitch,
 )
 
@@ -157,6 +164,8 @@ def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Messag
         take_caught_up(builder, task, message)
     elif isinstance(message, CopyLost) and task.role == "ps":
         take_copy_lost(builder, task, message)
+    elif isinstance(message, LinkLost) and task.role == "ps":
+        take_link_lost(builder, task, message)
     elif isinstance(message, ReadyToSwitch) and task.role == "ps":
         take_ready(builder, task, message)
     elif isinstance(message, JobOverHeard):

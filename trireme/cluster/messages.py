@@ -141,6 +141,26 @@ class CopyLost(Message, frozen=True, array_like=True):
     incarnation: Number
 
 
+class LinkLost(Message, frozen=True, array_like=True):
+    """A shard's primary: it makes no progress with another server that the shard needs.
+
+    The other one holds a copy of the shard and confirms nothing, or is the primary of shard 0 and
+    cannot be reached. Both may reach the coordinator: the link between the two is broken.
+
+    Attributes:
+        generation: the generation of the shard.
+        shard: the shard's number.
+        server: the index of the other server.
+        incarnation: the other server's.
+    """
+
+    kind: ClassVar[int] = 39
+    generation: Number
+    shard: Number
+    server: Index
+    incarnation: Number
+
+
 class ReadyToSwitch(Message, frozen=True, array_like=True):
     """A shard's primary: the shard has stopped at the common cut of a reconfiguration.
 

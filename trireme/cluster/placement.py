@@ -26,6 +26,9 @@ Hosts = Mapping[int, str]
 Shards = tuple[ShardEntry, ...]
 """Shards that together are all slots, in their order."""
 
+Apart = Collection[tuple[int, int]]
+"""Pairs of servers, the lower index first, that do not reach each other."""
+
 
 def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:
     """Divides the slots equally: one shard for each server, which is its primary.
@@ -79,13 +82,45 @@ def caught_up(shards: Shards, number: int, server: int) -> Shards:
 def emptied(shards: Shards, number: int, server: int) -> Shards:
     """Returns the shards without a server's copy of one, which has turned out to be of no use.
 
-    The next generation fills it again.
+    The next generation fills it again. The last copy stays.
     """
     shard = shards[number]
-    backups = tuple(each for each in shard.backups if each != server)
-    joining = tuple(each for each in shard.joining if each != server)
-    rest = replace(shard, backups=backups, joining=joining)
-    return (*shards[:number], rest, *shards[number + 1 :])
+    rest = surviving((shard,), {*shard.copies, *shard.joining} - {server}) or (shard,)
+    return (*shards[:number], *rest, *shards[number + 1 :])
+
+
+def parted(shards: Shards, one: int, other: int) -> Shards:
+    """Returns the shards of which no copies of two servers need each other, as far as can be.
+
+    Every primary needs the one of shard 0. So if one of the two is that, it takes over from the
+    other what it has a copy of, and the other gives all roles up that need it.
+    """
+    leader = shards[0].primary
+    if one == leader or other == leader:
+        other = other if one == leader else one
+        for number, shard in enumerate(shards):
+            if leader in shard.backups and shard.primary == other:
+                backups = (leader, *(each for each in shard.backups if each != leader))
+                shards = (*shards[:number], replace(shard, backups=backups), *shards[number + 1 :])
+            if other == shard.primary or leader == shard.primary:
+                shards = emptied(shards, number, other)
+        return shards
+    for number, shard in enumerate(shards):
+        if shard.primary in (one, other):
+            shards = emptied(shards, number, other if shard.primary == one else one)
+    return shards
+
+
+def needs(shards: Shards, apart: Apart) -> bool:
+    """Returns whether copies are to be filled by servers that do not reach them."""
+    return any(
+        pair_of(shard.primary, server) in apart for shard in shards for server in shard.joining
+    )
+
+
+def pair_of(one: int, other: int) -> tuple[int, int]:
+    """Returns two servers as they are in `Apart`."""
+    return min(one, other), max(one, other)
 
 
 def is_whole(shards: Shards, servers: int, replicas: int) -> bool:
@@ -106,15 +141,16 @@ def missing_copies(shards: Shards, servers: int, replicas: int) -> tuple[int, ..
     return tuple(max(0, wanted - len(shard.copies)) for shard in shards)
 
 
-def completed(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+def completed(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> Shards:
     """Returns the shards with the backups that are missing, and otherwise as they are.
 
     Args:
         shards: the shards.
         hosts: the servers that may hold copies. All primaries are among them.
         replicas: how many servers shall hold each shard.
+        apart: the servers that cannot hold copies of each other's shards.
     """
-    choice = _Choice(shards, hosts, replicas)
+    choice = _Choice(shards, hosts, replicas, apart)
     for shard in shards:
         choice.add_load(shard, shard.backups)
     return tuple(
@@ -123,7 +159,7 @@ def completed(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
     )
 
 
-def balanced(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+def balanced(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> Shards:
     """Returns the wanted placement: equal parts, few runs, copies on different hosts.
 
     It moves few slots, and is stable: what it returns, it returns again.
@@ -133,12 +169,13 @@ def balanced(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
         hosts: the servers that shall hold them. Some may hold nothing yet, and servers that hold
             copies may be missing, because they are to leave.
         replicas: how many servers shall hold each shard.
+        apart: the servers that cannot hold copies of each other's shards.
     """
     owners = [shard.primary for shard in shards for _ in range(shard.start, shard.stop)]
     runs = runs_of(divide(owners, hosts.keys()))
     if _is_balanced(shards, runs, hosts, replicas):
         return shards
-    return _with_backups(runs, shards, hosts, replicas)
+    return _with_backups(runs, shards, hosts, replicas, apart)
 
 
 def step_towards(shards: Shards, wanted: Shards) -> Shards:
@@ -197,9 +234,11 @@ def _pieces(shard: ShardEntry, wanted: Shards) -> Shards:
 # Backups -----------------------------------------------------------------------------------------
 
 
-def _with_backups(runs: Sequence[Run], shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+def _with_backups(
+    runs: Sequence[Run], shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()
+) -> Shards:
     """Returns the shards that runs are, with backups."""
-    choice, placed = _Choice(shards, hosts, replicas), list[ShardEntry]()
+    choice, placed = _Choice(shards, hosts, replicas, apart), list[ShardEntry]()
     for run in runs:
         assert run.owner is not None
         shard = ShardEntry(run.start, run.stop, run.owner)
@@ -212,11 +251,13 @@ class _Choice:
     """Chooses the backups of one shard after the other.
 
     Servers on other hosts come first; then those that hold the shard already, as long as none gets
-    much more than its part; then those with the least; then the next on the ring.
+    much more than its part; then those with the least; then the next on the ring. Never one that
+    does not reach the primary.
     """
 
-    def __init__(self, shards: Shards, hosts: Hosts, replicas: int) -> None:
+    def __init__(self, shards: Shards, hosts: Hosts, replicas: int, apart: Apart) -> None:
         self._shards = shards
+        self._apart = apart
         self._hosts = hosts
         self._ring = _ring(hosts)
         self._count = min(replicas, len(hosts))
@@ -233,7 +274,13 @@ class _Choice:
         """Returns the servers that shall hold a shard: those that are kept, and as many more."""
         copies, holders = list(kept), self._holders(shard)
         while len(copies) < self._count:
-            others = [server for server in self._ring if server not in copies]
+            others = [
+                server
+                for server in self._ring
+                if server not in copies and pair_of(server, shard.primary) not in self._apart
+            ]
+            if not others:
+                break
             used = {self._hosts[server] for server in copies}
             chosen = min(others, key=lambda server: self._rank(server, shard, used, holders))
             self.add_load(shard, [chosen])

@@ -43,8 +43,10 @@ def lose_task(builder: DecisionBuilder, task: Task, why: str) -> None:
 
 
 def lose_server(builder: DecisionBuilder, server: Task, why: str) -> None:
-    """Ends a running job if it needs the copies of a server, and does not survive their loss."""
-    state = builder.state
+    """Forgets a server; ends a running job if it needs its copies, and does not survive that."""
+    links = builder.state.broken_links  # another process of it may have a better network
+    links = tuple(each for each in links if server.index not in each.servers)
+    state = builder.state = replace(builder.state, broken_links=links)
     if not state.policy.survives_loss and lacks_copies(state):
         builder.end(JobOver("failed", server.name, f"{server} was lost: {why}"))
 

@@ -5,6 +5,10 @@ lost, the job begins another life: fresh shards, which are filled from the newes
 When all is quiet, the placement is improved by reconfigurations, one at a time: a view announces
 the next shards, their primaries stop at a common cut and say that they are ready, another view
 switches.
+
+Two servers may not reach each other, though both reach the coordinator. A primary that makes no
+progress with another server says so: that copy is dropped in the next view. For a while, which
+doubles each time, no copy is placed that needs the link.
 """
 
 from __future__ import annotations
@@ -12,19 +16,23 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from trireme.cluster.decision import DecisionBuilder
-from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch, ViewChanged
+from trireme.cluster.messages import CaughtUp, CopyLost, LinkLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.placement import (
+    Apart,
     Shards,
     balanced,
     caught_up,
     completed,
     emptied,
     first_division,
+    needs,
+    pair_of,
+    parted,
     step_towards,
     surviving,
 )
 from trireme.cluster.spec import task_name
-from trireme.cluster.state import Reconfiguration, State, Task
+from trireme.cluster.state import BrokenLink, Reconfiguration, State, Task
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
 
 REBALANCE_SECONDS = 30.0
@@ -33,6 +41,12 @@ process is started anew. So they do not move twice."""
 
 SWITCH_SECONDS = 30.0
 """A reconfiguration that takes longer is given up, and planned again after as long."""
+
+_SILENT_INTERVALS = 3
+"""A server that has sent nothing for so many heartbeat intervals is no matter of a link."""
+
+BROKEN_TIMEOUTS, MOST_BROKEN_TIMEOUTS = 3, 60
+"""For so many heartbeat timeouts nothing is placed that needs a broken link: first, and at most."""
 
 
 def renew_view(builder: DecisionBuilder) -> bool:
@@ -71,7 +85,9 @@ def take_caught_up(builder: DecisionBuilder, task: Task, message: CaughtUp) -> N
     shard = _shard_of(builder.state, task, message)
     if shard is not None and message.server in shard.joining:
         builder.shards = caught_up(_shards(builder.state), message.shard, message.server)
-        server = task_name("ps", message.server)
+        server, pair = task_name("ps", message.server), pair_of(task.index, message.server)
+        links = tuple(link for link in builder.state.broken_links if link.servers != pair)
+        builder.state = replace(builder.state, broken_links=links)
         builder.add_reason(f"{server} holds all of shard {message.shard} now")
 
 
@@ -82,6 +98,40 @@ def take_copy_lost(builder: DecisionBuilder, task: Task, message: CopyLost) -> N
         builder.shards = emptied(_shards(builder.state), message.shard, message.server)
         server = task_name("ps", message.server)
         builder.add_reason(f"the copy of shard {message.shard} at {server} is to be filled again")
+
+
+def take_link_lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> None:
+    """A primary says that it makes no progress with another server. What comes late is ignored."""
+    state = builder.state
+    shard = _shard_of(state, task, message)
+    needed = (*(shard.backups if shard else ()), *(shard.joining if shard else ()))
+    if shard is None or message.server not in (*needed, _shards(state)[0].primary):
+        return
+    other = state.tasks[task_name("ps", message.server)]
+    if builder.now - other.heard > _SILENT_INTERVALS * state.policy.heartbeat_interval:
+        return  # it is about to be lost
+    pair = pair_of(task.index, message.server)
+    before = next((link for link in state.broken_links if link.servers == pair), None)
+    shards = parted(_shards(state), *pair)
+    if before is not None and builder.now < before.until and shards == _shards(state):
+        return  # it is known, and there is no other copy: their workers wait for the link
+    builder.shards = shards
+    if before is None or builder.now >= before.until:
+        _note_broken_link(builder, pair, 1 if before is None else before.times + 1)
+
+
+def _note_broken_link(builder: DecisionBuilder, pair: tuple[int, int], times: int) -> None:
+    state = builder.state
+    timeouts = min(BROKEN_TIMEOUTS << (times - 1), MOST_BROKEN_TIMEOUTS)
+    seconds = timeouts * state.policy.heartbeat_timeout
+    link = BrokenLink(pair, builder.now + seconds, times)
+    others = tuple(each for each in state.broken_links if each.servers != pair)
+    builder.state = replace(state, broken_links=(*others, link))
+    one, other = (task_name("ps", server) for server in pair)
+    builder.add_reason(
+        f"{one} and {other} make no progress with each other: for {seconds:.0f} s no copy needs "
+        "their link"
+    )
 
 
 def take_ready(builder: DecisionBuilder, task: Task, message: ReadyToSwitch) -> None:
@@ -181,12 +231,27 @@ def _with_plan(builder: DecisionBuilder, view: View) -> View:
     away = any(task.state == "disconnected" for task in state.of("ps"))
     if not view.shards or busy or away or builder.now < state.plan_after:
         return view
-    hosts, replicas = _hosts(state), state.policy.replicas
+    hosts, replicas, apart = _hosts(state), state.policy.replicas, _apart(builder)
     stays = all(shard.primary in hosts for shard in view.shards)
-    wanted = completed if stays and _awaits_server(builder) else balanced
-    return replace(
-        view, next_shards=step_towards(view.shards, wanted(view.shards, hosts, replicas))
-    )
+    leader = view.shards[0].primary
+    far = {server for server in hosts if pair_of(server, leader) in apart}
+    if any(shard.primary in far for shard in view.shards):
+        return view  # no cut can be made
+    if stays and _awaits_server(builder):
+        wanted = completed(view.shards, hosts, replicas, apart)
+    else:
+        near = {server: host for server, host in hosts.items() if server not in far}
+        wanted = balanced(view.shards, near, replicas, apart)
+    step = step_towards(view.shards, wanted)
+    if stays and needs(step, apart):
+        step = step_towards(view.shards, completed(view.shards, hosts, replicas, apart))
+    return view if needs(step, apart) else replace(view, next_shards=step)
+
+
+def _apart(builder: DecisionBuilder) -> Apart:
+    """Returns the servers whose link is taken for broken now."""
+    links = builder.state.broken_links
+    return {link.servers for link in links if builder.now < link.until}
 
 
 def _hosts(state: State) -> dict[int, str]:
@@ -209,7 +274,9 @@ def _shards(state: State) -> Shards:
     return state.view.shards if state.view else ()
 
 
-def _shard_of(state: State, task: Task, message: CaughtUp | CopyLost) -> ShardEntry | None:
+def _shard_of(
+    state: State, task: Task, message: CaughtUp | CopyLost | LinkLost
+) -> ShardEntry | None:
     """Returns the shard of which a message speaks; None if it speaks of what is no more."""
     if not _is_primary(state, task, message.generation, message.shard):
         return None

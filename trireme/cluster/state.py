@@ -178,6 +178,20 @@ class Reconfiguration(msgspec.Struct, frozen=True):
     ready: tuple[int, ...] = ()
 
 
+class BrokenLink(msgspec.Struct, frozen=True):
+    """Two servers that make no progress with each other, though both reach the coordinator.
+
+    Attributes:
+        servers: the two, by index.
+        until: no copy is placed that needs the link before this time.
+        times: how often it was found broken since it last served.
+    """
+
+    servers: tuple[int, int]
+    until: float
+    times: int = 1
+
+
 class State(msgspec.Struct, frozen=True):
     """Everything that the coordinator knows. `initial_state` makes the first one.
 
@@ -197,6 +211,7 @@ class State(msgspec.Struct, frozen=True):
         plan_after: no reconfiguration is planned before this time.
         requests: how often somebody has asked for other numbers of tasks.
         resumed: when this coordinator took the job over from an earlier one; None for the first.
+        broken_links: between servers.
     """
 
     policy: Policy
@@ -214,6 +229,7 @@ class State(msgspec.Struct, frozen=True):
     plan_after: float = 0.0
     requests: int = 0
     resumed: float | None = None
+    broken_links: tuple[BrokenLink, ...] = ()
 
     def of(self, role: str) -> list[Task]:
         """Returns the tasks of a role, by index."""

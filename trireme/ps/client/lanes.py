@@ -373,7 +373,8 @@ class Lanes:
         if now - self._since <= self._patience_seconds:
             return
         if self._names:
-            what = f"that was withheld until {', '.join(self._names)} had pushed"
+            did = "confirmed it" if self._names[0].startswith("ps:") else "pushed"
+            what = f"that was withheld until {', '.join(self._names)} had {did}"
         else:
             silent = [self.entry(lane.index) for lane in self.waiting]
             named = ", ".join(f"ps:{entry.index} at {entry.address}" for entry in silent)

@@ -8,12 +8,17 @@ Chain Replication (OSDI 2004), section 2, for the promise; with a coordinator be
 
 A joining replica does not count at first: it catches up. When little is missing, the primary begins
 to wait for it too, and when it has confirmed all that was said before, it has caught up.
+
+A replica that owes confirmations, or its connection, and makes no progress is `overdue` after a
+while: the coordinator drops it in the next view. Confirmations are progress, and bytes that leave
+while more are to be sent, as the state of a large shard takes long on a slow link.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -22,6 +27,7 @@ import torch
 from trireme.cluster.messages import ViewChanged
 from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.messages import PullReply, PushReply, Waiting
+from trireme.ps.replication.stall_clock import StallClock
 from trireme.ps.replication_messages import Replicate
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
@@ -31,7 +37,8 @@ WINDOW_BYTES = 1 << 27
 """How many bytes of entries are under way to one replica, at most; or one entry."""
 
 BACKLOG_BYTES = 1 << 30
-"""With so many bytes of entries that a joining replica lacks, the primary waits for it."""
+"""With so many bytes of entries that a joining replica lacks, the primary waits for it; or forgets
+it, if it has no connection."""
 
 _CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there
 
@@ -115,6 +122,15 @@ class _Follower(msgspec.Struct, Generic[_L]):
         """The position up to which it could take the primary's place; -1 where it never could."""
         return -1 if self.lacks else self.confirmed
 
+    def has_all(self, position: int) -> bool:
+        """Whether it is connected, and owes nothing up to a position."""
+        return self.link is not None and self.holds == position
+
+    def mark(self, taken: Callable[[_L], int]) -> Hashable:
+        """Returns a value that changes as it makes progress; see `ReplicationLog.look`."""
+        leaving = 0 if self.link is None else taken(self.link)
+        return self.incarnation, self.confirmed, self.lacks, leaving
+
 
 class ReplicationLog(Generic[_L]):
     """The log of one primary.
@@ -122,6 +138,7 @@ class ReplicationLog(Generic[_L]):
     Args:
         position: of the last entry that this replica has applied.
         term: the number of the view that made it the primary.
+        patience: after so many seconds without progress another replica is overdue.
 
     Attributes:
         position: of the last entry.
@@ -133,7 +150,7 @@ class ReplicationLog(Generic[_L]):
         useless: replicas that this primary cannot bring up to date: (server, incarnation).
     """
 
-    def __init__(self, position: int, term: int = 0) -> None:
+    def __init__(self, position: int, term: int = 0, patience: float = math.inf) -> None:
         self.position = position
         self.appended = self.appended_bytes = 0
         self.term = term
@@ -146,6 +163,13 @@ class ReplicationLog(Generic[_L]):
         self._bytes = 0  # of the entries
         self._held: deque[tuple[int, list[Instruction]]] = deque()
         self._live = False  # whether answers that are held carry live values
+        self._stalls = StallClock(patience)
+        self._forgotten: frozenset[int] = frozenset()  # joining ones for which nothing is kept
+
+    @property
+    def overdue(self) -> frozenset[int]:
+        """The servers whose replicas make no progress, or have fallen too far behind."""
+        return self._stalls.overdue | self._forgotten
 
     @property
     def active(self) -> bool:
@@ -170,9 +194,10 @@ class ReplicationLog(Generic[_L]):
         """Takes the servers of a view that have replicas; returns what is withheld no longer."""
         promised = {server for server, _ in self.caught_up}
         self.backups = frozenset(backups)
-        self.joining = frozenset(joining)
+        self._forgotten &= frozenset(joining)
+        self.joining = frozenset(joining) - self._forgotten
         self.caught_up = [each for each in self.caught_up if each[0] in self.joining]
-        here = self.backups | self.joining
+        here = self.backups | self.joining | self._forgotten
         self.useless = {each for each in self.useless if each[0] in here}
         self._followers = {s: f for s, f in self._followers.items() if s in here}
         for server in self.backups - promised:
@@ -253,6 +278,42 @@ class ReplicationLog(Generic[_L]):
         if (follower := self._of(link)) is not None:
             follower.will_lack = lacks
 
+    def look(self, now: float, taken: Callable[[_L], int]) -> list[Instruction]:
+        """Passes the time; returns what is withheld no longer.
+
+        Args:
+            now: the time.
+            taken: how many bytes a connection has taken, if it has to take more; else 0.
+        """
+        marks: dict[int, Hashable] = {}
+        for server in self.backups | self.joining:
+            follower = self._followers.get(server)
+            if follower is None or not follower.has_all(self.position):
+                marks[server] = None if follower is None else follower.mark(taken)
+        self._stalls.look(now, marks)
+        return self._settle()
+
+    def waits(self, now: float) -> list[Reply]:
+        """Returns notices for those whose answers are withheld: the replicas that lack entries."""
+        if not self._held:
+            return []
+        lacking = sorted(
+            server
+            for server in self.backups | self.joining
+            if (follower := self._followers.get(server)) is None
+            or (
+                follower.holds < self.position
+                and (server in self.backups or follower.waited_from is not None)
+            )
+        )
+        names = tuple(f"ps:{server}" for server in lacking)
+        out = []
+        for position, instructions in self._held:
+            since = self._at(position).message.now if self._has(position) else now
+            notice = Waiting("a copy of the update", names, now - since)
+            out += [Reply(each.route, notice) for each in instructions if isinstance(each, Reply)]
+        return out
+
     # -- events ----------------------------------------------------------------------------------
 
     def append(
@@ -293,7 +354,7 @@ class ReplicationLog(Generic[_L]):
         for follower in self._followers.values():
             yield from self._pump(follower)
         if self._bytes > BACKLOG_BYTES:
-            self._wait_for_all()
+            self._limit_the_backlog()
 
     def hold(self, instructions: list[Instruction]) -> list[Instruction]:
         """Returns what can be carried out now; withholds the rest until it is confirmed."""
@@ -362,6 +423,9 @@ class ReplicationLog(Generic[_L]):
     def _at(self, position: int) -> _Entry:
         return self._entries[position - self.position - 1]
 
+    def _has(self, position: int) -> bool:
+        return position > self.position - len(self._entries)
+
     def _pump(self, follower: _Follower[_L]) -> list[Tell[_L]]:
         out: list[Tell[_L]] = []
         link = follower.link
@@ -381,6 +445,14 @@ class ReplicationLog(Generic[_L]):
         """Forgets entries that all have; returns what is withheld no longer."""
         for server in self.joining:
             self._look_after(server)
+        self._forget_entries()
+        out: list[Instruction] = []
+        confirmed = self._confirmed
+        while self._held and self._held[0][0] <= confirmed:
+            out += self._held.popleft()[1]
+        return out
+
+    def _forget_entries(self) -> None:
         everybody = [
             follower.confirmed if (follower := self._followers.get(server)) else -1
             for server in self.backups | self.joining
@@ -388,11 +460,6 @@ class ReplicationLog(Generic[_L]):
         first = min(everybody, default=self.position) + 1  # that somebody lacks
         while self._entries and self._entries[0].message.position < first:
             self._bytes -= self._entries.popleft().nbytes
-        out: list[Instruction] = []
-        confirmed = self._confirmed
-        while self._held and self._held[0][0] <= confirmed:
-            out += self._held.popleft()[1]
-        return out
 
     def _look_after(self, server: int) -> None:
         """Begins to wait for a joining replica that is nearly there, or notes that it is there."""
@@ -407,11 +474,17 @@ class ReplicationLog(Generic[_L]):
         if follower.waited_from is not None and follower.confirmed >= follower.waited_from:
             self.caught_up.append((server, follower.incarnation))
 
-    def _wait_for_all(self) -> None:
+    def _limit_the_backlog(self) -> None:
+        """Waits for all joining replicas; forgets those that have no connection."""
         for server in self.joining:
             follower = self._followers.get(server)
-            if follower is not None and follower.waited_from is None:
+            if follower is None or follower.link is None:
+                self._forgotten |= {server}
+                self._followers.pop(server, None)
+            elif follower.waited_from is None:
                 follower.waited_from = self.position
+        self.joining -= self._forgotten
+        self._forget_entries()
 
 
 class _Kept(tuple[torch.Tensor, ...]):

@@ -23,12 +23,13 @@ other replicas and shards hear of an event before this one computes what follows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch, ViewChanged
+from trireme.cluster.messages import CaughtUp, CopyLost, LinkLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.view import ShardEntry, View
 from trireme.errors import ConfigurationError, FrameError, Rejected
 from trireme.ps.messages import (
@@ -55,7 +56,7 @@ from trireme.ps.replication_messages import (
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, QuietState, export
-from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.shard import NOTICE_SECONDS, Shard
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.wire.message import Message
 
@@ -78,6 +79,7 @@ class Replica(Generic[_L]):
         number: the shard's number.
         generation: the shard's generation.
         make: makes an empty shard, with the dispatcher that routes the messages to it.
+        patience: as of `ReplicationLog`.
 
     Attributes:
         number, generation: as given.
@@ -94,6 +96,7 @@ class Replica(Generic[_L]):
         number: int,
         generation: int,
         make: Callable[[int], Dispatcher[_L]],
+        patience: float = math.inf,
     ) -> None:
         self.number = number
         self.generation = generation
@@ -104,7 +107,9 @@ class Replica(Generic[_L]):
         self.began = 0
         self.source: _L | None = None
         self._server = server
-        self._log: ReplicationLog[_L] | None = ReplicationLog(0)
+        self._patience = patience
+        self._log: ReplicationLog[_L] | None = ReplicationLog(0, patience=patience)
+        self._noticed = 0.0
         self._position = 0  # while it is not the primary
         self._terms: list[tuple[int, int]] = []  # (position, term): of the first entry of each
         self._first: Fill | None = None  # the state it has begun with, for joining replicas
@@ -232,7 +237,7 @@ class Replica(Generic[_L]):
         if self._log is None:
             if self.lacks:  # as where it has not begun: nobody else has the rest
                 self._forget_all()
-            self._log = ReplicationLog(self._position, view.number)
+            self._log = ReplicationLog(self._position, view.number, self._patience)
             self.source = None
             self.shard.state.shows_rows = True
         elif not self._log.position:
@@ -338,13 +343,18 @@ class Replica(Generic[_L]):
         else:
             yield each
 
-    def tick(self, now: float) -> Iterator[Output[_L]]:
-        """Passes the time."""
+    def tick(self, now: float, taken: Callable[[_L], int] = lambda _: 0) -> Iterator[Output[_L]]:
+        """Passes the time; for `taken` see `ReplicationLog.look`."""
         if self._log is None:
             return
+        for each in self._log.look(now, taken):
+            yield from self._noted(each)
         if self.shard.overdue(now):
             yield from self._happen(now, NOBODY, None, Expire(), None)
         yield from self.shard.notices(now)
+        if now - self._noticed >= NOTICE_SECONDS:
+            self._noticed = now
+            yield from self._log.waits(now)
 
     def reports(self) -> list[Message]:
         """Returns what the coordinator should know; it is told again until its view shows it."""
@@ -357,6 +367,11 @@ class Replica(Generic[_L]):
         out += [
             CopyLost(self.generation, self.number, server, incarnation)
             for server, incarnation in sorted(self._log.useless)
+        ]
+        out += [
+            LinkLost(self.generation, self.number, server, entry.incarnation)
+            for server in sorted(self._log.overdue)
+            if (entry := self._view.server(server)) is not None
         ]
         if self._ready and self._ready == self._view.number:
             out.append(ReadyToSwitch(self._ready, self.generation, self.number))

@@ -11,15 +11,18 @@ primary of another shard speaks with shard 0 (`Speak`), or a replica follows its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
 
+from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import ShardEntry, View
 from trireme.ps.messages import FromServer
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
 from trireme.ps.replication.replica import Output, Replica
+from trireme.ps.replication.stall_clock import StallClock
 from trireme.ps.replication_messages import Address, Follow, Speak
 from trireme.ps.shard.quiet_state import united
 from trireme.ps.shard.shard import Shard
@@ -49,6 +52,8 @@ class Replicas(Generic[_L]):
     Args:
         server: the index of the server.
         make: makes an empty shard with its dispatcher, by its number.
+        patience: after so many seconds without progress another server's copy of a shard is
+            reported, or the missing connection to the primary of shard 0.
 
     Attributes:
         view: the newest view.
@@ -60,18 +65,22 @@ class Replicas(Generic[_L]):
         self,
         server: int,
         make: Callable[[int], Dispatcher[_L]] = lambda number: Dispatcher(Shard(number)),
+        patience: float = math.inf,
     ) -> None:
         self.view = View(0, (), ())
         self.incarnation = 0
         self._server = server
         self._make = make
+        self._patience = patience
+        self._made_here: dict[_L, Peer] = {}
+        self._unconnected = StallClock(patience)  # by shard: without a connection to shard 0
         # The connections of others, numbered in the order in which they were made. A process makes
         # another one for the same purpose only when it has given up the one before.
         self._made = 0
         self._numbers: dict[_L, int] = {}
         self._newest: dict[tuple[int, int, int], int] = {}  # by server, kind of opener and shard
         # Before the first view a server refuses what its shard is asked, as of another view.
-        self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make)}
+        self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make, patience)}
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class Replicas(Generic[_L]):
         for number, entry in self._entries(view).items():
             if self._server not in (*entry.copies, *entry.joining):
                 continue
-            replica = Replica(self._server, number, view.generation, self._make)
+            replica = Replica(self._server, number, view.generation, self._make, self._patience)
             self.by_shard[number] = replica
             if self._server in entry.joining:  # also where it has missed how this life began
                 replica.wait(view)
@@ -143,6 +152,7 @@ class Replicas(Generic[_L]):
     def closed(self, link: _L) -> None:
         """Forgets a connection that is gone."""
         self._numbers.pop(link, None)
+        self._made_here.pop(link, None)
 
     def _number(self, link: _L) -> int:
         if link not in self._numbers:
@@ -226,12 +236,30 @@ class Replicas(Generic[_L]):
         replica = self.by_shard.get(peer.shard)
         if replica is None or peer not in self.peers():
             return None
+        self._made_here[link] = peer
         if peer.follows:
             replica.source = link
             return replica, [replica.follows(self.incarnation)]
         replica.dispatcher.opened(link, self._number(link))
         words = replica.dispatcher.speaks(link, 0)
         return replica, [Speak(replica.number, replica.generation), *words]
+
+    def look(self, now: float) -> None:
+        """Passes the time: notes for how long connections to shard 0 have been missing."""
+        there = set(self._made_here.values())
+        lacking = [each for each in self.peers() if not each.follows and each not in there]
+        self._unconnected.look(now, {each.shard: each.server for each in lacking})
+
+    def reports(self) -> list[Message]:
+        """Returns what the coordinator should know; it is told again until its view shows it."""
+        out = [each for replica in self.by_shard.values() for each in replica.reports()]
+        for peer in self.peers():
+            entry = self.view.server(peer.server)
+            if not peer.follows and peer.shard in self._unconnected.overdue and entry is not None:
+                out.append(
+                    LinkLost(self.view.generation, peer.shard, peer.server, entry.incarnation)
+                )
+        return out
 
     def local(self, shard: int) -> Replica[_L] | None:
         """Returns the primary of a shard, where it is at this server."""

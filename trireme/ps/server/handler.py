@@ -6,6 +6,8 @@ follows before it handles the next message. So there are no locks.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ import msgspec
 import torch
 
 from trireme.clock import clock_name
+from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
 from trireme.errors import FrameError, Rejected, WireError
 from trireme.ps.catalog import PS_MESSAGES
@@ -59,6 +62,8 @@ from trireme.wire.frame_reader import Incoming
 from trireme.wire.link import Link
 from trireme.wire.message import Message
 
+_log = logging.getLogger(__name__)
+
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
     """The route of an answer.
@@ -83,6 +88,7 @@ class ShardHandler:
         index: this server's task index.
         now: the service's clock.
         metrics: measures the replicas; None for no metrics.
+        patience: as of `Replicas`.
 
     Attributes:
         replicas: the replicas that are served.
@@ -99,10 +105,11 @@ class ShardHandler:
         index: int,
         now: Callable[[], float] = time.monotonic,
         metrics: ShardMetrics | None = None,
+        patience: float = math.inf,
     ) -> None:
         self.index = index
         self.epoch: str | None = None
-        self.replicas: Replicas[Link] = Replicas(index, self._make)
+        self.replicas: Replicas[Link] = Replicas(index, self._make, patience)
         self.peers_changed: Callable[[Sequence[Peer], View], object] = lambda peers, view: None
         self.peer_gone: Callable[[Link], object] = lambda link: None
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
@@ -221,7 +228,8 @@ class ShardHandler:
     def tick(self, now: float) -> None:
         """Passes the time to the replicas."""
         for replica in [*self.replicas.by_shard.values()]:
-            self._carry_out(now, replica, replica.tick(now))
+            self._carry_out(now, replica, replica.tick(now, _taken))
+        self.replicas.look(now)
         self._tell_coordinator()
         if self._metrics is not None:
             self._metrics.look(now, self.shard, self._logs())
@@ -416,8 +424,15 @@ class ShardHandler:
 
     def _tell_coordinator(self) -> None:
         """Passes on what the coordinator should know, where it has changed."""
-        reports = [each for r in self.replicas.by_shard.values() for each in r.reports()]
+        reports = self.replicas.reports()
         if reports != self._reported:
+            for each in reports:
+                if isinstance(each, LinkLost) and each not in self._reported:
+                    _log.warning(
+                        "ps:%d makes no progress with ps:%d, which shard %d needs: the link "
+                        "between the two hosts is broken, or ps:%d hangs",
+                        *(self.index, each.server, each.shard, each.server),
+                    )
             self._reported = reports
             self.report(reports)
 
@@ -536,3 +551,8 @@ class ShardHandler:
             payload = self._notes.export()
         views = [memoryview(payload)] if payload else []
         link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
+
+
+def _taken(link: Link) -> int:
+    """Returns how many bytes a connection has taken, if it has to take more; else 0."""
+    return link.connection.bytes_sent if link.connection.unsent else 0

@@ -166,6 +166,9 @@ class _PeerLink:
                     _log.warning("%s cannot reach %s: %s", self._identity.task, name, error)
                 continue
             self._lost.clear()
+            if self._closed.is_set():  # it is set before `_lost`, which may just have been cleared
+                connection.close()
+                return
             self._service.call_soon(partial(self._adopt, connection, name))
             self._lost.wait()
             self._closed.wait(_RETRY_SECONDS)

@@ -116,7 +116,9 @@ class _Server:
         self._record = record
         identity = Identity(server.job, f"ps:{server.index}")
         self._handler = ShardHandler(
-            server.index, metrics=ShardMetrics(registry, self._report, server.index)
+            server.index,
+            metrics=ShardMetrics(registry, self._report, server.index),
+            patience=server.policy.heartbeat_timeout,
         )
         handlers: list[Handler] = [self._handler]
         epoch = ""  # until this server has joined

@@ -1,0 +1,160 @@
+"""A copy that makes no progress is reported, named to who waits, and costs bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from trireme.cluster.messages import LinkLost
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
+from trireme.ps.messages import Retire, Waiting
+from trireme.ps.replication import log as log_module
+from trireme.ps.replication.replicas import Peer, Replicas
+from trireme.ps.replication_messages import Address, Replicated
+from trireme.ps.shard.instructions import Reply
+from trireme.wire.handshake import Identity
+
+SERVERS = tuple(ServerEntry(index, 4 + index, f"tcp://{index}") for index in range(3))
+WORKERS = (WorkerEntry(0, 1),)
+BACKUP = View(1, SERVERS, WORKERS, (ShardEntry(0, 1, 0, (1,)),))
+JOINING = View(1, SERVERS, WORKERS, (ShardEntry(0, 1, 0, (), (1,)),))
+LOST = LinkLost(1, 0, 1, 5)
+
+
+@dataclass(eq=False)
+class Link:
+    identity: Identity
+    opened_here: bool = False
+
+
+class Primary:
+    """Server 0, the primary of one shard, and the time."""
+
+    def __init__(self, view: View) -> None:
+        self.now = 100.0
+        self.replicas: Replicas[Link] = Replicas(0, patience=3.0)
+        list(self.replicas.take(self.now, view))
+        self.replica = self.replicas.by_shard[0]
+        self.worker = Link(Identity("job", "worker:0", 1))
+        assert self.replicas.addressed(self.worker, Address(0, 1)) is self.replica
+        self.taken: dict[Link, int] = {}
+        self.replies: list[Reply] = []
+
+    def follow(self) -> Link:
+        link = Link(Identity("job", "ps:1"))
+        other: Replicas[Link] = Replicas(1)
+        other.incarnation = 5
+        list(other.take(self.now, self.replicas.view))
+        assert self.replicas.followed(link, other.by_shard[0].follows(5)) is not None
+        return link
+
+    def ask(self, raw: Any = ()) -> None:
+        message = Retire()
+        self.replica.dispatcher.admit(self.worker, message)
+        self._take(self.replica.request(self.now, self.worker, "route", message, None, raw))
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(10 * seconds)):
+            self.now += 0.1
+            self._take(self.replica.tick(self.now, lambda link: self.taken.get(link, 0)))
+            self.replicas.look(self.now)
+
+    def confirm(self, link: Link) -> None:
+        self._take(self.replica.confirmed(link, Replicated(self.replica.position)))
+
+    def _take(self, outputs: Any) -> None:
+        self.replies += [each for each in outputs if isinstance(each, Reply)]
+
+    @property
+    def notices(self) -> list[Waiting]:
+        return [each.message for each in self.replies if isinstance(each.message, Waiting)]
+
+
+@pytest.mark.parametrize("view", [BACKUP, JOINING], ids=["backup", "joining"])
+def test_a_copy_that_never_connects_is_reported(view: View) -> None:
+    primary = Primary(view)
+    primary.wait(2.9)
+    assert primary.replicas.reports() == []
+    primary.wait(0.3)
+    assert primary.replicas.reports() == [LOST]
+
+
+def test_a_backup_that_confirms_nothing_is_reported_and_named_to_who_waits() -> None:
+    primary = Primary(BACKUP)
+    link = primary.follow()
+    primary.wait(20.0)
+    assert primary.replicas.reports() == []  # it owes nothing
+    primary.ask()
+    primary.wait(2.8)
+    assert primary.replicas.reports() == []
+    primary.wait(0.4)
+    assert primary.replicas.reports() == [LOST]
+    primary.wait(5.0)
+    assert {(each.reason, each.names) for each in primary.notices} == {
+        ("a copy of the update", ("ps:1",))
+    }
+    primary.confirm(link)
+    primary.wait(0.1)
+    assert primary.replicas.reports() == []  # it was slow, and is not dropped
+
+
+def test_a_backup_that_confirms_now_and_then_is_kept() -> None:
+    primary = Primary(BACKUP)
+    link = primary.follow()
+    for _ in range(5):
+        primary.ask()
+        primary.wait(2.0)
+        assert primary.replicas.reports() == []
+        primary.confirm(link)
+
+
+def test_a_copy_to_which_bytes_still_leave_is_kept() -> None:
+    """The state of a large shard takes long on a slow link, and is confirmed at its end."""
+    primary = Primary(BACKUP)
+    link = primary.follow()
+    primary.ask()
+    for sent in range(1, 20):
+        primary.taken[link] = sent
+        primary.wait(1.0)
+        assert primary.replicas.reports() == []
+    primary.wait(3.1)
+    assert primary.replicas.reports() == [LOST]
+
+
+def test_a_joining_copy_without_a_connection_is_forgotten_at_the_cap() -> None:
+    primary = Primary(JOINING)
+    log = primary.replica.log
+    assert log is not None
+    piece = [memoryview(bytearray(1000))]
+    with patch.object(log_module, "BACKLOG_BYTES", 5000):
+        for _ in range(10):
+            primary.ask(raw=piece)
+        assert primary.replicas.reports() == [LOST]  # at once
+        assert log._bytes == 0
+        for _ in range(10):
+            primary.ask(raw=piece)
+        assert log._bytes == 0
+
+
+@pytest.mark.parametrize("patience", [3.0])
+def test_a_primary_without_a_connection_to_shard_0_reports_that(patience: float) -> None:
+    shards = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1))
+    view = View(1, SERVERS, WORKERS, shards)
+    replicas: Replicas[Link] = Replicas(1, patience=patience)
+    list(replicas.take(0.0, view))
+    lost = LinkLost(1, 1, 0, 4)
+
+    def wait(start: float) -> list[Any]:
+        for tenth in range(32):
+            replicas.look(start + tenth / 10)
+        return replicas.reports()
+
+    assert wait(0.0) == [lost]
+    link = Link(Identity("job", "ps:0"), opened_here=True)
+    assert replicas.connected(link, Peer(1, False, 0)) is not None
+    assert wait(4.0) == []
+    replicas.closed(link)
+    assert wait(8.0) == [lost]
