@@ -151,6 +151,7 @@ class FlatModel:
         self.presence = gradients[-1][:lead]
         self.gradients = (*gradients[:-1], gradients[-1][lead:])
         self._bound: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._places: list[torch.Tensor] = []  # of the values
         views = zip(self._views(self.values), self._views(self.gradients), strict=True)
         in_order = [parameter for vector in self.placed for parameter, _, _ in vector]
         for parameter, (value, place) in zip(in_order, views, strict=True):
@@ -159,6 +160,7 @@ class FlatModel:
             gradient = place.data  # with a version of its own, which tells who has a gradient
             parameter.grad = gradient
             self._bound.append((parameter, gradient))
+            self._places.append(value)
         self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
         self._known_writes = 0  # `flat_writes` that have given no parameter a gradient
         self.keeps_views = True
@@ -361,6 +363,14 @@ class FlatModel:
         on the values before is then refused by backward, as after a step of any optimizer.
         """
         torch.autograd.graph.increment_version([parameter for parameter, _ in self._bound])
+
+    @torch.no_grad()
+    def take_back_values(self) -> None:
+        """Takes over values that the program has put in the place of its own, by `p.data = ...`."""
+        for (parameter, _), place in zip(self._bound, self._places, strict=True):
+            if parameter.data_ptr() != place.data_ptr():
+                place.copy_(parameter)
+                parameter.data = place
 
     def collect_values(self) -> None:
         """Copies the module's values to the host, before the chief's first load."""

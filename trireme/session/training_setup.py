@@ -17,6 +17,7 @@ from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.session.own_writes import OwnWrites
 from trireme.session.replica.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
 from trireme.session.settings import Settings
@@ -91,6 +92,19 @@ class TrainingSetup:
         return OptimizerSpec(
             "SGD", tuple(GroupSpec(dict(outer)) for _ in self.optimizer.param_groups)
         )
+
+    @cached_property
+    def own_writes(self) -> OwnWrites:
+        """Judges what the program writes to the values of its model itself."""
+        task, mesh = self.settings.task, self.settings.mesh
+        copies = [] if self.part is None or self.lean else [self.flat]
+        if task.servers and self.outer is not None:  # a part of the worker's delta
+            return OwnWrites((), None)
+        if task.servers:
+            return OwnWrites([self.trained, *copies], None)
+        same = mesh.pp == 1 and self.settings.graph is None  # parameters in every process
+        mine = self.trained if self.process_group is not None and same else None
+        return OwnWrites(copies, mine, replicated=self.part is None)
 
     @property
     def lean(self) -> bool:

@@ -154,6 +154,7 @@ class Worker:
         except BaseException:
             storage.close()  # an interactive console continues, and may try again
             raise
+        self.setup.own_writes.remember()
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
@@ -285,11 +286,14 @@ class Worker:
             The result of the push, or of the previous push with prefetch; None where there is none.
 
         Raises:
-            ConfigurationError: a parameter that was frozen when training began requires a gradient.
+            ConfigurationError: a parameter that was frozen when training began requires a gradient;
+                or the program has written values that the update would replace.
         """
         for parameter in self._frozen:
             if parameter.requires_grad:
                 raise self._unfrozen(parameter)
+        own_writes = self.setup.own_writes
+        own_writes.check()
         self.checkpoints.ask_all()
         backend, liveness = self.backend, self.lifecycle.liveness
         try:
@@ -326,6 +330,7 @@ class Worker:
             backend.end()
             if not self._under_way:  # else with the answer to the push under way
                 self._retired()  # the job needs nothing more from this worker
+        own_writes.remember()
         return result
 
     def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
@@ -437,6 +442,7 @@ class Worker:
             checkpoints.take_first()
             self.progress.warn(str(RolledBack(rolled_back(before, backend.step), backend.step)))
         self.rejoined += 1
+        self.setup.own_writes.remember()
         return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
 
     # -- the end --------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class Collective(Local):
         self._watch = StragglerWatch(group.rank, group.size, group.put, group.get, waiting)
         self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
+        self._own_writes = setup.own_writes
         self._vote_totals: Callable[[], list[float]] | None = None
         self._last: ModelState | None = None
         self.streams = setup.lean
@@ -145,7 +146,8 @@ class Collective(Local):
 
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
-        self.group.votes = [float(self._wants_stop), float(self.wants_save)]
+        written = self._own_writes.votes()
+        self.group.votes = [float(self._wants_stop), float(self.wants_save), *written]
         self._agree(_Action.STEP)
 
     # -- training -------------------------------------------------------------------------------
@@ -160,10 +162,16 @@ class Collective(Local):
         super()._apply(examples, skip=skip)
 
     def wait(self) -> PushResult:
-        """Returns the verdict `Applied`; all processes agree on whether that was the last step."""
+        """Returns the verdict `Applied`; all processes agree on whether that was the last step.
+
+        Raises:
+            ConfigurationError: the programs of the processes have written different values.
+        """
         assert self._vote_totals is not None, "there was no exchange to end"
-        stop, save = self._vote_totals()
+        stop, save, *written = self._vote_totals()
         self._vote_totals = None
+        if not stop:  # a process whose program has ended writes nothing any more
+            self._own_writes.agree(written, self.group.size)
         result = super().wait()
         self._watch.step_ended(self.step)
         self.saves = save > 0

@@ -193,6 +193,7 @@ class LocalSgd(ParameterServer):
             self._asks = [*self._asks[-1:], self.step]
             self.share(_SAVING, msgspec.msgpack.encode(self._asks))
         flat = self._model
+        flat.take_back_values()
         for base, value, gradient in zip(self._base, flat.values, flat.gradients, strict=True):
             torch.sub(base, value, out=gradient)
             if self.rule.publishes:

@@ -153,7 +153,7 @@ class Buffers:
 
     def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         """Copies values into the parameters, and the given buffers into those of the model."""
-        with torch.no_grad():
+        with torch.no_grad(), self._setup.own_writes.ours():
             for name, parameter in self._setup.flat.parameters.items():
                 parameter.copy_(values[name])
             self._put_buffers(buffers)

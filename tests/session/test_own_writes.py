@@ -1,0 +1,216 @@
+"""Values that a program writes itself: they count as in one process, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import trireme
+from tests.harness import Cluster, run_job
+from tests.process_groups import ProcessGroup, run_process_group
+from trireme.errors import ConfigurationError
+from trireme.session.own_writes import ValueWatch
+from trireme.session.session import Session
+
+INPUTS = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+def made() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def clamp(model: nn.Module) -> None:
+    """As in a Wasserstein GAN."""
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.1, 0.1)
+
+
+def reload(model: nn.Module) -> None:
+    model.load_state_dict(made().state_dict())
+
+
+def scale(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+
+
+def replace(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.5
+
+
+CHANGES: dict[str, Callable[[nn.Module], None]] = {
+    "clamp": clamp,
+    "load_state_dict": reload,
+    "in place": scale,
+    "other memory": replace,
+}
+
+IN_SHARDS = ("clamp", "in place")
+"""The changes that a program can make to shards: torch refuses or drops the others."""
+
+
+def loop(change: str, at: tuple[int, ...], writers: tuple[int, ...]) -> list[float]:
+    """Six steps of a loop of one's own, which changes the values after some of them."""
+    model = made()
+    optimizer = trireme.distribute(model, adam(model))
+    try:
+        for step in range(6):
+            optimizer.zero_grad()
+            model(INPUTS).square().mean().backward()
+            optimizer.step()
+            if step in at and optimizer.worker.task.index in writers:
+                CHANGES[change](model)
+    except ConfigurationError as error:
+        optimizer.worker.fail(error)  # as where the program ends
+        raise
+    values = trained(model)
+    optimizer.close()
+    return values
+
+
+def trained(model: nn.Module) -> list[float]:
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    found: list[float] = torch.cat([p.detach().reshape(-1) for p in whole]).tolist()
+    return found
+
+
+def plain(change: str, at: tuple[int, ...]) -> list[float]:
+    model = made()
+    optimizer = adam(model)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(INPUTS).square().mean().backward()
+        optimizer.step()
+        if step in at:
+            CHANGES[change](model)
+    return trained(model)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "group",
+    [ProcessGroup(), ProcessGroup(workers=2), ProcessGroup(workers=2, strategy="fsdp")],
+    ids=["alone", "allreduce", "fsdp"],
+)
+def test_what_every_process_changes_counts_as_in_one(group: ProcessGroup, change: str) -> None:
+    if group.strategy == "fsdp" and change not in IN_SHARDS:
+        pytest.skip("what torch itself does with shards")
+    want = plain(change, (0, 3))
+    for found in run_process_group(group, loop, change, (0, 3), (0, 1)).values:
+        assert found == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
+@pytest.mark.parametrize("change", ["clamp", "in place"])
+def test_what_one_process_changes_is_refused_by_all(strategy: str, change: str) -> None:
+    group = ProcessGroup(workers=2, strategy=strategy)
+    ran = run_process_group(group, loop, change, (2,), (1,))
+    assert len(ran.raised) == 2
+    assert all(
+        "1 of 2 processes have written to parameters" in said for said in ran.raised.values()
+    )
+    assert "this one to parameter '0.weight' and 3 more" in ran.raised[1]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "group",
+    [
+        ProcessGroup(servers=1),
+        ProcessGroup(servers=1, mesh="dp=2", inside=2),
+        ProcessGroup(servers=1, mesh="fsdp=2", inside=2),
+    ],
+    ids=["async", "a mesh of replicas in a worker", "a mesh of shards in a worker"],
+)
+def test_what_servers_would_replace_is_refused(group: ProcessGroup, change: str) -> None:
+    if "fsdp" in group.mesh and change not in IN_SHARDS:
+        pytest.skip("what torch itself does with shards")
+    ran = run_process_group(group, loop, change, (1,), (0,))
+    assert "the program has written to parameter '0.weight' and 3 more itself" in ran.raised[0]
+    assert "the change would be lost" in ran.raised[0]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_worker_changes_between_exchanges_is_in_its_delta(change: str) -> None:
+    group = ProcessGroup(servers=1, strategy="averaging", every=2)
+    (found,) = run_process_group(group, loop, change, (0, 2), (0,)).values
+    assert found == pytest.approx(plain(change, (0, 2)), abs=1e-6)
+
+
+def test_a_late_change_of_few_elements_is_found_by_its_version_or_by_a_sample() -> None:
+    model = nn.Linear(100, 100)
+    from trireme.ps.flat import FlatModel
+
+    flat = FlatModel([list(model.named_parameters())], servers=1)
+    watch = ValueWatch(flat)
+    for _ in range(8):
+        watch.remember()
+        assert watch.written() == []
+    with torch.no_grad():
+        model.bias[3] = 1.0
+    assert watch.written() == ["bias"]
+    watch.remember()
+    found = 0
+    for _ in range(100):  # the sample is of other elements each time: one of 39 at most is spared
+        watch.remember()
+        model.weight.data[7, 7] += 1.0
+        found += watch.written() == ["weight"]
+    assert found >= 2
+
+
+def session_steps(write: bool) -> None:
+    session = trireme.Session(made(), lambda outputs, _: outputs.square().mean(), Adam)
+    with session:
+        session.step((INPUTS, INPUTS))
+        if write:
+            clamp(session.model)
+        session.step((INPUTS, INPUTS))
+
+
+def Adam(params: object) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.05)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
+def test_a_model_that_only_shows_values_takes_none(strategy: str) -> None:
+    group = ProcessGroup(workers=2, strategy=strategy)
+    ran = run_process_group(group, session_steps, True)
+    assert all("the change would be lost" in said for said in ran.raised.values())
+    assert not run_process_group(group, session_steps, False).raised
+
+
+def test_an_evaluation_writes_nothing_of_the_programs() -> None:
+    def make(index: int) -> Session:
+        return trireme.Session(made(), nn.MSELoss(), Adam, ema=0.9, max_steps=8)
+
+    def program(session: Session) -> None:
+        data = torch.utils.data.TensorDataset(INPUTS, torch.zeros(4, 2))
+        while not session.should_stop():
+            session.step((INPUTS, torch.zeros(4, 2)))
+            session.evaluate(data)
+
+    for cluster in (Cluster(servers=0), Cluster(), Cluster(strategy="sync", workers=2)):
+        assert not run_job(cluster, make, program).raised
+
+
+def test_a_write_before_an_evaluation_is_found_after_it() -> None:
+    def make(index: int) -> Session:
+        return trireme.Session(made(), nn.MSELoss(), Adam, max_steps=8)
+
+    def program(session: Session) -> None:
+        session.step((INPUTS, torch.zeros(4, 2)))
+        clamp(session.model)
+        session.evaluate(torch.utils.data.TensorDataset(INPUTS, torch.zeros(4, 2)))
+        session.step((INPUTS, torch.zeros(4, 2)))
+
+    assert isinstance(run_job(Cluster(), make, program).raised[0], ConfigurationError)

@@ -1,0 +1,220 @@
+"""What a program writes to the values of its model itself, between two updates of the job.
+
+Weight clipping, `load_state_dict` in the middle of training and new initial values are such writes.
+A lone process trains the values as they are. Elsewhere other processes have values too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.parallel.tensors import to_local
+from trireme.ps.flat import FlatModel
+from trireme.session.replica.replica import Trained
+
+_WHOLE = 2
+"""The number of steps in which all values are compared, and not a sample."""
+_SAMPLE = 256
+_VECTORS = 4
+"""The numbers of elements of a tensor, and of tensors, that the sample of one step has."""
+
+_Piece = tuple[str, torch.Tensor]
+
+
+class ValueWatch:
+    """Finds the parameters that were written to since `remember`.
+
+    Autograd counts the writes to a tensor, but for those through `.data`. These are found by
+    comparing: all values in the first steps, and afterwards a sample, of other elements each time.
+
+    Args:
+        trained: the parameters.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self._count = 0
+        self._names: list[str] = []
+        self._versions: list[tuple[int, int]] = []
+        self._sums: list[int] = []
+        self._samples: list[tuple[int, int, torch.Tensor]] = []  # vector, its offset, the elements
+
+    def remember(self) -> None:
+        """Takes the present values as known."""
+        locals_ = self._locals()
+        self._names = list(self._trained.parameters)
+        self._versions = [(each._version, each.data_ptr()) for each in locals_]
+        self._sums = [_sum(each) for each in locals_] if self._count < _WHOLE else []
+        self._samples = []
+        if not self._sums:
+            vectors = self._vectors(locals_)
+            for index in range(self._count, self._count + min(_VECTORS, len(vectors))):
+                place = index % len(vectors)
+                offset = self._count % _stride(vectors[place])
+                self._samples.append((place, offset, _sampled(vectors[place], offset).clone()))
+        self._count += 1
+
+    def written(self) -> list[str]:
+        """Returns the names of the parameters that were written to; none before `remember`."""
+        if not self._names:
+            return []
+        locals_ = self._locals()
+        now = [(each._version, each.data_ptr()) for each in locals_]
+        found = set()
+        if now != self._versions:
+            pairs = zip(self._names, now, self._versions, strict=True)
+            found = {name for name, here, before in pairs if here != before}
+        if self._sums:
+            sums = zip(self._names, locals_, self._sums, strict=True)
+            found |= {name for name, each, before in sums if _sum(each) != before}
+        vectors = self._vectors(locals_) if self._samples else []
+        for place, offset, before in self._samples:
+            here = _sampled(vectors[place], offset)
+            if not _equal(here, before):
+                found |= self._names_at(place, offset, here, before)
+        return [name for name in self._names if name in found]
+
+    def values_of(self, names: Sequence[str]) -> int:
+        """Returns a digest of the values of parameters."""
+        chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
+        return zlib.crc32(repr([_sum(each) for each in chosen]).encode())
+
+    def _locals(self) -> list[torch.Tensor]:
+        if isinstance(self._trained, FlatModel):
+            return list(self._trained.parameters.values())
+        return [to_local(parameter) for parameter in self._trained.parameters.values()]
+
+    def _vectors(self, locals_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Returns the tensors that samples are of: fewer than parameters where they are flat."""
+        if isinstance(self._trained, FlatModel):
+            return self._trained.values
+        return [each.detach().reshape(-1) for each in locals_]
+
+    def _names_at(
+        self, place: int, offset: int, here: torch.Tensor, before: torch.Tensor
+    ) -> set[str]:
+        """Returns the names of the parameters of which elements of a sample have changed."""
+        flat = self._trained
+        if not isinstance(flat, FlatModel):
+            return {self._names[place]}
+        stride = _stride(flat.values[place])
+        known = {id(parameter): name for name, parameter in flat.parameters.items()}
+        places = [offset + stride * int(i) for i in (_bits(here) != _bits(before)).nonzero()[:, 0]]
+        return {
+            known[id(parameter)]
+            for parameter, start, stop in flat.placed[place]
+            if any(start <= each < stop for each in places)
+        }
+
+
+def _stride(vector: torch.Tensor) -> int:
+    return max(1, vector.numel() // _SAMPLE)
+
+
+def _sampled(vector: torch.Tensor, offset: int) -> torch.Tensor:
+    return vector[offset :: _stride(vector)]
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements as integers: NaN equals itself then, and 0 is not -0."""
+    return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
+
+
+def _sum(tensor: torch.Tensor) -> int:
+    return int(_bits(tensor).sum())
+
+
+def _equal(here: torch.Tensor, before: torch.Tensor) -> bool:
+    return torch.equal(_bits(here), _bits(before))
+
+
+class OwnWrites:
+    """Judges what a program has written to its values since the last update of the job.
+
+    Args:
+        lost: the parameters that receive their values from elsewhere: from servers, or from the
+            parts of a model that processes train.
+        shared: the parameters that this process trains itself, in step with other processes; None
+            where there are none.
+        replicated: whether each of these processes holds the whole of `shared`.
+    """
+
+    def __init__(
+        self, lost: Sequence[Trained], shared: Trained | None, *, replicated: bool = False
+    ) -> None:
+        self._lost = [ValueWatch(each) for each in lost]
+        self._shared = None if shared is None else ValueWatch(shared)
+        self._watches = [*self._lost, *([] if self._shared is None else [self._shared])]
+        self._replicated = replicated
+        self._mine: list[str] = []
+
+    def remember(self) -> None:
+        """Takes the present values as those of the job."""
+        for watch in self._watches:
+            watch.remember()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Lets the package itself write values during the block."""
+        known = [watch for watch in self._watches if not watch.written()]
+        yield
+        for watch in known:
+            watch.remember()
+
+    def check(self) -> None:
+        """Checks that the next update replaces nothing that the program has written.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        for watch in self._lost:
+            if names := watch.written():
+                raise ConfigurationError(
+                    f"the program has written to {_named(names)} itself since the last step, and "
+                    "the change would be lost: the values come from parameter servers, or from "
+                    "the parts of the model that processes train (session.model shows them). A "
+                    "change that every process makes counts in one process and under allreduce"
+                )
+
+    def votes(self) -> list[float]:
+        """Returns numbers for a sum over the processes: what this one has written."""
+        if self._shared is None:
+            return [0.0, 0.0, 0.0]
+        self._mine = names = self._shared.written()
+        if not names:
+            return [0.0, 0.0, 0.0]
+        said = (names, self._shared.values_of(names) if self._replicated else 0)
+        digest = float(zlib.crc32(repr(said).encode()) & 0xFFFFFF)
+        return [1.0, digest, digest**2]
+
+    def agree(self, totals: Sequence[float], processes: int) -> None:
+        """Checks the sums of the votes: that all processes have written the same, or none.
+
+        Raises:
+            ConfigurationError: they have not.
+        """
+        count, digests, squares = totals
+        if not count or (count == processes and digests**2 == squares * count):
+            return
+        mine = _named(self._mine) if self._mine else "nothing"
+        raise ConfigurationError(
+            f"{count:.0f} of {processes} processes have written to parameters themselves since the "
+            f"last step, this one to {mine}, and not all of them the same values: the replicas "
+            "would differ from each other from here on. Make the same change in every process, at "
+            "the same step; changes that depend on a process's batch, as those of "
+            "nn.Embedding(max_norm=...), cannot be made so"
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    """Returns a few names in words."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"parameter {names[0]!r}{more}"
