@@ -68,8 +68,8 @@ class LoopJob:
 
     def _update(self, examples: float) -> None:
         setup, reducer = self._setup, self._setup.reducer
+        self.worker.begin_step()
         if reducer is not None:  # averages the gradients of all processes that step together
-            self.worker.begin_step()
             if setup.part is None:
                 setup.flat.gather_gradients()
             factor = reducer.scale_factor(examples)()

@@ -17,6 +17,7 @@ from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.ps.module_names import named_parameters
 from trireme.session.own_writes import OwnWrites
 from trireme.session.replica.replica import Loss, Replica, named_groups
 from trireme.session.result import Metric
@@ -133,6 +134,26 @@ class TrainingSetup:
         if group is None:
             return True
         return group.is_chief if self.settings.task.servers else group.shows_progress
+
+    def name_of(self, parameter: torch.Tensor) -> str | None:
+        """Returns the model's name for a parameter; None where the model does not have it."""
+        for named in (
+            self.trained.parameters,
+            self.flat.parameters,
+            dict(named_parameters(self.model)),
+        ):
+            for name, each in named.items():
+                if each is parameter:
+                    return name
+        return None
+
+    def frozen(self) -> list[nn.Parameter]:
+        """Returns the optimizer's parameters that are frozen now, in the part and in the model."""
+        groups = self.optimizer.param_groups
+        mine = [each for group in groups for each in group["params"] if not each.requires_grad]
+        model = dict(named_parameters(self.model))
+        names = [self.name_of(parameter) for parameter in mine]
+        return mine + [model[name] for name in names if name in model]
 
     def parameters_of_each(self) -> list[list[nn.Parameter]]:
         """Returns the parameters of each optimizer, as the program computes with them."""

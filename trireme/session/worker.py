@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from torch import nn
 
 from trireme.errors import (
     CheckpointLockLost,
-    ConfigurationError,
     Fenced,
     JobFailed,
     RolledBack,
@@ -31,6 +29,7 @@ from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle, WaitCutShort
 from trireme.session.observers.progress import make_progress
+from trireme.session.optimizer_parameters import OptimizerParameters
 from trireme.session.replica.buffers import Buffers
 from trireme.session.stopping import LastIteration, ShouldStop
 from trireme.session.training_setup import TrainingSetup
@@ -122,13 +121,7 @@ class Worker:
         if setup.tables is not None:
             self.lifecycle.exits.callback(setup.tables.close)
         self._hyper = Hyperparameters(setup, self.progress)
-        # Servers hold none of their values, and receive no gradients of them.
-        self._frozen: list[nn.Parameter] = [
-            parameter
-            for group in setup.optimizer.param_groups
-            for parameter in group["params"]
-            if not parameter.requires_grad
-        ]
+        self._parameters = OptimizerParameters(setup.optimizer, setup.frozen(), setup.name_of)
         self._prefetches = settings.prefetches and setup.process_group is None
         self._under_way = False  # an exchange whose result is not received yet
         self.life = 0  # how often the job was rolled back, as far as this worker knows
@@ -154,7 +147,7 @@ class Worker:
         except BaseException:
             storage.close()  # an interactive console continues, and may try again
             raise
-        self.setup.own_writes.remember()
+        self.remember()
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
@@ -255,7 +248,12 @@ class Worker:
         self.backend.stop(reason)
 
     def begin_step(self) -> None:
-        """Meets the other processes that make the step together with this one."""
+        """Meets the other processes that make the step together with this one.
+
+        Raises:
+            ConfigurationError: the optimizer has other parameters than when training began.
+        """
+        self._parameters.check()
         self.checkpoints.ask_all()
         self.backend.begin_step()
 
@@ -286,14 +284,10 @@ class Worker:
             The result of the push, or of the previous push with prefetch; None where there is none.
 
         Raises:
-            ConfigurationError: a parameter that was frozen when training began requires a gradient;
-                or the program has written values that the update would replace.
+            ConfigurationError: the program has written values that the update would replace.
         """
-        for parameter in self._frozen:
-            if parameter.requires_grad:
-                raise self._unfrozen(parameter)
-        own_writes = self.setup.own_writes
-        own_writes.check()
+        self._parameters.check()  # of a model that is cut, parts follow the program in a step
+        self.setup.own_writes.check()
         self.checkpoints.ask_all()
         backend, liveness = self.backend, self.lifecycle.liveness
         try:
@@ -330,8 +324,13 @@ class Worker:
             backend.end()
             if not self._under_way:  # else with the answer to the push under way
                 self._retired()  # the job needs nothing more from this worker
-        own_writes.remember()
+        self.remember()
         return result
+
+    def remember(self) -> None:
+        """Takes the present values and groups as those of the job; later changes are noticed."""
+        self.setup.own_writes.remember()
+        self._parameters.remember()
 
     def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
@@ -346,17 +345,6 @@ class Worker:
             self._under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
         return before
-
-    def _unfrozen(self, parameter: nn.Parameter) -> ConfigurationError:
-        """Returns the error that a frozen parameter requires a gradient now; names it."""
-        named = [*self.setup.model.named_parameters(), *self.setup.trained.parameters.items()]
-        name = next((name for name, each in named if each is parameter), "of the optimizer")
-        return ConfigurationError(
-            f"parameter {name!r} requires a gradient now, and did not when training began: it has "
-            "no place in the job and would not be trained. To unfreeze it later, let it require a "
-            "gradient when training begins, and call requires_grad_(False) on it after that: it is "
-            "left alone as long as it has no gradient"
-        )
 
     def _decided(self, result: PushResult | None) -> PushResult | None:
         """Advances the schedule, and retires where the push was told to stop.
@@ -442,7 +430,7 @@ class Worker:
             checkpoints.take_first()
             self.progress.warn(str(RolledBack(rolled_back(before, backend.step), backend.step)))
         self.rejoined += 1
-        self.setup.own_writes.remember()
+        self.remember()
         return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
 
     # -- the end --------------------------------------------------------------------------------
