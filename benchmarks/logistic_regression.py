@@ -28,9 +28,9 @@ from benchmarks.pairs import Plan, Sample, interleave
 from benchmarks.peers import DIRECTORY, Peers
 from benchmarks.processes import environment
 from benchmarks.results import Kind, Result
-from trireme.data.planted import PlantedRegression
+from examples.sparse_data import LibsvmReader
+from examples.sparse_data.planted_regression import PlantedRegression
 from trireme.data.ranking import area_under_curve
-from trireme.data.sparse import LibsvmReader
 
 BITS, ALPHA, RATE = 26, 0.1, 0.03
 ONE, TWO = "Trireme, one process", "Trireme, two workers and two servers"

@@ -26,13 +26,13 @@ import tempfile
 from pathlib import Path
 
 import torch
+from sparse_data import ClickBatch, CriteoReader, log_scale
+from sparse_data.planted_clicks import PlantedClicks
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 import trireme
-from trireme.data.planted import PlantedClicks
 from trireme.data.ranking import AreaUnderCurve
-from trireme.data.sparse import ClickBatch, CriteoReader, log_scale
 from trireme.tables.spec import Adagrad, Initializer, Normal, Zeros
 
 COUNTS, CATEGORIES = 13, 26

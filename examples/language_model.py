@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from language import text
+from language.networks import LSTMLanguageModel, Transformer
 from torch.nn import functional as F
 
 import trireme
-from trireme.data import text
-from trireme.models import LSTMLanguageModel, Transformer
 
 ROWS = 10
 """How many pieces of a text are evaluated side by side."""

@@ -22,14 +22,14 @@ from __future__ import annotations
 import argparse
 
 import torch
+from sparse_data import ClickBatch, CriteoReader, CsvReader, LibsvmReader, SparseBatch
+from sparse_data.planted_regression import PlantedRegression
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 from torch.utils.data import IterableDataset
 
 import trireme
-from trireme.data.planted import PlantedRegression
 from trireme.data.ranking import AreaUnderCurve
-from trireme.data.sparse import ClickBatch, CriteoReader, CsvReader, LibsvmReader, SparseBatch
 from trireme.tables.spec import FTRL, Zeros
 
 Rows = IterableDataset[SparseBatch] | IterableDataset[ClickBatch]

@@ -14,11 +14,10 @@ import argparse
 import time
 
 import numpy as np
+from lda import SharedTopics, documents, perplexity
+from lda.documents import Documents
 
 import trireme
-from trireme.data import documents
-from trireme.data.documents import Documents
-from trireme.topics import SharedTopics, perplexity
 
 
 def options() -> argparse.Namespace:

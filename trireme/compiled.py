@@ -17,8 +17,7 @@ try:
     import numba
 except ImportError as error:
     raise ConfigurationError(
-        "numba is not installed. Tables, readers of sparse rows, planted data and topic models "
-        "need it: pip install 'trireme-train[tables]'"
+        "numba is not installed. Tables need it: pip install 'trireme-train[tables]'"
     ) from error
 
 Function = TypeVar("Function", bound=Callable[..., Any])

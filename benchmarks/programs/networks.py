@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.programs.task import LAYERS, NETWORKS, TIME, VOCABULARY, WIDTH
-from trireme.models import MLP, CifarNetwork, LeNet5, Transformer
+from examples.language.networks import Transformer
+from trireme.models import MLP, CifarNetwork, LeNet5
 
 
 def make_network(name: str) -> nn.Module:

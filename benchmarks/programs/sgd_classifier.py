@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import SGDClassifier
 
-from trireme.data.sparse import LibsvmReader, SparseBatch
+from examples.sparse_data import LibsvmReader, SparseBatch
 
 ROWS = 100_000
 

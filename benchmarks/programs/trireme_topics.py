@@ -6,8 +6,8 @@ import time
 
 import trireme
 from benchmarks.programs.topic_files import Corpus, Learned, arguments
-from trireme.data.documents import Documents
-from trireme.topics import SharedTopics
+from examples.lda import SharedTopics
+from examples.lda.documents import Documents
 
 
 def main() -> None:

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from examples.language.networks import LSTMLanguageModel, Transformer
 from tests.graph.equality import assert_same
 from trireme.errors import ConfigurationError
 from trireme.graph.capture import CapturedModel, capture
 from trireme.graph.source import scope, source_line
-from trireme.models import MLP, CifarNetwork, DigitsNetwork, LeNet5, LSTMLanguageModel, Transformer
+from trireme.models import MLP, CifarNetwork, DigitsNetwork, LeNet5
 
 
 class Calling(nn.Module):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from examples.language.networks import LSTMLanguageModel, Transformer
 from trireme.graph.capture import Capture, capture
 from trireme.graph.cost_graph import OUTPUT, cost_graph, grouping
 from trireme.graph.costs import Constraints, Device, Hardware, Link
@@ -18,7 +19,6 @@ from trireme.graph.placement import place
 from trireme.graph.prediction import predict
 from trireme.graph.problem import problem_of
 from trireme.graph.updates import UpdateCost, state_factor, update_cost
-from trireme.models import LSTMLanguageModel, Transformer
 
 
 class Network(nn.Module):

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from examples.language.networks import LSTMLanguageModel, Transformer
 from trireme.errors import ConfigurationError
 from trireme.graph.capture import Capture, capture
 from trireme.graph.measurement import Cost, measure
 from trireme.graph.trial import Input, Trials
-from trireme.models import CifarNetwork, LeNet5, LSTMLanguageModel, Transformer
+from trireme.models import CifarNetwork, LeNet5
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from examples.language.networks import LSTMLanguageModel, Transformer
 from trireme.errors import ConfigurationError
-from trireme.models import CifarNetwork, LeNet5, LSTMLanguageModel, Transformer
+from trireme.models import CifarNetwork, LeNet5
 from trireme.parallel.deferred import Deferred, deferred
 
 _SEED = 5

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from examples.language.networks import Transformer
 from trireme.errors import ConfigurationError
-from trireme.models import LeNet5, Transformer
+from trireme.models import LeNet5
 from trireme.parallel.config import PipelineConfig
 from trireme.parallel.stages import (
     Stage,

@@ -7,8 +7,9 @@ import re
 import pytest
 from torch import nn
 
+from examples.language.networks import Transformer
 from trireme.errors import ConfigurationError
-from trireme.models import MLP, LeNet5, Transformer
+from trireme.models import MLP, LeNet5
 from trireme.parallel.tensor_parallel import attentions, derive, resolve
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from examples.language.networks import LSTMLanguageModel, Transformer
 from tests.parity.plain import Values, values_of
-from trireme.models import MLP, CifarNetwork, LeNet5, LSTMLanguageModel, Transformer
+from trireme.models import MLP, CifarNetwork, LeNet5
 from trireme.session.replica.replica import model_loss
 from trireme.session.session import Session
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from examples.language.networks import LSTMLanguageModel, Transformer
+from examples.language.text import TextWindows
 from tests.harness import Cluster, run_job
 from tests.parity.plain import Values, difference, values_of
 from tests.parity.problems import EXACT, same_everywhere
-from trireme.data.text import TextWindows
-from trireme.models import LSTMLanguageModel, Transformer
 from trireme.session.session import Session
 
 WORDS, LENGTH, LANES, EPOCHS = 13, 5, 12, 2

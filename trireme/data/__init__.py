@@ -14,7 +14,6 @@ __all__ = [
     "bookmarks",
     "cifar",
     "digits",
-    "documents",
     "download",
     "evaluation_batches",
     "fingerprint",
@@ -24,16 +23,13 @@ __all__ = [
     "loading",
     "mnist",
     "order",
-    "planted",
     "positions",
     "ranking",
     "request",
     "sampled_order",
     "seeds",
-    "sparse",
     "stream",
     "stream_loader",
-    "text",
 ]
 
 

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from trireme.models.image_networks import MLP, CifarNetwork, DigitsNetwork, LeNet5
-from trireme.models.language_models import LSTMLanguageModel, Transformer
 
-__all__ = ["MLP", "CifarNetwork", "DigitsNetwork", "LSTMLanguageModel", "LeNet5", "Transformer"]
+__all__ = ["MLP", "CifarNetwork", "DigitsNetwork", "LeNet5"]

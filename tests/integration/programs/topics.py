@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 import trireme
-from trireme.data.planted.topics import planted_topics
+from examples.lda import SharedTopics
+from examples.lda.planted import planted_topics
 from trireme.session.connection import Connection
-from trireme.topics import SharedTopics
 
 
 class Deadly:
