@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.simulation.dealing import Violation
-from trireme.ps.messages import Applied, Duplicate, Stale, Verdict
+from trireme.ps.messages import Applied, Duplicate, RejectedVerdict, Stale, Verdict
 from trireme.ps.shard.push_table import PushTable
 from trireme.wire.handshake import Identity
 
@@ -25,7 +25,7 @@ def check_verdict_at_backups(
         Violation: a backup does not know it.
     """
     said = verdict.original if isinstance(verdict, Duplicate) else verdict
-    if not isinstance(said, (Applied, Stale)) or tables[0] is None:
+    if not isinstance(said, (Applied, Stale, RejectedVerdict)) or tables[0] is None:
         return
     record = tables[0].records.get(task.index)
     if record is None or record.incarnation != task.incarnation:

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from tests.simulation.dealing import Dealing, Violation
-from tests.simulation.schedule import KEYS
+from tests.simulation.schedule import KEYS, POISON
 from trireme.cluster.view import View
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Part
-from trireme.ps.messages import Applied, GroupSpec, OptimizerSpec, Push, Span, Stale
+from trireme.ps.messages import GroupSpec, OptimizerSpec, Push, Span
+from trireme.ps.shard.push_table import Decided
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import Load, TensorSpec
 
@@ -57,10 +58,12 @@ class Account:
             a shard has a higher number than those that it goes on from.
         applied: the step that each applied push made or belongs to.
         verdicts: the first verdict on each push.
+        refused: the pushes that could not be applied.
         view: the newest that the copy has taken.
         retired: the workers that train no more.
         clocks: decided pushes of each (worker, incarnation) of the view.
-        given: what the optimizer was given and is not yet explained, with what that left.
+        given: what the optimizer was given and is not yet explained, with what that left; None for
+            an update that it, or a table, could not apply.
         rate: the learning rate that the optimizer has been told.
         used_rate: that of the last step which changed the values.
         dealing: where each example is; only that of shard 0 counts.
@@ -80,12 +83,13 @@ class Account:
         self.history: History = {}
         self.eras: list[tuple[int, Sequence[Part], History]] = []
         self.applied: dict[PushId, int] = {}
-        self.verdicts: dict[PushId, Applied | Stale] = {}
+        self.verdicts: dict[PushId, Decided] = {}
+        self.refused: set[PushId] = set()
         self.view = View(0, (), ())
         self.retired: set[int] = set()
         self.clocks: dict[tuple[int, int], int] = {}
         self.rate = self.used_rate = 1.0
-        self.given: list[tuple[Vectors, Vectors, Vectors]] = []
+        self.given: list[tuple[Vectors, Vectors, Vectors] | None] = []
         self.dealing = Dealing(())
         self.inherited: Mapping[int, int] = {}
         self.rows: dict[int, int] = {}
@@ -126,6 +130,7 @@ class Account:
         kept.rate = kept.used_rate = self.rate
         kept.history, kept.eras, kept._parts = self.history, [*self.eras], self._parts
         kept.applied, kept.verdicts = dict(self.applied), dict(self.verdicts)
+        kept.refused = set(self.refused)
         kept.view, kept.retired, kept.clocks = self.view, set(self.retired), dict(self.clocks)
         kept.dealing, kept.inherited = self.dealing.copy(), self.inherited
         kept.rows, kept._slots = dict(self.rows), self._slots
@@ -139,6 +144,7 @@ class Account:
         self.eras = sorted(eras.values(), key=lambda era: era[0])
         self.step = max(account.step for account in before)
         self.applied, self.verdicts = dict(first.applied), dict(first.verdicts)
+        self.refused = set(first.refused)
         self.retired, self.clocks = set(first.retired), dict(first.clocks)
         self.view, self.dealing = first.view, first.dealing.copy()
         self.inherited = first.inherited
@@ -217,6 +223,12 @@ class Account:
         self.given.append((given, self.values, self.velocity))
         self.used_rate = self.rate
 
+    def refuse_poison(self) -> None:
+        """An update is about to be applied: raises if none can be, at the present learning rate."""
+        if self.rate == POISON:
+            self.given.append(None)
+            raise ValueError("poison")
+
     def identify(self, given: Vectors) -> PushId:
         """Returns whose push a gradient is."""
         for who in islice(self._made, self._indexed, None):
@@ -242,9 +254,10 @@ class Account:
         if given:
             if not self.given:
                 self.fail("a step is said to be complete, and nothing was applied")
-            gradient, values, velocity = self.given.pop(0)
+            gradient, values, velocity = self.given.pop(0) or ((), values, velocity)
         self.step += steps
         self.history[self.step] = (values, velocity)
+        self.rows_after[self.step] = dict(self.rows)
         return gradient
 
     def apply(self, who: PushId) -> None:
@@ -349,6 +362,7 @@ class Watched(SegmentOptimizer):
         self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
     ) -> None:
         """Updates the values in place by gradients, divided by `divisor`."""
+        self._account.refuse_poison()
         self._account.give([vector / divisor for vector in gradients.vectors])
         super().step(gradients, divisor, absent)
 

@@ -19,6 +19,10 @@ KEYS = tuple(range(-6, 6))
 """The keys of its rows."""
 
 
+POISON = 7.0
+"""The learning rate at which no server can apply an update: its optimizer raises, or its table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Crash:
     """A worker's process dies while it sends a push, or saves the last step as chief.
@@ -116,6 +120,7 @@ class Schedule:
         replicas: how many copies of each shard there are.
         survives: whether the job goes on from a checkpoint when all copies of a shard are lost.
         hosts: on how many hosts the servers are.
+        poison: the chance that no server can apply a push.
         faults: what else happens.
     """
 
@@ -142,6 +147,7 @@ class Schedule:
     replicas: int = 1
     survives: bool = True
     hosts: int = 4
+    poison: float = 0.0
     faults: tuple[Fault, ...] = ()
 
     @property

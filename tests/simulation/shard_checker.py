@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from trireme.ps.messages import (
     Push,
     PushReply,
     Refused,
+    RejectedVerdict,
     Retire,
     Stale,
     StopJob,
@@ -40,6 +41,7 @@ from trireme.ps.messages import (
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
+from trireme.ps.shard.push_table import Decided
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.snapshot_messages import Freeze, Load, Loaded, Snapshot
 from trireme.wire.message import Message
@@ -108,6 +110,11 @@ class ShardChecker:
         values.optimizer = Watched(self.account, optimizer, layout, server, values.buffer)
         return values
 
+    def apply_rows(self, apply: Callable[..., None], *said: Any) -> None:
+        """Rows of tables are about to be updated."""
+        self.account.refuse_poison()
+        apply(*said)
+
     # -- what happens to it -----------------------------------------------------------------------
 
     def viewed(self, view: View) -> None:
@@ -134,6 +141,20 @@ class ShardChecker:
             self._loading = message, what
         if isinstance(message, Retire) and who is not None and tuple(who) in account.live:
             account.retired.add(who.worker)
+
+    def refused(self, pushes: Sequence[tuple[int, int, int]]) -> None:
+        """The shard has refused to apply pushes: (worker, incarnation, sequence)."""
+        account = self.account
+        for push in pushes:
+            who = (*push, account.view.life)
+            if who in account.refused:
+                continue
+            if not self._job.schedule.poison:
+                account.fail(f"push {who} is refused, and can be applied")
+            account.refused.add(who)
+            account.clocks[who[:2]] = account.clocks.get(who[:2], 0) + 1
+            if account.shard == 0:
+                account.dealing.give_back(who[:2], self._job.made[who].spans)
 
     def happened(self, step: int, instructions: Sequence[Instruction]) -> None:
         """An event is over: its step now, and what it asks for."""
@@ -162,6 +183,9 @@ class ShardChecker:
         """Asynchronous: each step is one push's, and shard 0 makes it first, where it commits."""
         account, orders = self.account, self._job.orders
         while account.given:
+            if account.given[0] is None:
+                account.advance(given=True)
+                continue
             who = account.identify(account.advance(given=True))
             decides = account.shard == 0 or self._rule.uncommitted
             if decides and who[:2] not in account.live:
@@ -179,6 +203,9 @@ class ShardChecker:
         account, job = self.account, self._job
         while account.step < step:
             before = account.step
+            if account.given and account.given[0] is None:
+                account.advance(given=True, steps=step - before)
+                continue
             members = self._members(replies, before)
             steps = max((job.made[who].push.steps for who in members), default=1)
             if account.shard == 0:
@@ -211,7 +238,8 @@ class ShardChecker:
             return told
         rounds = self._job.rounds.get((account.view.life, before), set())
         possible = [members for _, members in sorted(rounds) if set(told) <= set(members)]
-        given = account.given[0][0] if account.given else None
+        first = account.given[0] if account.given else None
+        given = None if first is None else first[0]
         for members in possible:
             weighty = [who for who in members if self._job.made[who].push.weight > 0]
             if bool(weighty) == (given is not None) and (
@@ -304,17 +332,25 @@ class ShardChecker:
                 self._check_first(who, verdict.original)
             if account.verdicts.get(who) != verdict.original:
                 account.fail(f"{verdict} on push {who}, which had {account.verdicts.get(who)}")
-        elif isinstance(verdict, (Applied, Stale)):
+        elif isinstance(verdict, RejectedVerdict) and "could not be applied" not in verdict.reason:
+            account.fail(f"push {who} was rejected: {verdict}")
+        elif isinstance(verdict, (Applied, Stale, RejectedVerdict)):
             if who in account.verdicts:
                 account.fail(f"a second verdict on push {who}: {verdict}")
             self._check_first(who, verdict)
 
-    def _check_first(self, who: PushId, verdict: Applied | Stale) -> None:
+    def _check_first(self, who: PushId, verdict: Decided) -> None:
         self.account.verdicts[who] = verdict
         if isinstance(verdict, Applied):
             self._check_applied(who, verdict)
-        else:
+        elif isinstance(verdict, Stale):
             self._check_stale(who)
+        else:
+            self._check_refused(who)
+
+    def _check_refused(self, who: PushId) -> None:
+        if who in self.account.applied or who not in self.account.refused:
+            self.account.fail(f"push {who} is told to be refused, and was not")
 
     def _check_applied(self, who: PushId, verdict: Applied) -> None:
         account = self.account

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trireme.cluster.view import View
+from trireme.ps.messages import RejectedVerdict
 from trireme.ps.shard.instructions import Instruction
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.state import ShownModel
 from trireme.wire.message import Message
 
 _OF_PARTICIPANTS = ("attach", "load", "pull", "push", "lease", "retire", "share", "drain")
@@ -29,6 +31,12 @@ class Watch(Protocol):
 
     def received(self, route: object, who: Participant | None, message: Message, what: Any) -> None:
         """A request is about to happen to it."""
+
+    def apply_rows(self, apply: Callable[..., None], *said: Any) -> None:
+        """Rows of tables are about to be updated, which `apply` does."""
+
+    def refused(self, pushes: Sequence[tuple[int, int, int]]) -> None:
+        """The shard has refused to apply pushes: (worker, incarnation, sequence)."""
 
     def happened(self, step: int, instructions: Sequence[Instruction]) -> None:
         """An event is over: its step now, and what it asks for."""
@@ -54,7 +62,20 @@ class Watched(_Base):
         self.watch.resumed(view)
         return self._told(super().resume(now, view, quiet))
 
+    def _create(self, shown: ShownModel) -> None:
+        super()._create(shown)
+        if (tables := self.state.tables) is not None:
+            tables.apply = partial(self.watch.apply_rows, tables.apply)  # type: ignore[method-assign]
+
     def _told(self, out: list[Instruction]) -> list[Instruction]:
+        self.watch.refused(
+            [
+                (worker, record.incarnation, sequence)
+                for worker, record in self.state.table.records.items()
+                for sequence, verdict in record.verdicts.items()
+                if isinstance(verdict, RejectedVerdict)
+            ]
+        )
         self.watch.happened(self.state.step, out)
         return out
 

@@ -87,6 +87,20 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
     assert (counts["clipped"] > 2) == (mode == "clip")
 
 
+# Without commits a refusal by some servers counts as a half-applied push.
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "uncommitted"])
+def test_a_push_that_cannot_be_applied_is_refused_by_all_copies(mode: str) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(PART):
+        schedule = replace(draw(mode, seed), poison=0.1)
+        try:
+            counts += simulate(schedule)
+        except Violation as violation:
+            pytest.fail(f"{violation}\n{schedule}")
+    for event in ("refused", "applied", "duplicate", "equal copies", "kill server"):
+        assert counts[event] > 0, f"{event}: {counts}"
+
+
 BUGS: list[tuple[str, Makers]] = [
     ("async", Makers(shard=planted.AppliesRepeats)),
     ("async", Makers(shard=planted.AnswersFirst)),

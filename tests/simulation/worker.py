@@ -14,7 +14,7 @@ from tests.simulation.loop import Process, Start, Task
 from tests.simulation.member import Member
 from tests.simulation.model import Model, loading
 from tests.simulation.network import Network
-from tests.simulation.schedule import KEYS, Crash, Schedule
+from tests.simulation.schedule import KEYS, POISON, Crash, Schedule
 from trireme.cluster.last_chief import LastChief
 from trireme.cluster.messages import LastStepSaved
 from trireme.cluster.view import View, WorkerEntry
@@ -113,7 +113,11 @@ class Worker:
             self.end("evicted")
             return
         except Rejected as error:
-            raise Violation(f"{self.client.name} was rejected: {error}") from error
+            if not self.place.schedule.poison or "could not be applied" not in str(error):
+                raise Violation(f"{self.client.name} was rejected: {error}") from error
+            self.place.checker.counts["refused"] += 1
+            self.end("crashed", _RESTART)  # by its own update, or by one of the same round
+            return
         self.place.check_held((self.index, self.incarnation), self._spans)
         self.end("left" if self.member.state.dismissed is None else "dismissed")
 
@@ -230,6 +234,8 @@ class Worker:
         hyper = model.hyper(place.schedule.rate_at(pulled))
         if rng.random() < place.schedule.early:
             yield from self._announce(weight, hyper, spans)
+        if place.schedule.poison and rng.random() < place.schedule.poison:
+            weight, hyper = float(place.schedule.batch), model.hyper(POISON)
         steps = self._steps(pulled)
         rows, wanted = self._rows()
         update = protocol.next_push(weight, hyper, spans, steps=steps, rows=rows, wanted=wanted)

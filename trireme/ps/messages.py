@@ -114,22 +114,22 @@ class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
     step: Number
 
 
+class RejectedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
+    """The server refuses the request: it makes no sense, or cannot be applied."""
+
+    reason: str
+
+
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate"):
     """The push was decided before, with the verdict `original`."""
 
-    original: Applied | Stale
+    original: Applied | Stale | RejectedVerdict
 
 
 class FencedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="fenced"):
     """The request carried another view than the server's (`view`), or an old incarnation."""
 
     view: Number
-    reason: str
-
-
-class RejectedVerdict(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The server refuses the request, as it makes no sense."""
-
     reason: str
 
 

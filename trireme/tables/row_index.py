@@ -295,14 +295,11 @@ class RowIndex:
         missing: int = search(keys, *self.places, found)
         return found, missing
 
-    def reserve(self, keys: Keys) -> None:
-        """Makes room for the records of keys that have none yet.
-
-        Records may move: see `RowStorage.moves`.
+    def check_room(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """Returns how many of some keys without a record belong to each slot: shape (SLOTS,).
 
         Raises:
-            Rejected: a slot would have more than `MOST_RECORDS` records.
-            MemoryError: the system has no memory for them.
+            Rejected: a slot would have more than `MOST_RECORDS` records with them.
         """
         more = np.zeros(SLOTS, np.int64)
         _count_slots(keys, more)
@@ -313,6 +310,19 @@ class RowIndex:
                 f"most {MOST_RECORDS}. Keys fall into slots by their hash, so these are too many "
                 "or chosen to collide"
             )
+        return more
+
+    def reserve(self, keys: Keys) -> None:
+        """Makes room for the records of keys that have none yet.
+
+        Records may move: see `RowStorage.moves`.
+
+        Raises:
+            Rejected: a slot would have more than `MOST_RECORDS` records.
+            MemoryError: the system has no memory for them.
+        """
+        more = self.check_room(keys)
+        needed = self.storage.counts + more
         self.storage.enlarge(int(needed.sum()))
         for slot in self.storage.lacking(more):
             self.storage.reserve(slot, int(needed[slot]))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
-from trireme.tables import row_optimizers, row_values
+from trireme.tables import row_index, row_optimizers, row_values
 from trireme.tables.arrays import plain
 from trireme.tables.block import Block
 from trireme.tables.drops import DropLog
@@ -189,6 +189,18 @@ class Table:
         self.optimizer = optimizer
         self._changes += 1
         row_optimizers.apply(optimizer, addresses, updates, step)
+
+    def check_room(self, keys: Keys) -> None:
+        """Checks that every slot has room for those of some keys, each once, that have no row.
+
+        Raises:
+            Rejected: a slot has not.
+        """
+        indices = (self._rows, self._waiting) if self.spec.admit_after > 1 else (self._rows,)
+        for each in indices:
+            if int(each.storage.counts.max()) + keys.size > row_index.MOST_RECORDS:
+                addresses, _ = each.find(keys)
+                each.check_room(keys[addresses == 0])
 
     def drop_unused(self, step: int) -> int:
         """Drops the keys that no update has touched in the last `drop_after` steps.

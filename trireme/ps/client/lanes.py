@@ -44,6 +44,7 @@ from trireme.ps.messages import (
     RejectedVerdict,
     Waiting,
 )
+from trireme.ps.results import decided
 from trireme.wire.message import Message
 
 BACK_OFF = 0.02
@@ -396,7 +397,7 @@ class Lanes:
 
 def _error_of(message: Message) -> TriremeError | None:
     """Returns the error that an answer means; None for `busy`, which the caller handles."""
-    said = message.verdict if isinstance(message, PushReply) else message
+    said = decided(message.verdict) if isinstance(message, PushReply) else message
     if isinstance(said, RejectedVerdict):
         return Rejected(f"the parameter server rejected a push: {said.reason}")
     if isinstance(said, FencedVerdict):

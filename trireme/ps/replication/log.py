@@ -388,6 +388,12 @@ class ReplicationLog(Generic[_L]):
                     kept = copies[id(each.payload)]
                     instructions[place] = msgspec.structs.replace(each, payload=kept)
 
+    def drop_unfilled(self) -> None:
+        """Notes that replicas without all rows cannot follow an entry: they begin again."""
+        self.useless |= {
+            (server, each.incarnation) for server, each in self._followers.items() if each.lacks
+        }
+
     def own(self) -> None:
         """Copies the payloads of all entries: the memory of a worker that is out will change."""
         for entry in self._entries:

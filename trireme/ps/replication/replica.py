@@ -40,6 +40,7 @@ from trireme.ps.messages import (
     Push,
     PushReply,
     Refused,
+    RejectedVerdict,
     Status,
 )
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
@@ -289,6 +290,10 @@ class Replica(Generic[_L]):
             yield Reply(route, _fenced(message, reason, self._view.number))
             return
         who = self.dispatcher.sender(link, message)
+        if isinstance(message, Push) and (reason := self.shard.overfull(who, message)) is not None:
+            refused = PushReply(RejectedVerdict(reason), self.shard.state.step, 0, False)
+            yield Reply(route, refused)
+            return
         if isinstance(message, PullRows):  # it changes nothing, and shows what may yet be lost
             found = self.dispatcher.apply(now, who, route, message)
             yield from self._log.hold(found) if self._log is not None else found
@@ -316,12 +321,15 @@ class Replica(Generic[_L]):
         raw: Sequence[memoryview] = (),
         lent: Lent | None = None,
     ) -> Iterator[Output[_L]]:
-        log = self._log
+        log, counters = self._log, self.shard.state.counters
         assert log is not None
         if log.active:
             yield from log.append(now, who, message, raw, lent)
             self._note_term(log.position, log.term)
+        failed = counters["failed"]
         for instructions in self._apply(now, who, route, message, what):
+            if counters["failed"] != failed:  # perhaps by rows that such a replica lacks
+                log.drop_unfilled()
             held = log.hold(instructions) if log.active else instructions
             for each in held:
                 yield from self._noted(each)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from trireme.errors import OutOfMemory
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, FromServer, Stale
+from trireme.ps.messages import Applied, FromServer, GroupSpec, RejectedVerdict, Stale
+from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import (
     LastPushes,
@@ -18,7 +20,7 @@ from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.push_table import Pending, WorkerRecord
+from trireme.ps.shard.push_table import Decided, Pending, WorkerRecord
 from trireme.ps.shard.rounds import (
     Decision,
     Round,
@@ -28,6 +30,9 @@ from trireme.ps.shard.rounds import (
 )
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
+
+_Change = tuple[Total | None, Sequence[RowUpdates] | None]
+"""An update of the values, and updates of rows; None where there are none."""
 
 
 class PushDecider:
@@ -85,17 +90,12 @@ class PushDecider:
         if not applied:
             return self._decide_stale(pending)
         state, push = self._state, pending.push
-        assert state.values is not None
         staleness = state.step - push.pulled
         state.counters["staleness"] += staleness
         update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
-        state.step += push.steps
-        if push.hyper is not None:
-            state.hyper = push.hyper
-        state.values.apply(update, push.hyper, state.step, push.steps)
-        if push.rows and push.weight > 0 and state.tables is not None:
-            state.tables.apply(push.rows, state.step)
-        return self._decide(pending, Applied(state.step), staleness)
+        rows = push.rows if push.rows and push.weight > 0 else None
+        verdict = self._change(lambda: (update, rows), push.hyper, push.steps)
+        return self._decide(pending, verdict, staleness)
 
     def consider(self, pending: Pending) -> None:
         """Decides a push, stages it, adds it to its round, or holds it back for a cut."""
@@ -196,7 +196,50 @@ class PushDecider:
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def _decide(self, pending: Pending, verdict: Applied | Stale, staleness: int) -> PushAnswer:
+    def _change(
+        self, make: Callable[[], _Change], hyper: Sequence[GroupSpec] | None, steps: int
+    ) -> Applied | RejectedVerdict:
+        """Makes steps that change the values and rows; returns the verdict on their pushes.
+
+        Every copy of the shard meets the same exception in the same place, so that refusing the
+        pushes leaves all copies equal. The steps count all the same: other shards may have made
+        them. A lack of memory is this process's own, and ends it.
+
+        Args:
+            make: returns the changes.
+            hyper: the optimizer's hyper-parameters from now on, where they have changed.
+            steps: how many steps.
+
+        Raises:
+            OutOfMemory: this process has no memory for the change.
+            MemoryError, RuntimeError: the same, as Python and torch say it.
+        """
+        state = self._state
+        assert state.values is not None and state.shown is not None
+        before = state.hyper if state.hyper is not None else state.shown.optimizer.groups
+        state.step += steps
+        try:
+            if hyper is not None:
+                state.values.optimizer.set_hyper(hyper)
+            update, rows = make()
+            if rows is not None and state.tables is not None:
+                state.tables.apply(rows, state.step)
+            state.values.apply(update, None, state.step, steps)
+        except Exception as error:
+            if lacks_memory(error):
+                raise
+            state.counters["failed"] += 1
+            if hyper is not None:
+                state.values.optimizer.set_hyper(before)
+            return RejectedVerdict(
+                f"step {state.step} could not be applied to shard {state.server}: "
+                f"{type(error).__name__}: {error}"
+            )
+        if hyper is not None:
+            state.hyper = hyper
+        return Applied(state.step)
+
+    def _decide(self, pending: Pending, verdict: Decided, staleness: int) -> PushAnswer:
         """Records the verdict on a push; returns the answer."""
         state, owner, push = self._state, pending.owner, pending.push
         state.table.decide(owner, push.sequence, verdict)
@@ -206,7 +249,7 @@ class PushDecider:
             state.counters["applied"] += 1
             state.examples.finish(owner.worker, push.examples)
         else:
-            state.counters["stale"] += 1
+            state.counters["stale" if isinstance(verdict, Stale) else "rejected"] += 1
             state.examples.give_back(owner.worker, push.examples)
         return PushAnswer(pending, verdict, staleness)
 
@@ -245,25 +288,25 @@ class PushDecider:
     def _apply_round(self, decision: Decision) -> None:
         """Applies the round; updates that came too late for it are stale."""
         state, current = self._state, self._round
-        assert state.values is not None
-        update, rows = current.update(decision), current.rows(decision)
-        members = [current.pending.pop(member) for member in decision.members]
+        members = [current.pending[member] for member in decision.members]
         steps = max((pending.push.steps for pending in members), default=0)
+        settled = self._hyper.settled
         hyper = self._hyper.of(members)
+        verdict = self._change(
+            lambda: (current.update(decision), current.rows(decision)), hyper, steps
+        )
+        if isinstance(verdict, RejectedVerdict):
+            self._hyper.settled = settled
+        for member in decision.members:
+            del current.pending[member]
         self._answers.notice = self._hyper.notice
-        state.step += steps
-        if hyper is not None:
-            state.hyper = hyper
-        state.values.apply(update, hyper, state.step, steps)
-        if state.tables is not None:
-            state.tables.apply(rows, state.step)
         state.counters["rounds"] += 1
         if self._hyper.disagreements:
             state.counters["disagreements"] = self._hyper.disagreements
         self._round = self._new_round()
         self._coordinator.begin()
         late = [pending for _, pending in sorted(current.pending.items()) if not pending.answered]
-        decided = [self._decide(pending, Applied(state.step), 0) for pending in members]
+        decided = [self._decide(pending, verdict, 0) for pending in members]
         decided += map(self._decide_stale, late)
         self._answers.due += [each for each in decided if not each.pending.answered]
 
@@ -278,3 +321,9 @@ class PushDecider:
             assert shown is not None
             self._scratch = PartBuffer(shown.layout, self._state.server)
         return self._scratch
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Returns whether an exception says that this process gets no memory."""
+    allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return allocator or isinstance(error, MemoryError | OutOfMemory)

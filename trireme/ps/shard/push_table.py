@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, Push, Stale, WorkerProgress
+from trireme.ps.messages import Applied, Push, RejectedVerdict, Stale, WorkerProgress
 from trireme.ps.row_messages import owned
 from trireme.ps.shard.participants import Participant
+
+Decided = Applied | Stale | RejectedVerdict
+"""A verdict that decides a push: a repeat gets the same."""
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -59,7 +62,7 @@ class WorkerRecord:
 
     incarnation: int = 0
     sequence: int = 0
-    verdicts: dict[int, Applied | Stale] = field(default_factory=dict)
+    verdicts: dict[int, Decided] = field(default_factory=dict)
     clock: int = 0
     applied: int = 0
     stale: int = 0
@@ -72,7 +75,7 @@ class RecordState(msgspec.Struct, frozen=True, array_like=True):
     worker: int
     incarnation: int
     sequence: int
-    verdicts: tuple[tuple[int, Applied | Stale], ...]
+    verdicts: tuple[tuple[int, Decided], ...]
     clock: int
     applied: int
     stale: int
@@ -95,7 +98,7 @@ class PushTable:
             record.clock = clock
         return record
 
-    def decide(self, owner: Participant, sequence: int, verdict: Applied | Stale) -> None:
+    def decide(self, owner: Participant, sequence: int, verdict: Decided) -> None:
         """Records the verdict on a push; of an incarnation that was replaced, only counts it.
 
         Raises:
@@ -105,7 +108,7 @@ class PushTable:
         record = self.records[owner.worker]
         if isinstance(verdict, Applied):
             record.applied += 1
-        else:
+        elif isinstance(verdict, Stale):
             record.stale += 1
         if owner.incarnation != record.incarnation:
             return

@@ -326,12 +326,13 @@ class RoundHyperparameters:
     Attributes:
         notice: what the answers of the last round say of workers that disagree; else empty.
         disagreements: in how many rounds workers have disagreed.
+        settled: the hyper-parameters of the last round, by group.
     """
 
     def __init__(self, groups: Sequence[GroupSpec] = ()) -> None:
         self.notice = ""
         self.disagreements = 0
-        self._settled: _Settings = tuple(group.values for group in groups)  # in the last round
+        self.settled: _Settings = tuple(group.values for group in groups)
 
     def of(self, members: Sequence[Pending]) -> Sequence[GroupSpec] | None:
         """Returns the hyper-parameters of a round, where they have changed: its first worker's."""
@@ -339,13 +340,13 @@ class RoundHyperparameters:
         first = next((each for each in members if each.push.hyper is not None), None)
         if first is None:
             return None
-        before = self._settled
-        self._settled = _settings_of(first.push, before)
+        before = self.settled
+        self.settled = _settings_of(first.push, before)
         for other in members:
             settings = _settings_of(other.push, before)
-            if settings != self._settled:
+            if settings != self.settled:
                 self.disagreements += 1
-                self.notice = _disagreement(first.owner, self._settled, other.owner, settings)
+                self.notice = _disagreement(first.owner, self.settled, other.owner, settings)
                 break
         return first.push.hyper
 

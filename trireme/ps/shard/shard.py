@@ -302,6 +302,20 @@ class Shard:
         self._decider.consider(pending)
         return self._proceed()
 
+    def overfull(self, who: Participant, push: Push) -> str | None:
+        """Returns why the tables have no room for the rows of a new push; None where they have.
+
+        A primary asks before it writes the push to its log: a replica that is being filled has too
+        few rows to tell.
+        """
+        state = self.state
+        record = state.table.records.get(who.worker)
+        if not push.rows or state.tables is None or record is None:
+            return None
+        if push.sequence <= record.sequence or state.senseless(who.worker, push) is not None:
+            return None
+        return state.tables.overfull(push.rows)
+
     def _repeat(self, pending: Pending) -> Sequence[Instruction]:
         """Answers a push that was decided before with its first verdict."""
         worker, sequence, state = pending.owner.worker, pending.push.sequence, self.state

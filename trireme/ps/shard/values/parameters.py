@@ -71,16 +71,19 @@ class Values:
             steps: the number of steps that it makes at once; the moving average decays once for
                 each.
         """
-        if hyper is not None:
-            self.optimizer.set_hyper(hyper)
-        if update is not None:
-            self.optimizer.step(update.gradients, update.divisor, update.absent)
-            if self._average_rule is not None and self._average is not None:
-                weight = 1 - self._average_rule.decay_at(step) ** steps
-                for average, value in zip(self._average.vectors, self.buffer.vectors, strict=True):
-                    average.lerp_(value, weight)
-        if self._publication is not None:
-            self._publication.publish(step)
+        try:
+            if hyper is not None:
+                self.optimizer.set_hyper(hyper)
+            if update is not None:
+                self.optimizer.step(update.gradients, update.divisor, update.absent)
+                if self._average_rule is not None and self._average is not None:
+                    weight = 1 - self._average_rule.decay_at(step) ** steps
+                    vectors = zip(self._average.vectors, self.buffer.vectors, strict=True)
+                    for average, value in vectors:
+                        average.lerp_(value, weight)
+        finally:  # a step that fails is a step too
+            if self._publication is not None:
+                self._publication.publish(step)
 
     def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of the values and the average, with `state` of the optimizer's too."""

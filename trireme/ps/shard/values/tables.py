@@ -89,6 +89,15 @@ class ShardTables:
         """Returns why updates or keys make no sense here; None where they do."""
         return misfit(self.specs, updates, self.slots)
 
+    def overfull(self, updates: Sequence[RowUpdates]) -> str | None:
+        """Returns why a table has no room for the keys of updates; None where it has."""
+        for each in updates:
+            try:
+                self.tables[each.table].check_room(np.array(keys_of(each.keys), np.int64))
+            except Rejected as error:
+                return str(error)
+        return None
+
     def apply(self, updates: Sequence[RowUpdates], step: int) -> None:
         """Applies updates, which `misfit` has found to make sense.
 
@@ -98,6 +107,7 @@ class ShardTables:
 
         Raises:
             OutOfMemory: there is no memory for new rows.
+            Rejected: a slot of a table is full.
         """
         for each in updates:
             spec, table = self.specs[each.table], self.tables[each.table]
