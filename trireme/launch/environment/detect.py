@@ -2,7 +2,7 @@
 
 `TRIREME_TASK` describes the task completely. Without it, the variables of another launcher do:
 torchrun's, `TF_CONFIG`, MPI's or Slurm's. Without any of them this process is a job of its own,
-with one worker and no server.
+with one worker and no server, unless a launcher that is not supported has started several.
 
 `trireme` reports the failures of the processes that it starts. A process of another launcher
 reports its own failure, in one line, because many processes write to one terminal.
@@ -33,6 +33,7 @@ from trireme.launch.config.task_config import (
     decode_task,
     fresh_job,
 )
+from trireme.launch.environment.other_launchers import VARIABLES, check_no_other_launcher
 from trireme.launch.environment.process_launchers import (
     LAUNCHER_VARIABLES,
     RANK_VARIABLES,
@@ -60,8 +61,11 @@ def current_task() -> TaskConfig:
     Raises:
         UsageError: the environment describes no task.
     """
-    variables = (*LAUNCHER_VARIABLES, TF_VARIABLE)
-    if TASK_VARIABLE not in os.environ and any(os.environ.get(name) for name in variables):
+    own = (*LAUNCHER_VARIABLES, TF_VARIABLE)
+    launched = any(
+        name in own or VARIABLES.fullmatch(name) for name, set_ in os.environ.items() if set_
+    )
+    if TASK_VARIABLE not in os.environ and launched:
         sys.excepthook = _print_error
     task = detect()
     if task.role != "worker":
@@ -101,6 +105,7 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         launched = TF_VARIABLE, tf_worker(tf, environ)
     launched = launched or find_launched_task(environ)
     if launched is None:
+        check_no_other_launcher(environ)
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
     return _with_options(*launched, _read(environ, directory, OPTIONS))
