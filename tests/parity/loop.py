@@ -121,3 +121,53 @@ def feed_another_batch(case: str) -> str:
     except ConfigurationError as error:
         return str(error)
     return ""
+
+
+CHANGES: dict[str, Any] = {
+    "norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1),
+    "value": lambda parameters: nn.utils.clip_grad_value_(parameters, 0.01),
+}
+"""What a loop does to gradients between backward and step."""
+
+
+def train_changing(case: str, change: str, together: bool = True) -> dict[str, Any]:
+    """As `train_loop`, of a loop that clips by itself; or of one plain process, launched alone."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
+    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+        own = slice(made.replica, None, made.replicas)
+        made.zero_grad()
+        loss_of(model(inputs[own]), targets[own]).backward()
+        if together:
+            made.synchronize()
+        CHANGES[change](list(model.parameters()))
+        made.step()
+    values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
+    made.close()
+    return values | {"said": said}
+
+
+def train_scaled(case: str, overflow: bool = True) -> dict[str, Any]:
+    """As `train_changing`, with a `GradScaler` and an overflow in the last replica's third batch.
+
+    In one process the overflow is in the third batch of all.
+    """
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
+    batches = zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True)
+    for number, (inputs, targets) in enumerate(batches):
+        own = slice(made.replica, None, made.replicas)
+        made.zero_grad()
+        loss = loss_of(model(inputs[own]), targets[own])
+        if overflow and number == 2 and made.replica == made.replicas - 1:
+            loss = loss * 1e38 * 1e38
+        scaler.scale(loss).backward()
+        made.synchronize()
+        scaler.step(made)
+        scaler.update()
+    made.close()
+    values = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
+    return values | {"steps": made.global_step, "scale": scaler.get_scale()}

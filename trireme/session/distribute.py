@@ -113,7 +113,8 @@ def distribute(
             `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.
         options: the options of `Session` that do not concern the computation of gradients.
-            `clip_norm` clips the applied gradient: in a synchronous step, the mean.
+            `clip_norm` clips the applied gradient: in a synchronous step, the mean. To clip or
+            scale in the loop, see `DistributedOptimizer.synchronize`.
 
     Raises:
         ConfigurationError: an option belongs to the program's own loop; the strategy is a
@@ -262,6 +263,22 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         self._given._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
         self._call(self._optimizer_step_post_hooks.values(), closure)
         return loss
+
+    def synchronize(self, *, examples: float = 1.0) -> None:
+        """Averages the gradients over all processes that make the step together with this one.
+
+        It may be called between backward and what the loop does with gradients, such as
+        `clip_grad_norm_`, `clip_grad_value_` or `GradScaler.step`, which then see what they see in
+        one process. `step` does not average them again. Without it `step` averages them, after the
+        loop has changed each process's own.
+
+        With parameter servers, which average the gradients of workers themselves, and in one
+        process it does nothing: give `clip_norm` to `distribute`.
+
+        Args:
+            examples: the number of examples that the gradient is the mean of, as for `step`.
+        """
+        self._job.synchronize(self._index, examples)
 
     def _call(self, hooks: Iterable[Callable[..., Any]], closure: Callable[[], Any] | None) -> None:
         """Calls the hooks of `register_step_pre_hook` or `register_step_post_hook`."""

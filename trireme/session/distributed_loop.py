@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.session.gradient_watch import GradientWatch, line_of_program
 from trireme.session.replica.replica import clip
 from trireme.session.stopping import Signals
 from trireme.session.worker import Worker
@@ -36,6 +37,8 @@ class LoopJob:
         self.parameters = self._setup.parameters_of_each()
         if self._setup.part is None:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
+        self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
+        self._watch = self._watched()
         self._finished = False
         self._end = ProgramEnd()
         self._end.watch()
@@ -58,31 +61,109 @@ class LoopJob:
                 other optimizers stay as they are.
             examples: the number of examples that the gradient is the mean of.
         """
+        averaged = optimizer in self._averaged
+        self._check_gradients(optimizer)
+        self._averaged.discard(optimizer)
+        with self._chosen(optimizer):
+            if not averaged:
+                self._average(examples)
+            setup = self._setup
+            limit = setup.settings.clip_norm
+            if limit is not None:
+                clip(setup.trained, limit, setup.tables)
+            self.worker.update(examples, ())
+            self.drop_row_gradients()
+        if self._watch is not None:
+            self._watch.forget(self.parameters[optimizer])
+
+    def synchronize(self, optimizer: int, examples: float) -> None:
+        """Averages the gradients over the processes that make the step together with this one.
+
+        Args:
+            optimizer: the index of the optimizer whose step follows.
+            examples: the number of examples that the gradient is the mean of.
+        """
+        if self._setup.reducer is None or self.worker.should_stop:
+            return
+        self._check_gradients(optimizer)
+        with self._chosen(optimizer):
+            self._average(examples)
+        self._averaged.add(optimizer)
+        if self._watch is not None:
+            self._watch.moved(self.parameters[optimizer])
+
+    def _average(self, examples: float) -> None:
+        """Begins a step; makes the gradients the mean over all processes that make it together."""
+        setup, reducer = self._setup, self._setup.reducer
+        self.worker.begin_step()
+        if reducer is None:
+            return
+        if setup.part is None:
+            setup.flat.gather_gradients()
+        factor = reducer.scale_factor(examples)()
+        setup.agree_on_optimizer()
+        if factor != 1.0:
+            setup.trained.scale_gradients(factor)
+        reducer.begin()
+        reducer.finish()
+
+    # -- gradients that the loop changes ---------------------------------------------------------
+
+    def _watched(self) -> GradientWatch | None:
+        """Returns what notes changed gradients; None where each gradient is applied by itself."""
+        if not (self._averages_here or self._averages_on_servers):
+            return None
+        return GradientWatch(parameter for each in self.parameters for parameter in each)
+
+    @property
+    def _averages_here(self) -> bool:
+        """Whether `step` averages gradients over processes. FSDP does so in backward."""
+        mesh = self._setup.settings.mesh
+        return self._setup.reducer is not None and mesh.dp > 1 and mesh.fsdp == 1
+
+    @property
+    def _averages_on_servers(self) -> bool:
+        """Whether servers average the gradients of several workers."""
+        settings = self._setup.settings
+        several = settings.task.servers > 0 and settings.task.workers > 1
+        return several and settings.rule.synchronous and self._setup.outer is None
+
+    def _check_gradients(self, optimizer: int) -> None:
+        """Warns, once, where the loop has changed gradients that are this process's alone."""
+        if self._watch is None or not self._watch.changed(self.parameters[optimizer]):
+            return
+        if self._averages_on_servers:
+            advice = (
+                "the servers average the gradients of all workers. To clip the mean, as one "
+                "process does, give distribute(..., clip_norm=...) and clip nothing in the loop; "
+                "for a GradScaler, train in bfloat16, which needs none"
+            )
+        elif optimizer not in self._averaged:
+            advice = (
+                "the step averages the gradients of all processes. To change their mean, as one "
+                "process does, call optimizer.synchronize() right after backward, or give "
+                "distribute(..., clip_norm=...) and clip nothing in the loop"
+            )
+        else:
+            return
+        self._watch.close()
+        self._watch = None
+        self.worker.progress.warn(
+            f"before the step at {line_of_program()}, the program has changed the gradients "
+            f"(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, and "
+            f"{advice}"
+        )
+
+    @contextmanager
+    def _chosen(self, optimizer: int) -> Iterator[None]:
+        """Chooses one of several optimizers for the block, which sees its gradients alone."""
         joint = self._setup.optimizer
         if not isinstance(joint, JointOptimizer):
-            self._update(examples)
+            yield
             return
         joint.chosen = optimizer
         with self._hide_other_gradients(optimizer):
-            self._update(examples)
-
-    def _update(self, examples: float) -> None:
-        setup, reducer = self._setup, self._setup.reducer
-        self.worker.begin_step()
-        if reducer is not None:  # averages the gradients of all processes that step together
-            if setup.part is None:
-                setup.flat.gather_gradients()
-            factor = reducer.scale_factor(examples)()
-            setup.agree_on_optimizer()
-            if factor != 1.0:
-                setup.trained.scale_gradients(factor)
-            reducer.begin()
-            reducer.finish()
-        limit = setup.settings.clip_norm
-        if limit is not None:
-            clip(setup.trained, limit, setup.tables)
-        self.worker.update(examples, ())
-        self.drop_row_gradients()
+            yield
 
     def drop_row_gradients(self) -> None:
         """Drops the gradients of rows of tables, which no module and no optimizer has.
@@ -112,6 +193,8 @@ class LoopJob:
         finally:
             for parameter, gradient in zip(others, kept, strict=True):
                 parameter.grad = gradient
+            if self._watch is not None:
+                self._watch.moved(others)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -187,6 +270,8 @@ class LoopJob:
     def _release(self) -> None:
         """Restores signal handlers, and removes the exit callbacks."""
         _JOINED.remove(self)
+        if self._watch is not None:
+            self._watch.close()
         self._handlers.restore()
         self._end.forget()
         atexit.unregister(self._at_exit)

@@ -1,0 +1,74 @@
+"""A loop of one's own that clips or scales gradients itself: as in one process, or it is told."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity.loop import train_changing, train_scaled
+from tests.parity.plain import Values, difference
+from tests.parity.spread import STEPS
+from tests.parity.test_distribute import CLOSE, WAYS
+from tests.process_groups import run_process_group
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+def ran(way: str, program: Any, *args: Any) -> list[tuple[Values, dict[str, Any]]]:
+    """What each process ends with: values, and what else the program returned."""
+    found = run_process_group(WAYS[way], program, "MLP", *args).values
+    own = ("said", "steps", "scale")
+    return [
+        (
+            {n: torch.from_numpy(v) for n, v in values.items() if n not in own},
+            {n: v for n, v in values.items() if n in own},
+        )
+        for values in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("way", "change"),
+    [
+        ("allreduce", "norm"),
+        ("allreduce", "value"),  # which torch cannot clip of a DTensor
+        ("fsdp", "norm"),
+        ("dp=2,tp=2", "norm"),
+        ("ps async over dp=2", "value"),
+    ],
+)
+def test_gradients_averaged_before_the_loop_clips_them_are_those_of_one_process(
+    way: str, change: str
+) -> None:
+    ((wanted, _),) = ran("python", train_changing, change)
+    for values, rest in ran(way, train_changing, change):
+        assert difference(values, wanted) <= CLOSE
+        assert rest["said"] == []
+
+
+@pytest.mark.parametrize(
+    ("way", "together", "advice"),
+    [
+        ("allreduce", False, r"call optimizer\.synchronize\(\) right after backward"),
+        ("ps sync", True, r"give distribute\(\.\.\., clip_norm=\.\.\.\)"),
+    ],
+)
+def test_gradients_of_one_worker_are_said_once_with_the_line_and_the_option(
+    way: str, together: bool, advice: str
+) -> None:
+    ((wanted, _),) = ran("python", train_changing, "norm")
+    for values, rest in ran(way, train_changing, "norm", together):
+        assert difference(values, wanted) > CLOSE  # it is no false alarm
+        (said,) = rest["said"]
+        assert "before the step at loop.py:" in said
+        assert re.search(advice, said)
+
+
+def test_an_overflow_in_one_process_skips_the_step_of_all() -> None:
+    ((wanted, alone),) = ran("python", train_scaled)
+    for values, rest in ran("allreduce", train_scaled):
+        assert difference(values, wanted) <= CLOSE
+        assert rest == alone and rest["steps"] == STEPS - 1
