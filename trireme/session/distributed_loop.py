@@ -148,6 +148,8 @@ class LoopJob:
             return
         self._watch.close()
         self._watch = None
+        if not self.worker.lifecycle.is_chief:  # all of them run the same program
+            return
         self.worker.progress.warn(
             f"before the step at {line_of_program()}, the program has changed the gradients "
             f"(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, and "
