@@ -14,6 +14,7 @@ from trireme.launch.environment.detect import current_task
 from trireme.parallel.stages import called_modules
 from trireme.parallel.tensors import digest
 from trireme.ps.joint_optimizer import members
+from trireme.ps.optimizers import name_of
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.options import OptionValues, make_options
@@ -105,10 +106,11 @@ def distribute(
         model: the module, on its device, with the parameters that the optimizer was built from; or
             several modules, in a list, or by name in a dict. The parameters of named modules are
             called `NAME.PARAMETER` in checkpoints.
-        optimizer: an optimizer that the parameter server supports; without servers, any optimizer
-            whose step needs no closure. Learning-rate schedulers may act on the returned optimizer
-            or on this one. They count the steps of the loop that steps them: see
-            `DistributedOptimizer.loop_steps`, to which a job that resumes advances them.
+        optimizer: an optimizer that the parameter server supports; without servers, any but LBFGS,
+            and one of your own may call the closure of `step` itself. Learning-rate schedulers may
+            act on the returned optimizer or on this one. They count the steps of the loop that
+            steps them: see `DistributedOptimizer.loop_steps`, to which a job that resumes advances
+            them.
         run_dir: the directory of checkpoints, or a URL such as `s3://bucket/run`; the launcher's
             `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.
@@ -239,7 +241,9 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         `Session.step`. Leave the loop when `should_stop()` returns True.
 
         Args:
-            closure: recomputes the loss and the gradients, as for any optimizer.
+            closure: recomputes the loss and the gradients, as for any optimizer. An optimizer of
+                one's own may call it several times: all processes that step together do, and each
+                time the gradients and the loss are the means over them.
             examples: the number of examples that the gradient is the mean of, where workers'
                 batches differ in size.
 
@@ -254,12 +258,15 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         goes_on = self._job.goes_on()
         self._call(self._optimizer_step_pre_hooks.values(), closure)
         loss = None
-        if closure is not None:
+        passed = closure if goes_on and self._calls_closures(closure) else None
+        if closure is not None and passed is None:
             with torch.enable_grad():
                 loss = closure()
         if not goes_on:
             return loss
-        self._job.update(self._index, examples)
+        self._job.update(self._index, examples, passed)
+        if passed is not None:
+            loss = self.worker.backend.returned
         self._given._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
         self._call(self._optimizer_step_post_hooks.values(), closure)
         return loss
@@ -279,6 +286,25 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
             examples: the number of examples that the gradient is the mean of, as for `step`.
         """
         self._job.synchronize(self._index, examples)
+
+    def _calls_closures(self, closure: Callable[[], Any] | None) -> bool:
+        """Returns whether the given optimizer is to call a closure itself, such as SAM's does.
+
+        Those of `torch.optim` call it once, before all else, as `step` does for them.
+
+        Raises:
+            ConfigurationError: it is, and there are parameter servers.
+        """
+        if closure is None or name_of(self._given) is not None:
+            return False
+        if self.worker.task.servers:
+            raise ConfigurationError(
+                f"step(closure): the closure of {type(self._given).__name__} would be evaluated "
+                "once and not by the optimizer itself, as the values come from parameter servers "
+                "in between: use an optimizer whose step needs no closure, or train without "
+                "servers (--strategy allreduce or fsdp)"
+            )
+        return True
 
     def _call(self, hooks: Iterable[Callable[..., Any]], closure: Callable[[], Any] | None) -> None:
         """Calls the hooks of `register_step_pre_hook` or `register_step_post_hook`."""

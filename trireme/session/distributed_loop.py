@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program import ProgramEnd
@@ -53,24 +56,27 @@ class LoopJob:
         self._end.goes_on()
         return self.worker.goes_on(self._finish_training)
 
-    def update(self, optimizer: int, examples: float) -> None:
+    def update(
+        self, optimizer: int, examples: float, closure: Callable[[], Any] | None = None
+    ) -> None:
         """Makes one update of the job from the present gradients.
 
         Args:
             optimizer: the index of the optimizer that makes it; the gradients of the parameters of
                 other optimizers stay as they are.
             examples: the number of examples that the gradient is the mean of.
+            closure: computes loss and gradients anew, where the optimizer calls it in its step.
         """
+        if closure is not None:
+            closure = partial(self._evaluated, closure, examples)
+        self.worker.backend.closure = closure
         averaged = optimizer in self._averaged
         self._check_gradients(optimizer)
         self._averaged.discard(optimizer)
         with self._chosen(optimizer):
             if not averaged:
                 self._average(examples)
-            setup = self._setup
-            limit = setup.settings.clip_norm
-            if limit is not None:
-                clip(setup.trained, limit, setup.tables)
+            self._clip()
             self.worker.update(examples, ())
             self.drop_row_gradients()
         if self._watch is not None:
@@ -94,8 +100,11 @@ class LoopJob:
 
     def _average(self, examples: float) -> None:
         """Begins a step; makes the gradients the mean over all processes that make it together."""
-        setup, reducer = self._setup, self._setup.reducer
         self.worker.begin_step()
+        self._reduce(examples)
+
+    def _reduce(self, examples: float) -> None:
+        setup, reducer = self._setup, self._setup.reducer
         if reducer is None:
             return
         if setup.part is None:
@@ -106,6 +115,25 @@ class LoopJob:
             setup.trained.scale_gradients(factor)
         reducer.begin()
         reducer.finish()
+
+    def _clip(self) -> None:
+        limit = self._setup.settings.clip_norm
+        if limit is not None:
+            clip(self._setup.trained, limit, self._setup.tables)
+
+    def _evaluated(self, closure: Callable[[], Any], examples: float) -> Any:
+        """Returns the loss of a closure, with its gradients: the means over all processes."""
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            self._reduce(examples)
+            self._clip()
+        group = self._setup.process_group
+        if group is None or not isinstance(loss, (torch.Tensor, float)):
+            return loss
+        total, count = group.total([float(loss) * examples, examples])()
+        mean = total / count if count else 0.0
+        return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
 
     # -- gradients that the loop changes ---------------------------------------------------------
 

@@ -60,8 +60,12 @@ class ValueWatch:
         self._count += 1
 
     def written(self) -> list[str]:
-        """Returns the names of the parameters that were written to; none before `remember`."""
-        if not self._names:
+        """Returns the names of the parameters that were written to.
+
+        There are none before `remember`, nor where the part has other parameters since: a dataflow
+        graph is placed in the first step.
+        """
+        if self._names != list(self._trained.parameters):
             return []
         locals_ = self._locals()
         now = [(each._version, each.data_ptr()) for each in locals_]

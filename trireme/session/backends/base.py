@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import msgspec
 
@@ -52,6 +52,8 @@ class Backend(ABC):
             and all processes take part in the last save.
         local_optimizers: the optimizers of workers that train locally between exchanges; None where
             updates are made elsewhere, or another process of this worker has them.
+        closure: the closure that the optimizer calls in the next step; None where it calls none.
+        returned: what the optimizer's last step returned, where this process makes it.
     """
 
     if TYPE_CHECKING:  # some have them as attributes, some as properties
@@ -70,6 +72,8 @@ class Backend(ABC):
     saves: bool | None = None
     streams: bool = False
     local_optimizers: LocalOptimizers | None = None
+    closure: Callable[[], Any] | None = None
+    returned: Any = None
 
     # -- joining ----------------------------------------------------------------------------------
 

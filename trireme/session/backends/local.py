@@ -173,7 +173,8 @@ class Local(Backend):
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
         """Updates the parameters, unless the update is skipped."""
         if not skip:
-            self._optimizer.step()
+            step, closure = self._optimizer.step, self.closure
+            self.returned = step() if closure is None else step(closure)
             rule = self._rule.average
             if rule is not None:
                 weight = 1 - rule.decay_at(self.step + 1)
