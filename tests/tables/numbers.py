@@ -39,3 +39,24 @@ def keys_with_hashes(hashes: Iterable[int]) -> list[int]:
         assert splitmix(z) == hashed & _BITS
         keys.append(z - (1 << 64) if z >> 63 else z)
     return keys
+
+
+def keys_in_one_line(slot: int, home: int, count: int, tag: int | None = None) -> list[int]:
+    """Keys of one slot with one home, for an index whose number is 0, and with one tag or any.
+
+    Args:
+        slot: the slot.
+        home: 32 bits that decide the home.
+        count: how many keys.
+        tag: the tag's 8 bits.
+    """
+    keys: list[int] = []
+    for free in range(1 << 24):
+        low = free & 255 if tag is None else tag
+        placed = (free >> 16) << 56 | home << 24 | (free & 0xFFFF) << 8 | low
+        (hashed,) = keys_with_hashes([placed])
+        if (hashed & _BITS) >> 56 == slot:
+            keys += keys_with_hashes([hashed & _BITS])
+        if len(keys) == count:
+            break
+    return keys

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tables.numbers import splitmix
+from tests.tables.numbers import keys_with_hashes, splitmix
 from trireme.ps.layout import DEFAULT_SLOTS
-from trireme.tables.keys import SLOTS, slots_of, split, sum_rows, unique
+from trireme.tables.keys import SLOTS, mix_with, slots_of, split, sum_rows, unique
 
 EDGES = [0, 1, -1, 2**63 - 1, -(2**63)]
 KEYS = st.lists(st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9))
@@ -64,3 +64,14 @@ def test_keys_are_divided_by_the_owner_of_their_slot(keys: list[int], parts: int
         places = order[ends[part] : ends[part + 1]]
         assert (owners[slots_of(batch[places])] == part).all()
         assert (np.diff(places) > 0).all()
+
+
+def test_keys_that_somebody_has_chosen_are_spread_over_the_search_for_unique_ones() -> None:
+    """Keys of one slot had 128 of 32,768 places, side by side, where places followed from them."""
+    chosen = np.array(keys_with_hashes((11 << 56) | each for each in range(1 << 14)), np.int64)
+    places = {
+        int(mix_with(np.uint64(key & (1 << 64) - 1), np.uint64(7))) >> 49 for key in chosen.tolist()
+    }
+    assert len(places) > 1 << 13
+    batch = np.concatenate([chosen, chosen[::-1]])
+    assert unique(batch)[0].tolist() == chosen.tolist()

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.tables.numbers import keys_with_hashes
-from trireme.tables import row_storage
+from tests.tables.numbers import keys_in_one_line, keys_with_hashes
+from trireme.tables import row_index, row_storage
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_index import RowIndex
 from trireme.tables.row_storage import RowStorage
@@ -34,19 +34,20 @@ def add(index: RowIndex, keys: list[int], step: int) -> None:
 
 
 EDGES = [0, 1, -1, 2**63 - 1, -(2**63)]
-ONE_LINE = keys_with_hashes((7 << 56) | (each << 8) | 255 for each in range(40))
+ONE_LINE = keys_in_one_line(7, 0x12345678, 40, tag=255)
 """Keys of one slot, with one home and one tag, the tag that an empty entry nearly has."""
 _SAME_SLOT = keys_with_hashes(
     (9 << 56) | (each * 0x9E3779B97F4A7C15 & (1 << 56) - 1) for each in range(6000)
 )
 ONE_SLOT, LATER = _SAME_SLOT[:4000], _SAME_SLOT[4000:]
-LAST_LINE = keys_with_hashes((3 << 56) | (0xFFFFFFFF << 24) | each for each in range(60))
+LAST_LINE = keys_in_one_line(3, 0xFFFFFFFF, 60)
 """Keys of one slot whose home is the last line of the index: their search goes round."""
 
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are copied to larger blocks soon."""
+    """Records are copied to larger blocks soon, and these keys collide."""
+    monkeypatch.setattr(row_index, "randbits", lambda bits: 0)
     monkeypatch.setattr(row_storage, "_BLOCKS", (1 << 7, 1 << 9, 1 << 17))
     monkeypatch.setattr(row_storage, "_LIMITS", (300, 1500))
 
@@ -168,3 +169,45 @@ def test_records_are_aligned_and_do_not_overlap(payload: int) -> None:
     assert (np.diff(addresses) >= 16 + payload).all()
     found, _ = index.find(np.arange(300))
     assert np.array_equal(np.sort(found), addresses)
+
+
+CHOSEN = keys_with_hashes((11 << 56) | (each << 8) | 42 for each in range(1 << 14))
+"""Keys of one slot that had one home and one tag where these followed from the key alone."""
+
+
+def longest_run(index: RowIndex, slot: int) -> int:
+    """The most entries in a row that are taken: what a search may have to read."""
+    taken = index._entries[slot] != 0xFFFFFFFF
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
+    return int((ends[1::2] - ends[::2]).max())
+
+
+def test_keys_that_somebody_has_chosen_are_spread_over_their_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # as an index is made
+    chosen, others = (RowIndex(RowStorage(0)) for _ in range(2))
+    add(chosen, CHOSEN, 1)
+    add(others, _SAME_SLOT + list(range(100_000)), 1)
+    assert longest_run(chosen, 11) < len(CHOSEN) // 8, "of one home they were one run"
+    assert chosen._secret != others._secret
+
+
+def test_records_lie_in_the_order_in_which_they_came_whatever_the_index_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So copies of a shard, and checkpoints, are the same."""
+    monkeypatch.undo()
+    indices = [RowIndex(RowStorage(4)) for _ in range(2)]
+    for index in indices:
+        add(index, ONE_SLOT, 1)
+        index.remove(np.array(ONE_SLOT[::3], np.int64))
+        add(index, LATER, 2)
+        index.drop(2)
+    for slot in range(SLOTS):
+        first, second = (each.storage.addresses(slot) for each in indices)
+        assert first.size == second.size
+        keys = [np.empty(first.size, np.int64) for _ in range(2)]
+        for addresses, found in zip((first, second), keys, strict=True):
+            read_headers(addresses, found, np.empty_like(found), np.empty_like(found))
+        assert np.array_equal(*keys)

@@ -1,11 +1,13 @@
 """Keys: where they belong, and batches in which they repeat.
 
 A key is any int64. Its *hash* decides all else: the upper 8 bits are its slot, the unit of
-placement on servers; the others find it within the slot (`trireme.tables.row_index`).
+placement on servers. Where a key is within a slot, or a batch, follows from its hash and a random
+number too: see `trireme.tables.row_index`.
 """
 
 from __future__ import annotations
 
+from secrets import randbits
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,17 @@ def mix(key: Any) -> Any:
 
 
 @compiled
+def mix_with(hashed: Any, secret: Any) -> Any:
+    """Returns another uint64 hash, which nobody can foretell who does not know a random number.
+
+    Args:
+        hashed: the hash of a key, uint64.
+        secret: the number, uint64.
+    """
+    return mix(hashed ^ secret)
+
+
+@compiled
 def slot_of(key: Any) -> Any:
     """Returns the slot of a key, from 0 to `SLOTS` - 1."""
     return np.int64(mix(key) >> _SLOT_SHIFT)
@@ -66,7 +79,7 @@ def _all_within(keys: Any, start: Any, stop: Any) -> Any:
 
 
 @compiled
-def _unique(keys: Any) -> Any:
+def _unique(keys: Any, secret: Any) -> Any:
     bits = np.uint64(4)
     while (np.int64(1) << np.int64(bits)) < 2 * keys.size:
         bits += _ONE
@@ -78,7 +91,7 @@ def _unique(keys: Any) -> Any:
     count = 0
     for place in range(keys.size):
         key = keys[place]
-        bucket = mix(key) >> shift
+        bucket = mix_with(np.uint64(key), secret) >> shift
         number = numbers[bucket]
         while number >= 0 and unique[number] != key:
             bucket = (bucket + _ONE) & most
@@ -147,7 +160,7 @@ def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
         The unique keys, of shape (u,), and for each of `keys` its place among them, int64 of shape
         (n,): `unique[inverse]` equals `keys`.
     """
-    found: tuple[Keys, npt.NDArray[np.int64]] = _unique(plain(keys))
+    found: tuple[Keys, npt.NDArray[np.int64]] = _unique(plain(keys), np.uint64(randbits(64)))
     return found
 
 
@@ -203,7 +216,7 @@ def split(
 def prepare(dtype: str) -> None:
     """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
     compile_for(_slots_of, "(int64[::1],)")
-    compile_for(_unique, "(int64[::1],)")
+    compile_for(_unique, "(int64[::1], uint64)")
     compile_for(_split, "(int64[::1], int64[::1], int64)")
     compile_for(_all_within, "(int64[::1], int64, int64)")
     compile_for(_put_words, "(int32[:, ::1], int64[::1], int32[:, ::1])")

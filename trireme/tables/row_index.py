@@ -10,10 +10,17 @@ begin at different capacities, so that in a large table they do not all grow at 
 first places of lines of 16 entries, which are compared together. A removal moves the entries behind
 it back (Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R):
 there are no tombstones.
+
+Home and tag follow from the key's hash and a random number that each index draws for itself, and
+that nobody else knows: else whoever chooses keys, such as the ids of users, could choose many of
+one home, and a search would read them all (Crosby and Wallach, Denial of Service via Algorithmic
+Complexity Attacks, USENIX Security 2003). Slots follow from the key alone. Nothing outside the
+index depends on the number: records lie in the order in which they came.
 """
 
 from __future__ import annotations
 
+from secrets import randbits
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +29,7 @@ import numpy.typing as npt
 from trireme.compiled import compile_for, compiled
 from trireme.errors import Rejected
 from trireme.tables.addresses import array_at, lowest_bit, read_ahead, upper_bytes_equal
-from trireme.tables.keys import SLOTS, Keys, mix
+from trireme.tables.keys import SLOTS, Keys, mix, mix_with
 from trireme.tables.row_storage import (
     RowStorage,
     copy_record,
@@ -35,9 +42,9 @@ from trireme.tables.row_storage import (
 Addresses = npt.NDArray[np.uint64]
 """Addresses of records, of shape (n,); 0 where there is none."""
 
-Places: TypeAlias = tuple[Addresses, Addresses, Addresses, np.uint64, np.uint64]
+Places: TypeAlias = tuple[Addresses, Addresses, Addresses, np.uint64, np.uint64, np.uint64]
 
-TYPES_OF_PLACES = "uint64[::1], uint64[::1], uint64[:, ::1], uint64, uint64"
+TYPES_OF_PLACES = "uint64[::1], uint64[::1], uint64[:, ::1], uint64, uint64, uint64"
 """The types of `RowIndex.places`, as a part of a signature."""
 
 MOST_RECORDS = (1 << 24) - 1
@@ -58,25 +65,25 @@ _GROUP = 64  # keys whose memory is asked for together
 
 
 @compiled
-def _home(hashed: Any, capacity: Any) -> Any:
-    return ((((hashed >> _S24) & _BITS32) * (capacity >> _S4)) >> _S32) << _S4
+def _home(placed: Any, capacity: Any) -> Any:
+    return ((((placed >> _S24) & _BITS32) * (capacity >> _S4)) >> _S32) << _S4
 
 
 @compiled
-def _tag(hashed: Any) -> Any:
-    return np.uint32(min(hashed & _BITS8, _MOST_TAG))
+def _tag(placed: Any) -> Any:
+    return np.uint32(min(placed & _BITS8, _MOST_TAG))
 
 
 @compiled
 def _search(
-    key: Any, hashed: Any, place: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
+    key: Any, slot: Any, placed: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
     record_bytes: Any,
 ) -> Any:  # fmt: skip
-    """Returns place and record of a key, searching from a place on; the record is 0 for none."""
-    slot = hashed >> _S56
+    """Returns place and record of a key, searching from its home on; the record is 0 for none."""
     capacity = capacities[slot]
     entries = array_at(indices[slot], np.int64(capacity), np.uint32)
-    tag = _tag(hashed)
+    tag = _tag(placed)
+    place = _home(placed, capacity)
     while True:
         entry = entries[place]
         if entry == _EMPTY:
@@ -94,7 +101,7 @@ def _search(
 @compiled
 def search(
     keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
-    found: Any,
+    secret: Any, found: Any,
 ) -> Any:  # fmt: skip
     """Writes the address of the record of each key, 0 for none; returns how many have none.
 
@@ -105,9 +112,11 @@ def search(
         blocks: see `trireme.tables.row_storage.RowStorage`, as for those that follow.
         shift: see there.
         record_bytes: see there.
+        secret: the index's own number, uint64.
         found: is written; uint64 of shape (n,).
     """
-    hashes = np.empty(_GROUP, np.uint64)
+    slots = np.empty(_GROUP, np.uint64)
+    places = np.empty(_GROUP, np.uint64)
     lines = np.empty(_GROUP, np.uint64)
     missing = 0
     for first in range(0, keys.size, _GROUP):
@@ -115,17 +124,18 @@ def search(
         for each in range(size):
             hashed = mix(keys[first + each])
             slot = hashed >> _S56
-            line = indices[slot] + _home(hashed, capacities[slot]) * _FOUR
+            placed = mix_with(hashed, secret)
+            line = indices[slot] + _home(placed, capacities[slot]) * _FOUR
             read_ahead(line)
-            hashes[each] = hashed
+            slots[each] = slot
+            places[each] = placed
             lines[each] = line
         for each in range(size):  # the first entry with the key's tag is nearly always its own
-            hashed = hashes[each]
-            place = lowest_bit(upper_bytes_equal(lines[each], _tag(hashed)))
+            place = lowest_bit(upper_bytes_equal(lines[each], _tag(places[each])))
             address = _ZERO
             if place < _LINE:
                 row = np.uint64(array_at(lines[each], _ENTRIES, np.uint32)[place] & _ROW)
-                address = record_address(blocks, hashed >> _S56, row, shift, record_bytes)
+                address = record_address(blocks, slots[each], row, shift, record_bytes)
                 read_ahead(address)
                 read_ahead(address + _LINE_BYTES)
             found[first + each] = address
@@ -133,11 +143,10 @@ def search(
             key = keys[first + each]
             address = found[first + each]
             if address == _ZERO or read_key(address) != key:
-                hashed = hashes[each]
-                home = _home(hashed, capacities[hashed >> _S56])
                 _, address = _search(
-                    key, hashed, home, indices, capacities, blocks, shift, record_bytes
-                )
+                    key, slots[each], places[each], indices, capacities, blocks, shift,
+                    record_bytes,
+                )  # fmt: skip
                 found[first + each] = address
                 missing += address == _ZERO
     return missing
@@ -146,16 +155,16 @@ def search(
 @compiled
 def _add(
     keys: Any, marks: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
-    record_bytes: Any, counts: Any, addresses: Any, fresh: Any,
+    record_bytes: Any, secret: Any, counts: Any, addresses: Any, fresh: Any,
 ) -> Any:  # fmt: skip
     added = 0
     for each in range(keys.size):
         key = keys[each]
         hashed = mix(key)
         slot = hashed >> _S56
-        home = _home(hashed, capacities[slot])
+        placed = mix_with(hashed, secret)
         place, address = _search(
-            key, hashed, home, indices, capacities, blocks, shift, record_bytes
+            key, slot, placed, indices, capacities, blocks, shift, record_bytes
         )
         if address == _ZERO:
             row = np.uint64(counts[slot])
@@ -164,7 +173,7 @@ def _add(
             write_key(address, key)
             write_mark(address, marks[each])
             entries = array_at(indices[slot], np.int64(capacities[slot]), np.uint32)
-            entries[place] = (_tag(hashed) << _TAG_SHIFT) | np.uint32(row)
+            entries[place] = (_tag(placed) << _TAG_SHIFT) | np.uint32(row)
             fresh[added] = each
             added += 1
         addresses[each] = address
@@ -173,8 +182,9 @@ def _add(
 
 @compiled
 def _close_gap(
-    gap: Any, slot: Any, entries: Any, capacity: Any, blocks: Any, shift: Any, record_bytes: Any
-) -> None:
+    gap: Any, slot: Any, entries: Any, capacity: Any, blocks: Any, shift: Any, record_bytes: Any,
+    secret: Any,
+) -> None:  # fmt: skip
     place = gap
     while True:
         place = place + _ONE if place + _ONE < capacity else _ZERO
@@ -183,7 +193,7 @@ def _close_gap(
             break
         row = np.uint64(entry & _ROW)
         key = read_key(record_address(blocks, slot, row, shift, record_bytes))
-        home = _home(mix(key), capacity)
+        home = _home(mix_with(mix(key), secret), capacity)
         from_home = place - home if place >= home else place + capacity - home
         from_gap = place - gap if place >= gap else place + capacity - gap
         if from_home >= from_gap:
@@ -195,7 +205,7 @@ def _close_gap(
 @compiled
 def _remove(
     keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
-    counts: Any,
+    secret: Any, counts: Any,
 ) -> Any:  # fmt: skip
     removed = 0
     for each in range(keys.size):
@@ -203,7 +213,7 @@ def _remove(
         slot = hashed >> _S56
         capacity = capacities[slot]
         place, address = _search(
-            keys[each], hashed, _home(hashed, capacity), indices, capacities, blocks, shift,
+            keys[each], slot, mix_with(hashed, secret), indices, capacities, blocks, shift,
             record_bytes,
         )  # fmt: skip
         if address == _ZERO:
@@ -214,33 +224,32 @@ def _remove(
         last = record_address(blocks, slot, np.uint64(counts[slot]), shift, record_bytes)
         if last != address:
             key = read_key(last)
-            moved = mix(key)
             at, _ = _search(
-                key, moved, _home(moved, capacity), indices, capacities, blocks, shift,
+                key, slot, mix_with(mix(key), secret), indices, capacities, blocks, shift,
                 record_bytes,
             )  # fmt: skip
             entries[at] = (entries[at] & ~_ROW) | (entries[place] & _ROW)
             copy_record(last, address, record_bytes)
-        _close_gap(place, slot, entries, capacity, blocks, shift, record_bytes)
+        _close_gap(place, slot, entries, capacity, blocks, shift, record_bytes, secret)
     return removed
 
 
 @compiled
 def _rebuild(
-    slot: Any, count: Any, entries: Any, blocks: Any, shift: Any, record_bytes: Any
+    slot: Any, count: Any, entries: Any, blocks: Any, shift: Any, record_bytes: Any, secret: Any
 ) -> None:
     capacity = np.uint64(entries.size)
     for place in range(entries.size):
         entries[place] = _EMPTY
     for row in range(count):
         address = record_address(blocks, slot, np.uint64(row), shift, record_bytes)
-        hashed = mix(read_key(address))
-        at = _home(hashed, capacity)
+        placed = mix_with(mix(read_key(address)), secret)
+        at = _home(placed, capacity)
         while entries[at] != _EMPTY:
             at += _ONE
             if at == capacity:
                 at = _ZERO
-        entries[at] = (_tag(hashed) << _TAG_SHIFT) | np.uint32(row)
+        entries[at] = (_tag(placed) << _TAG_SHIFT) | np.uint32(row)
 
 
 @compiled
@@ -265,6 +274,7 @@ class RowIndex:
 
     def __init__(self, storage: RowStorage) -> None:
         self.storage = storage
+        self._secret = np.uint64(randbits(64))
         self._nothing = _line_up(_ENTRIES)  # the index of a slot without keys
         self._nothing[:] = _EMPTY
         self._entries = [self._nothing] * SLOTS
@@ -283,7 +293,14 @@ class RowIndex:
     def places(self) -> Places:
         """Where everything is: the arguments of `search` between keys and result."""
         at = self.storage
-        return self._indices, self._capacities, at.blocks, at.shift, at.record_bytes
+        return (
+            self._indices,
+            self._capacities,
+            at.blocks,
+            at.shift,
+            at.record_bytes,
+            self._secret,
+        )
 
     def find(self, keys: Keys) -> tuple[Addresses, int]:
         """Returns the address of the record of each key, and the number of keys without one.
@@ -394,7 +411,8 @@ class RowIndex:
             if capacity != entries.size or entries is self._nothing:
                 entries = _line_up(capacity)
             at = self.storage
-            _rebuild(slot, at.counts[slot], entries, at.blocks, at.shift, at.record_bytes)
+            count = at.counts[slot]
+            _rebuild(slot, count, entries, at.blocks, at.shift, at.record_bytes, self._secret)
         self._point(slot, entries)
 
     def _point(self, slot: int, entries: npt.NDArray[np.uint32]) -> None:
@@ -411,5 +429,5 @@ def prepare() -> None:
         f"(int64[::1], uint64[::1], {TYPES_OF_PLACES}, int64[::1], uint64[::1], int64[::1])",
     )
     compile_for(_remove, f"(int64[::1], {TYPES_OF_PLACES}, int64[::1])")
-    compile_for(_rebuild, "(int64, int64, uint32[::1], uint64[:, ::1], uint64, uint64)")
+    compile_for(_rebuild, "(int64, int64, uint32[::1], uint64[:, ::1], uint64, uint64, uint64)")
     compile_for(_count_slots, "(int64[::1], int64[::1])")

@@ -28,7 +28,7 @@ _GROUP = 256  # keys that are searched for together
 @compiled
 def search_and_gather(
     keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
-    found: Any, rows: Any, kind: Any, constant: Any, numbers: Any, seed: Any,
+    secret: Any, found: Any, rows: Any, kind: Any, constant: Any, numbers: Any, seed: Any,
 ) -> Any:  # fmt: skip
     """Searches for keys and copies their rows, a few at a time, while they are near.
 
@@ -39,6 +39,7 @@ def search_and_gather(
         blocks: see there.
         shift: see there.
         record_bytes: see there.
+        secret: see there.
         found: see there.
         rows: see `gather`, as for those that follow.
         kind: see there.
@@ -52,7 +53,9 @@ def search_and_gather(
     missing = 0
     for first in range(0, keys.size, _GROUP):
         part = slice(first, min(first + _GROUP, keys.size))
-        missing += search(keys[part], indices, capacities, blocks, shift, record_bytes, found[part])
+        missing += search(
+            keys[part], indices, capacities, blocks, shift, record_bytes, secret, found[part]
+        )
         gather(found[part], keys[part], rows[part], kind, constant, numbers, seed)
     return missing
 
