@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.shell import PROGRAMS, TORCHRUN, TRIREME, Shell
+from trireme.monitor.records import read_starts
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -35,6 +36,10 @@ def test_two_processes_train_one_model(
     (saved,) = Path(shell.directory, "run/checkpoints").iterdir()
     state = json.loads((saved / "state.json").read_text())["state"]
     assert saved.name == "step-000000012" and state["workers"] == 2
+    if command is TRIREME:
+        workers = [each for each in read_starts(saved.parents[1]) if "worker" in each.begin.task]
+        assert [start.records[-1].status["global_step"] for start in workers] == [12, 12]
+        assert all(start.records[-1].status["examples_per_second"] > 0 for start in workers)
 
 
 @pytest.mark.parametrize("strategy", ["async", "sync"])

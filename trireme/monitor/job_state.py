@@ -142,7 +142,8 @@ def from_records(title: str, phase: str, starts: Sequence[Start], time: float) -
             name = start.begin.task
             newest[name] = TaskSnapshot(name, str(status.get("state", "")), status=status)
     began, _ = span_of(starts)
-    return JobSnapshot(title, phase, max(0.0, time - began), tuple(newest.values()))
+    seconds = max(0.0, time - began) if starts else 0.0
+    return JobSnapshot(title, phase, seconds, tuple(newest.values()))
 
 
 def span_of(starts: Sequence[Start]) -> tuple[float, float]:

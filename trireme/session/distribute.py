@@ -11,6 +11,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
+from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.parallel.stages import called_modules
 from trireme.parallel.tensors import digest
 from trireme.ps.joint_optimizer import members
@@ -19,8 +20,9 @@ from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
+from trireme.session.summary_methods import SummaryMethods
 from trireme.session.training_setup import assemble
-from trireme.session.worker import JobView, Worker
+from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
     from trireme.parallel.process_group import ProcessGroup
@@ -183,10 +185,11 @@ def _module_of(model: Models) -> nn.Module:
     return nn.ModuleDict(dict(named)) if named else nn.ModuleList(several)
 
 
-class DistributedOptimizer(JobView, torch.optim.Optimizer):
+class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
     """An optimizer whose updates the job makes; `distribute` creates it.
 
-    Its parameter groups are those of the given optimizer, so that schedulers act on both.
+    Its parameter groups are those of the given optimizer, so that schedulers act on both. The
+    methods that record for TensorBoard are those of a session.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, job: LoopJob, index: int) -> None:
@@ -200,6 +203,7 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(optimizer, hooks, type(own[hooks])())
         self._given = optimizer
+        self.model = job.worker.setup.model
         self._job = job
         self._index = index
         if job.worker.global_step:  # schedulers are advanced before the first step, and check it
@@ -208,6 +212,25 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
     @property
     def worker(self) -> Worker:
         return self._job.worker
+
+    @property
+    def board(self) -> TensorBoard | None:
+        """The TensorBoard writer; None where this worker is not chief or has no run directory."""
+        return self._job.recorder.board if self.is_chief else None
+
+    def log(
+        self,
+        values: Mapping[str, float | torch.Tensor] | None = None,
+        *,
+        run: str = "train",
+        step: int | None = None,
+        **named: float | torch.Tensor,
+    ) -> None:
+        """Records numbers, as `Session.log`; `loss` is also shown by `trireme top`."""
+        values = {**(values or {}), **named}
+        if run == "train" and (loss := values.get("loss")) is not None:
+            self._job.loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        super().log(values, run=run, step=step)
 
     @property
     def replica(self) -> int:
@@ -262,6 +285,8 @@ class DistributedOptimizer(JobView, torch.optim.Optimizer):
         if closure is not None and passed is None:
             with torch.enable_grad():
                 loss = closure()
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self._job.loss = loss.detach()
         if not goes_on:
             return loss
         self._job.update(self._index, examples, passed)

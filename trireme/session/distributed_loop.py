@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,8 +14,12 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.ps.results import PushResult
+from trireme.session.batch_watch import BatchWatch
 from trireme.session.gradient_watch import GradientWatch, line_of_program
+from trireme.session.observers.recorder import Recorder
 from trireme.session.replica.replica import clip
+from trireme.session.result import StepResult
 from trireme.session.stopping import Signals
 from trireme.session.worker import Worker
 
@@ -32,6 +37,8 @@ class LoopJob:
     Attributes:
         worker: the argument.
         parameters: the parameters of each optimizer, as the program computes with them.
+        recorder: counts and records this worker's steps.
+        loss: the loss that the program has logged last; None for none.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -42,6 +49,10 @@ class LoopJob:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
         self._watch = self._watched()
+        self._batches = BatchWatch(self._setup.model)
+        self.recorder = Recorder(worker, own_loop=True)
+        self.loss: torch.Tensor | float | None = None
+        self._ready = time.monotonic()  # since when the program computes the next step
         self._finished = False
         self._end = ProgramEnd()
         self._end.watch()
@@ -70,6 +81,7 @@ class LoopJob:
         if closure is not None:
             closure = partial(self._evaluated, closure, examples)
         self.worker.backend.closure = closure
+        began, computed = self._ready, time.monotonic()
         averaged = optimizer in self._averaged
         self._check_gradients(optimizer)
         self._averaged.discard(optimizer)
@@ -77,10 +89,27 @@ class LoopJob:
             if not averaged:
                 self._average(examples)
             self._clip()
-            self.worker.update(examples, ())
+            pushed = self.worker.update(examples, ())
             self.drop_row_gradients()
+        self._record(pushed, began, computed)
         if self._watch is not None:
             self._watch.forget(self.parameters[optimizer])
+
+    def _record(self, pushed: PushResult | None, began: float, computed: float) -> None:
+        """Counts and records a step, and says which checkpoints are complete."""
+        worker = self.worker
+        result = StepResult(self.loss, [], {}, self._batches.take_examples(), worker.global_step)
+        if pushed is not None:
+            result.decide(pushed)
+        self._ready = time.monotonic()
+        result.seconds = self._ready - began
+        self.recorder.step(result, began, computed)
+        if worker.storage.completed:
+            self._announce_checkpoints()
+
+    def _announce_checkpoints(self) -> None:
+        for path in self.worker.storage.take_completed():
+            self.worker.progress.message(f"saved {path}")
 
     def synchronize(self, optimizer: int, examples: float) -> None:
         """Averages the gradients over the processes that make the step together with this one.
@@ -234,6 +263,7 @@ class LoopJob:
             return
         try:
             self._finish_training()  # it waits for other workers: signals still ask to stop
+            self.recorder.finish()
         except BaseException as error:
             self._release()
             self.worker.fail(error)
@@ -247,8 +277,11 @@ class LoopJob:
         if not self._finished:
             self._finished = True
             self._end_together()
-            self.worker.complete()
+            if (last := self.worker.complete()) is not None:
+                self.recorder.count(last.decided, last.steps)
+            self.recorder.training_ended()
             self.worker.finish()
+            self._announce_checkpoints()
 
     def _end_together(self) -> None:
         """Ends the training of all processes that step together, after this one's loop has ended.
@@ -300,6 +333,8 @@ class LoopJob:
     def _release(self) -> None:
         """Restores signal handlers, and removes the exit callbacks."""
         _JOINED.remove(self)
+        self.recorder.close()
+        self._batches.close()
         if self._watch is not None:
             self._watch.close()
         self._handlers.restore()

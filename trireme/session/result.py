@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ class StepResult:
         examples: the number of examples in the batch.
     """
 
-    _loss: torch.Tensor
+    _loss: torch.Tensor | float | None
     _outputs: list[tuple[object, object]]
     _metrics: Mapping[str, Metric]
     examples: int
@@ -66,8 +67,13 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """The mean loss of the batch, before the update."""
-        return float(self._loss)
+        """The mean loss of the batch, before the update; NaN where a loop has not told it."""
+        return math.nan if self._loss is None else float(self._loss)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is known."""
+        return self._loss is not None
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -56,6 +56,9 @@ class Recorder:
 
     Args:
         worker: the worker.
+        own_loop: whether the loop is the program's own, which shows its steps and losses itself.
+            Processes that step together may then end at different steps, so that nothing is
+            recorded together.
 
     Attributes:
         applied, stale: this worker's steps by the verdict of the push that they went into.
@@ -64,12 +67,13 @@ class Recorder:
         phases: the durations of its steps.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, *, own_loop: bool = False) -> None:
         task, settings = worker.task, worker.setup.settings
         self.applied = 0
         self.stale = 0
         self.skipped = 0
         self._worker = worker
+        self._own_loop = own_loop
         self._settings = settings
         self._progress = worker.progress
         self._directory = None if settings.run_dir is None else settings.run_dir / "tensorboard"
@@ -198,6 +202,8 @@ class Recorder:
             )
 
     def _show(self, result: StepResult) -> None:
+        if self._own_loop:
+            return
         self._settle()
         self._shown = self._steps
         self._progress.step(ProgressRow(self._steps, result.global_step, self.job_examples, result))
@@ -284,10 +290,13 @@ class Recorder:
                 },
                 "train",
             )
-        self._worker.buffers.publish()
+        if not self._own_loop:
+            self._worker.buffers.publish()
 
     def _values(self, result: StepResult) -> dict[str, float]:
         """Returns loss and metrics, as means over replicas that step together."""
+        if self._own_loop:
+            return {}  # it logs what it computes
         if self._worker.backend.group is None and not self._worker.lifecycle.is_chief:
             return {}
         group = self._worker.setup.process_group
@@ -303,7 +312,7 @@ class Recorder:
             "step": self._steps,
             "global_step": result.global_step,
             "max_steps": self._settings.max_steps or 0,
-            "loss": result.loss,
+            **({"loss": result.loss} if result.has_loss else {}),
             "examples_per_second": means["examples_per_second"],
             "applied": self.applied,
             "skipped": self.skipped,
@@ -322,7 +331,8 @@ class Recorder:
         if self._exposition is not None:
             status["metrics"] = self._exposition.address
         for name, metric in self._status_metrics.items():
-            metric.value = float(status[name.removesuffix("_total")])
+            if (value := status.get(name.removesuffix("_total"))) is not None:
+                metric.value = float(value)
         self._worker.lifecycle.report(status)
         if self._journal is not None:
             samples = self._staleness_histogram.samples()

@@ -216,6 +216,7 @@ class Replica:
             self._reducer.finish()
         if self._penalised:
             self._penalise()
+        assert isinstance(result._loss, torch.Tensor)
         if not self._good(result._loss):
             if self._options.nan != "skip":
                 raise NonFiniteError(
