@@ -377,6 +377,25 @@ class TestReconnecting:
         assert second.leave("finished")
         assert first.next_view().number == 2  # the first was not told again
 
+    def test_who_is_stuck_does_not_join_again_before_it_goes_on(
+        self, host: Host, pair: tuple[Watched, Watched]
+    ) -> None:
+        _, member = pair
+        asked, stuck = threading.Event(), [True]
+
+        def able() -> bool:
+            asked.set()
+            return not stuck[0]
+
+        member.able = able
+        host.cut("worker:1")
+        assert asked.wait(PATIENCE)
+        asked.clear()
+        assert asked.wait(PATIENCE)  # it asks again and again
+        assert host.coordinator.state.tasks["worker:1"].state != "live"
+        stuck[0] = False
+        assert member.wait_until_back(timeout=PATIENCE) >= 1
+
     def test_the_end_reaches_those_who_are_cut_off(
         self, host: Host, pair: tuple[Watched, Watched]
     ) -> None:

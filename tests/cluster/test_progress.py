@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.driver import Driver
+from tests.cluster.driver import Driver, Job
 from trireme.cluster.membership import Paused, Tick
 from trireme.cluster.messages import Heartbeat, Refused, StatusValue
 from trireme.cluster.progress import FIRST_BATCH
@@ -185,3 +185,57 @@ def test_a_server_makes_no_steps_and_is_never_late() -> None:
 def test_a_deadline_below_zero_makes_no_sense() -> None:
     with pytest.raises(ConfigurationError, match="progress_timeout is -1"):
         Driver(progress_timeout=-1.0)
+
+
+class StuckServer:
+    """A job with copies; the loop of ps:1 gives no sign from some time on, and its heart beats."""
+
+    def __init__(self) -> None:
+        self.job = Job(servers=3, replicas=2, heartbeat_timeout=10.0)
+        self.signs = 0
+        self.go(5)
+
+    def go(self, seconds: int, *, stuck: bool = False) -> None:
+        job = self.job
+        for _ in range(seconds):
+            job.now += 1.0
+            self.signs += not stuck
+            for name, connection in job.held.items():
+                own: dict[str, StatusValue] = {"progress": self.signs} if name == "ps:1" else {}
+                if stuck and own:
+                    own["at"] = "records.py:126 in write"
+                job.say(connection, Heartbeat(own))
+            job.feed(Tick())
+            if job.state.tasks["ps:1"].state == "lost":
+                job.held.pop("ps:1", None)
+
+
+def test_a_server_whose_loop_gives_no_sign_is_lost_at_the_heartbeats_deadline() -> None:
+    stuck = StuckServer()
+    stuck.go(9, stuck=True)
+    assert stuck.job.state.tasks["ps:1"].state == "live"
+    stuck.go(1, stuck=True)
+    task = stuck.job.state.tasks["ps:1"]
+    assert task.state == "lost"
+    assert task.reason == (
+        "it lives, and its service has done nothing for 10 s; its main thread is at "
+        "records.py:126 in write"
+    )
+    assert all(1 not in shard.copies for shard in stuck.job.view.shards)
+
+
+def test_a_server_whose_loop_goes_on_joins_again_as_another() -> None:
+    stuck = StuckServer()
+    stuck.go(10, stuck=True)
+    stuck.job.join("ps:1", incarnation=1)
+    task = stuck.job.state.tasks["ps:1"]
+    assert (task.state, task.incarnation) == ("live", 2)
+
+
+def test_a_stall_of_the_coordinator_is_no_standstill_of_a_server() -> None:
+    stuck = StuckServer()
+    stuck.go(5, stuck=True)
+    stuck.job.feed(Paused(30.0))
+    stuck.job.now += 30.0
+    stuck.go(4, stuck=True)
+    assert stuck.job.state.tasks["ps:1"].state == "live"

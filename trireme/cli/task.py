@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,7 @@ from trireme.launch.task_messages import (
     membership_reports,
 )
 from trireme.metrics import Registry
+from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
 from trireme.printable import printable
 from trireme.strategies import choose
 
@@ -125,10 +128,18 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
             return run_call(task, audience.launcher)
         name = audience.name.strip()
         return run_program(program, task=name, launcher=audience.launcher)
-    _log_to_stderr(audience.name)
+    with BackgroundWriter("terminal") as terminal:  # its loop waits for no terminal
+        _log_to_stderr(audience.name, terminal)
+        return _serve(task, audience, terminal)
+
+
+def _serve(task: TaskConfig, audience: _Audience, terminal: BackgroundWriter) -> int:
+    """Serves a task that is no worker to its end; returns its exit status."""
     try:
-        serve = _serve_coordinator if task.role == "coordinator" else _serve_parameters
-        over = serve(task, audience)
+        if task.role == "coordinator":
+            over = _serve_coordinator(task, audience)
+        else:
+            over = _serve_parameters(task, audience, terminal)
     except TriremeError as error:
         if audience.launcher is not None:
             audience.launcher.send(describe(error))
@@ -140,7 +151,7 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
         if audience.launcher is not None:
             audience.launcher.send(describe(JobFailed(how)))
             how = "the job failed"  # the launcher reports why
-    print(f"{audience.name}ends: {printable(how)}", flush=True)
+    terminal.put(lambda: print(f"{audience.name}ends: {printable(how)}", flush=True))
     if task.role == "coordinator" and over is not None and over.outcome == "interrupted":
         return INTERRUPTED  # a program whose loop is its own ends with a status of its own
     return 1 if failed else 0
@@ -153,8 +164,8 @@ class _LineFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
-def _log_to_stderr(prefix: str) -> None:
-    handler = logging.StreamHandler()
+def _log_to_stderr(prefix: str, terminal: BackgroundWriter) -> None:
+    handler = BackgroundHandler(terminal, sys.stderr)
     handler.setFormatter(_LineFormatter(f"{prefix}%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
@@ -239,6 +250,8 @@ def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
 _HEARTBEATS = 5
 """How many heartbeats a task sends in the time after which it is lost, so that one that is late, as
 on a machine that is busy, is no loss."""
+_MOST_RECORDS = 100
+"""How many records of a server may wait for its disk: those of 50 s."""
 _HEARTBEAT_SECONDS, _RECONNECT_SECONDS = 1.0, 2.0  # at most
 
 
@@ -345,7 +358,9 @@ def _membership_report(coordinator: Coordinator) -> MembershipReport:
     )
 
 
-def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
+def _serve_parameters(
+    task: TaskConfig, audience: _Audience, terminal: BackgroundWriter
+) -> JobOver | None:
     """Serves the parameters until the job is over."""
     from trireme.ps.server.service import ServerConfig, serve
 
@@ -361,8 +376,20 @@ def _serve_parameters(task: TaskConfig, audience: _Audience) -> JobOver | None:
         journal=_journal(task, audience) if task.hosts_coordinator else None,
         host=task.host,
     )
-    registry, record = Registry(), _recorder(task)
-    with _serve_metrics(task, registry, audience):
+    registry = Registry()
+    dropped = registry.counter(
+        "trireme_dropped_writes_total", "Log lines and records that no terminal or disk has taken"
+    )
+    with (
+        _serve_metrics(task, registry, audience),
+        BackgroundWriter("records", _MOST_RECORDS) as records,
+    ):
+        write = _recorder(task)
+
+        def record(status: Mapping[str, float | str], last: bool) -> None:
+            dropped.value = terminal.dropped + records.dropped
+            records.put(partial(write, time.time(), dict(status), last))
+
         return serve(
             server,
             on_listening=lambda address: _write_address(audience, address),
@@ -387,16 +414,16 @@ def _serve_metrics(
     return exposition
 
 
-def _recorder(task: TaskConfig) -> Callable[[Mapping[str, float | str], bool], None]:
+def _recorder(task: TaskConfig) -> Callable[[float, dict[str, float | str], bool], None]:
     """Returns the function that writes a server's reports to its records, if it has records."""
     if task.records is None:
-        return lambda status, last: None
+        return lambda now, status, last: None
     from trireme.monitor.records import Record, RecordWriter, begin_here
 
     writer = RecordWriter(Path(task.records), begin_here(task.name, task.job, None))
 
-    def record(status: Mapping[str, float | str], last: bool) -> None:
-        writer.write(Record(time=time.time(), status=dict(status)), due=last)
+    def record(now: float, status: dict[str, float | str], last: bool) -> None:
+        writer.write(Record(time=now, status=status), due=last)
 
     return record
 

@@ -25,6 +25,7 @@ from trireme.errors import (
     StaleEpochError,
     WaitTimeout,
     WireError,
+    WireTimeout,
 )
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
@@ -288,6 +289,8 @@ class Member(MemberState):
 
     def _connect(self) -> Connection:
         config = self._config
+        if self.incarnation and not self.able():
+            raise WireTimeout(f"{config.name} does not join again while its own service is stuck")
         left = self._protocol.reconnect_deadline - time.monotonic()
         timeout = max(0.01, min(ATTEMPT_SECONDS, left))
         stream = connect(config.coordinator, timeout=timeout, certificates=config.certificates)

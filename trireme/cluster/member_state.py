@@ -46,6 +46,7 @@ class MemberState:
             changes, and with each heartbeat, as long as it holds.
         closing: whether the member's thread is to end.
         ended: whether the thread has ended.
+        able: called before this task joins again, in the member's thread: whether it can take part.
         extra_status: called at each heartbeat, in the thread that sends it, for a further status.
             So a heartbeat can report on another thread, even if that thread hangs.
     """
@@ -67,6 +68,7 @@ class MemberState:
         self.ended = False
         self._changed = threading.Condition()
         self._status: dict[str, StatusValue] = {}
+        self.able: Callable[[], bool] = lambda: True
         self.extra_status: Callable[[], Mapping[str, StatusValue]] = dict
         self._subscribers: list[Subscriber] = []
 

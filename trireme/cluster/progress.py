@@ -1,8 +1,9 @@
-"""Detects a stuck worker: its process sends heartbeats while its main thread makes no steps.
+"""Detects a stuck task: its process sends heartbeats while its main thread makes no steps.
 
 Heartbeats come from a thread of their own, so that they show that the process lives and not that it
 makes steps. A heartbeat therefore reports how many steps the worker has made, and an excuse while
 none can be expected: it waits for other tasks, evaluates, saves, compiles, or a debugger holds it.
+A server reports the signs of life of its service's loop likewise, and has no excuse.
 Pure: the membership calls this module at each heartbeat and each tick.
 """
 
@@ -75,15 +76,19 @@ def is_late(now: float, policy: Policy, task: Task) -> bool:
 
 
 def is_overdue(now: float, policy: Policy, task: Task) -> bool:
-    """Returns whether a worker has made no step for so long that the job goes on without it."""
+    """Returns whether a task has made no step for so long that the job goes on without it."""
+    if task.role == "ps":
+        reports = task.state == "live" and task.steps > 0
+        return reports and now - task.moved >= policy.heartbeat_timeout
     limit = policy.progress_timeout
     return _counts(task) and limit > 0 and now - task.moved >= limit
 
 
 def standstill(now: float, task: Task) -> str:
-    """Returns a text: for how long a worker has made no step, and where its main thread is."""
-    text = f"it lives, and has made no step for {now - task.moved:.0f} s"
-    if task.usual:
+    """Returns a text: for how long a task has made no step, and where its main thread is."""
+    what = "its service has done nothing" if task.role == "ps" else "has made no step"
+    text = f"it lives, and {what} for {now - task.moved:.0f} s"
+    if task.usual and task.role != "ps":
         text += f", where its steps take {task.usual:.2g} s"
     location = task.status.get(LOCATION)
     return f"{text}; its main thread is at {location}" if location else text

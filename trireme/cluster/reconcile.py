@@ -20,7 +20,7 @@ from trireme.cluster.state import State, Task, missing
 def reconcile(builder: DecisionBuilder) -> None:
     """Brings the job into line with its tasks and the time."""
     _lose_silent_tasks(builder)
-    _lose_stuck_workers(builder)
+    _lose_stuck_tasks(builder)
     if builder.state.phase == "forming":
         _form(builder)
     if builder.state.phase in ("forming", "running"):
@@ -89,10 +89,13 @@ def _lose_silent_tasks(builder: DecisionBuilder) -> None:
             lose_task(builder, task, f"{task.reason}, and it did not come back within {away:.1f} s")
 
 
-def _lose_stuck_workers(builder: DecisionBuilder) -> None:
-    """Reports a worker that lives and makes no steps, and gives it up in the end."""
+def _lose_stuck_tasks(builder: DecisionBuilder) -> None:
+    """Reports a worker that lives and makes no steps; gives it up in the end, and such a server."""
     if builder.state.phase != "running":
         return
+    for task in builder.state.of("ps"):
+        if progress.is_overdue(builder.now, builder.state.policy, task):
+            lose_task(builder, task, progress.standstill(builder.now, task))
     for task in builder.state.of("worker"):
         if progress.is_overdue(builder.now, builder.state.policy, task):
             task = replace(task, late=True)

@@ -120,6 +120,7 @@ class Service:
         self.epoch = epoch  # set by any thread, once this process has joined
         self._new_handshake = partial(ServerHandshake, job, secret, serves=serves)
         self.turned: Callable[[], object] | None = None  # called after each turn of the loop
+        self.turns = 0  # of the loop; any thread may read it
         self._tick_seconds = tick_seconds
         self._links: dict[Link, None] = {}  # in the order of arrival
         self._resumed: deque[Link] = deque()
@@ -198,6 +199,7 @@ class Service:
             self._report_closed_links()
         if self.turned is not None:
             self.turned()
+        self.turns += 1
         return happened
 
     def _report_closed_links(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -16,7 +20,8 @@ from trireme.cluster.journal import Journal
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.member_state import News
-from trireme.cluster.messages import Dismissed, JobOver
+from trireme.cluster.messages import Dismissed, JobOver, StatusValue
+from trireme.cluster.progress import LOCATION, STEPS
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import (
@@ -27,6 +32,7 @@ from trireme.errors import (
 from trireme.job_config import JobConfig
 from trireme.metrics import Registry
 from trireme.ps.server.handler import ShardHandler
+from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.peer_links import PeerLinks
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
@@ -164,6 +170,12 @@ class _Server:
             )
         )
         self._handler.report = self._member.tell
+        self._thread = threading.get_ident()  # of the service's loop
+        self._watch = LoopWatch(
+            server.policy.heartbeat_timeout, server.config.progress_timeout or math.inf
+        )
+        self._member.extra_status = self._liveness
+        self._member.able = self._is_able
         self._over: JobOver | None = None
         self._failure: Exception | None = None
 
@@ -183,6 +195,21 @@ class _Server:
         if self._failure is not None:
             raise self._failure
         return self._over
+
+    def _liveness(self) -> Mapping[str, StatusValue]:
+        """Returns what a heartbeat says of the service's loop. In the member's thread."""
+        turns, worked = self._service.turns, _seconds_of(self._thread)
+        goes_on = self._watch.look(time.monotonic(), turns, worked)
+        status: dict[str, StatusValue] = {STEPS: self._watch.signs}
+        frame = None if goes_on else sys._current_frames().get(self._thread)
+        if frame is not None:
+            name = Path(frame.f_code.co_filename).name
+            status[LOCATION] = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        return status
+
+    def _is_able(self) -> bool:
+        self._liveness()
+        return not self._watch.overdue
 
     def _join(self) -> None:
         try:
@@ -212,6 +239,13 @@ class _Server:
     def _report(self, status: Mapping[str, float | str]) -> None:
         self._member.report(status)
         self._record(status, False)
+
+
+def _seconds_of(thread: int) -> float:
+    """Returns how many seconds of the processor a thread has used; 0 where nobody knows."""
+    if sys.platform != "linux":
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
 def beside(address: str) -> list[Listener]:

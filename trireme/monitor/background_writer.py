@@ -1,0 +1,97 @@
+"""Writes in a thread of its own, so that no disk and no terminal can stop who writes."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Self, TextIO
+
+_END_SECONDS = 2.0
+"""How long what is left may take at the end."""
+
+
+class BackgroundWriter:
+    """Carries out writes one after the other, in a thread of its own. A context manager.
+
+    Where the disk or the terminal takes nothing, writes wait, up to a number. Further ones are
+    dropped and counted.
+
+    Args:
+        name: the thread's.
+        capacity: how many writes may wait.
+
+    Attributes:
+        dropped: how many writes were dropped.
+    """
+
+    def __init__(self, name: str, capacity: int = 1000) -> None:
+        self.dropped = 0
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[Callable[[], object] | None] = queue.Queue(capacity)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def put(self, write: Callable[[], object]) -> None:
+        """Has a function called in the thread, or drops it. Never blocks."""
+        try:
+            self._queue.put_nowait(write)
+        except queue.Full:
+            self._drop()
+
+    def close(self, seconds: float = _END_SECONDS) -> None:
+        """Waits until all is written, at most so long; what is left then is lost."""
+        deadline = time.monotonic() + seconds
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while (write := self._queue.get()) is not None:
+            try:
+                write()
+            except (OSError, ValueError):  # the other end is gone, or the file is closed
+                self._drop()
+
+    def _drop(self) -> None:
+        with self._lock:
+            self.dropped += 1
+
+
+class BackgroundHandler(logging.Handler):
+    """Writes the lines of a log through a `BackgroundWriter`.
+
+    Args:
+        writer: the writer.
+        stream: where the lines go.
+    """
+
+    def __init__(self, writer: BackgroundWriter, stream: TextIO) -> None:
+        super().__init__()
+        self._writer = writer
+        self._stream = stream
+        self._told = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Has a record written."""
+        self._writer.put(partial(self._write, self.format(record)))
+
+    def _write(self, line: str) -> None:
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+        if (dropped := self._writer.dropped) > self._told:
+            text = f"{dropped - self._told} lines were dropped: nothing took them meanwhile"
+            self._told = dropped
+            note = logging.makeLogRecord({"msg": text, "levelno": logging.WARNING})
+            self._stream.write(f"{self.format(note)}\n")
+            self._stream.flush()
