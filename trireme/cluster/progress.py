@@ -86,9 +86,11 @@ def is_overdue(now: float, policy: Policy, task: Task) -> bool:
 
 def standstill(now: float, task: Task) -> str:
     """Returns a text: for how long a task has made no step, and where its main thread is."""
-    what = "its service has done nothing" if task.role == "ps" else "has made no step"
-    text = f"it lives, and {what} for {now - task.moved:.0f} s"
-    if task.usual and task.role != "ps":
+    seconds = f"{now - task.moved:.0f} s"
+    text = f"it lives, and has made no step for {seconds}"
+    if task.role == "ps":
+        text = f"it lives, and its service has done nothing for {seconds}"
+    elif task.usual:
         text += f", where its steps take {task.usual:.2g} s"
     location = task.status.get(LOCATION)
     return f"{text}; its main thread is at {location}" if location else text

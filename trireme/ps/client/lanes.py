@@ -374,8 +374,8 @@ class Lanes:
         if now - self._since <= self._patience_seconds:
             return
         if self._names:
-            did = "confirmed it" if self._names[0].startswith("ps:") else "pushed"
-            what = f"that was withheld until {', '.join(self._names)} had {did}"
+            did = "had confirmed it" if self._names[0].startswith("ps:") else "had pushed"
+            what = f"that was withheld until {', '.join(self._names)} {did}"
         else:
             silent = [self.entry(lane.index) for lane in self.waiting]
             named = ", ".join(f"ps:{entry.index} at {entry.address}" for entry in silent)
