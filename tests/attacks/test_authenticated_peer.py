@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+import torch
 
 from tests.ps.bench import ASYNC, SGD, SYNC, Bench
 from trireme.cluster.coordinator import Coordinator
@@ -373,7 +374,16 @@ def train(victim: Victim, rule: Rule) -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(wrong: dict[str, Any]) -> None:
+def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = torch.zeros
+
+    def asked(length: int, **options: Any) -> torch.Tensor:
+        assert length < 1 << 20, "memory is asked for, and a kernel may promise what it has not"
+        return zeros(length, **options)
+
+    monkeypatch.setattr(torch, "zeros", asked)
     handler = ShardHandler(0, Clock())
     handler.view(view(1, 0, 1))
     victim = Victim(handler, PS_CATALOG)

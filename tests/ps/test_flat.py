@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from trireme.errors import ConfigurationError
+from trireme import host_memory
+from trireme.errors import ConfigurationError, OutOfMemory
 from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
@@ -25,6 +26,17 @@ def flat(model: nn.Module, servers: int = 1, *, groups: int = 1) -> FlatModel:
 def backward(model: nn.Module) -> None:
     inputs = torch.arange(20, dtype=next(model.parameters()).dtype).reshape(4, 5) / 10
     model(inputs).square().sum().backward()
+
+
+def test_a_model_that_does_not_fit_with_its_gradients_is_refused_before_memory_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_model()
+    before = [parameter.data_ptr() for parameter in model.parameters()]
+    monkeypatch.setattr(host_memory, "host_memory", lambda: 500)
+    with pytest.raises(OutOfMemory, match=r"the model, with its gradients, takes .* larger host"):
+        flat(model)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
+from trireme.host_memory import check_fits
 from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout, Part
 from trireme.ps.messages import ParameterSpec
 from trireme.wire.shared_memory import SharedMemory, available
@@ -119,6 +120,7 @@ class FlatModel:
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
             are on several devices.
+        OutOfMemory: values and gradients are larger than the memory of this host.
     """
 
     def __init__(
@@ -140,6 +142,9 @@ class FlatModel:
             for name, p in group
         ]
         self.layout = Layout.of(specs, servers=servers, slots=slots)
+        if self.device.type == "cpu":
+            needed, advice = 2 * self.layout.bytes, "train a smaller model, or on a larger host"
+            check_fits(needed, "the model, with its gradients,", advice)
         self._shared = shared and available()
         self._staged = staged or self.device.type != "cpu"
         self.memory: SharedMemory | None = None

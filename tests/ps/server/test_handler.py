@@ -13,24 +13,31 @@ import msgspec
 import pytest
 import torch
 
-from tests.ps.bench import SYNC, Bench, view
-from trireme.errors import FrameError
+from tests.ps.bench import ASYNC, SYNC, Bench, view
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
+from trireme.errors import FrameError, OutOfMemory
 from trireme.metrics import Registry
 from trireme.ps.flat import as_bytes
 from trireme.ps.messages import (
     Attach,
+    Attached,
+    GroupSpec,
     LendRows,
     MemoryLent,
+    OptimizerSpec,
     Pull,
     PullRows,
     Push,
+    Refused,
     Share,
     Status,
     Trace,
 )
+from trireme.ps.replication.log import EVENTS
 from trireme.ps.replication.replicas import Peer
-from trireme.ps.replication_messages import Address, Speak
+from trireme.ps.replication_messages import Address, Fill, Replicate, Speak
 from trireme.ps.row_messages import Place, RowKeys, RowUpdates
+from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.trace import Note
@@ -276,6 +283,42 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
             worker.connection.destination(Load(1, 0, (senseless,), (), ()), 16)
+
+
+def test_a_model_that_is_too_large_for_the_host_is_refused_by_its_size() -> None:
+    """16 numbers, as many gradients and two moments: 256 bytes, and with an average 320."""
+    adam = OptimizerSpec("Adam", (GroupSpec({"lr": 0.1}),))
+    bench, average = Bench(optimizer=adam), Rule(average=Average(0.9))
+    for room, rule, fits in ((255, ASYNC, False), (256, ASYNC, True), (319, average, False)):
+        handler = ShardHandler(0, lambda: 1.0, memory=lambda room=room: room)  # type: ignore[misc]
+        server = Server(workers=(0,), handler=handler)
+        worker = server.link("worker:0", 1)
+        server.hear(worker, Attach(1, bench.layout.spec, adam, rule))
+        if fits:
+            assert worker.sent == [Attached(False, 0, 1)]
+            continue
+        (refused,) = worker.sent
+        assert isinstance(refused, Refused) and refused.code == "rejected"
+        assert "optimizer's state, at ps:0 takes 0.0 GB" in refused.reason
+        assert "use more servers" in refused.reason
+        assert handler.shard.state.shown is None
+
+
+def test_a_backup_with_too_little_memory_for_the_model_ends() -> None:
+    """Its primary has taken the model: it cannot be refused any more."""
+    handler = ShardHandler(1, lambda: 1.0, memory=lambda: 1)
+    servers = tuple(ServerEntry(index, 1, f"address {index}") for index in range(2))
+    handler.view(View(1, servers, (WorkerEntry(0, 1),), (ShardEntry(0, 1, 0, (1,)),)), 1)
+    link, bench = FakeLink(Identity("job", "ps:0")), Bench()
+    handler.connected(cast(Link, link), Peer(0, True, 0))
+    attach = Attach(1, bench.layout.spec, bench.optimizer, ASYNC)
+    view_comes = Fill(handler.replicas.view, b"", ())
+    entry = Replicate(1, 1.0, 0, 1, event_kind=attach.kind, event=EVENTS.encode(attach), term=1)
+    server = Server.__new__(Server)
+    server.handler = handler
+    server.hear(link, view_comes)
+    with pytest.raises(OutOfMemory, match="at ps:1 takes"):
+        server.hear(link, entry)
 
 
 def test_rows_in_memory_that_was_not_lent_are_refused() -> None:

@@ -18,10 +18,12 @@ import torch
 from trireme.clock import clock_name
 from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
-from trireme.errors import FrameError, Rejected, WireError
+from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
+from trireme.host_memory import check_fits, host_memory
 from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.flat import as_bytes
 from trireme.ps.messages import (
+    Attach,
     FromServer,
     LendMemory,
     LendRows,
@@ -52,7 +54,13 @@ from trireme.ps.replication_messages import (
 from trireme.ps.row_memory import Answers, found, written
 from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.server.payloads import memory_for, unpack, unpack_rows, unpack_state
+from trireme.ps.server.payloads import (
+    memory_for,
+    needed_bytes,
+    unpack,
+    unpack_rows,
+    unpack_state,
+)
 from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Staging
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
@@ -89,6 +97,7 @@ class ShardHandler:
         now: the service's clock.
         metrics: measures the replicas; None for no metrics.
         patience: as of `Replicas`.
+        memory: returns how many bytes this server can have at most.
 
     Attributes:
         replicas: the replicas that are served.
@@ -106,6 +115,7 @@ class ShardHandler:
         now: Callable[[], float] = time.monotonic,
         metrics: ShardMetrics | None = None,
         patience: float = math.inf,
+        memory: Callable[[], int] = host_memory,
     ) -> None:
         self.index = index
         self.epoch: str | None = None
@@ -115,6 +125,7 @@ class ShardHandler:
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
         self._now = now
         self._metrics = metrics
+        self._memory = memory
         self._applied = 0  # how many updates were applied when that was looked at last
         self._notes = Notes()
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
@@ -180,6 +191,12 @@ class ShardHandler:
             link.offer(MemoryLent(self._row_memory.add(link, message)), sequence=incoming.sequence)
             return
         answers: Answers = ()
+        if isinstance(message, Attach):
+            try:
+                self._check_fits(replica, message)
+            except OutOfMemory as error:
+                link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
+                return
         if isinstance(message, Push | PullRows):
             message, answers = found(self._row_memory.of(link), message)
         if isinstance(message, Push):
@@ -391,7 +408,14 @@ class ShardHandler:
     def _entry(
         self, replica: Replica[Link], event: Message, payload: Sequence[memoryview]
     ) -> tuple[_Route, object]:
-        """Returns the route and the payload of an entry's event."""
+        """Returns the route and the payload of an entry's event.
+
+        Raises:
+            OutOfMemory: it is a model for which this server has too little memory. It ends: the
+                primary has taken the model.
+        """
+        if isinstance(event, Attach):
+            self._check_fits(replica, event)
         if isinstance(event, Push):
             staging = self._entry_buffer(replica).take(payload)
             return _Route(None, staging=staging), staging.gradients
@@ -437,6 +461,18 @@ class ShardHandler:
             self.report(reports)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _check_fits(self, replica: Replica[Link], request: Attach) -> None:
+        """Checks that the first model that is shown fits in the memory of this host.
+
+        Raises:
+            OutOfMemory: it does not.
+        """
+        if replica.shard.state.shown is None:
+            needed = needed_bytes(request, replica.number)
+            advice = "use more servers (--ps) on hosts of their own, or a smaller model"
+            what = f"the model, with one gradient and the optimizer's state, at ps:{self.index}"
+            check_fits(needed, what, advice, self._memory())
 
     def _receive_buffer(self, replica: Replica[Link]) -> ReceiveBuffer:
         buffer = self._receive_buffers.get(replica)

@@ -11,8 +11,9 @@ import msgspec
 import torch
 
 from trireme.errors import ConfigurationError, FrameError, Rejected
-from trireme.ps.layout import ITEM_SIZES
-from trireme.ps.messages import Share
+from trireme.ps.layout import ITEM_SIZES, Layout
+from trireme.ps.messages import Attach, Share
+from trireme.ps.optimizers import OPTIMIZERS
 from trireme.ps.replication_messages import Fill, FillRows
 from trireme.ps.shard.quiet_state import QuietState
 from trireme.ps.shard.state import ShardState
@@ -54,6 +55,30 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
     elif not isinstance(message, Share) or length > _SHARE_BYTES:
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
     return [memoryview(bytearray(length))]
+
+
+def needed_bytes(request: Attach, shard: int) -> int:
+    """Returns how many bytes a shard of a model takes at least: values, a gradient, and state.
+
+    Args:
+        request: shows the model.
+        shard: the shard.
+
+    Returns:
+        The bytes; 0 for what is no model, or has no such shard.
+    """
+    try:
+        parts = Layout(request.layout).parts(shard)
+    except (ConfigurationError, IndexError):
+        return 0
+    optimizer = request.optimizer
+    states = [
+        len(OPTIMIZERS[name].needs(group.values) - {"step"})
+        for name, group in zip(optimizer.names, optimizer.groups, strict=False)
+        if name in OPTIMIZERS
+    ]
+    copies = 2 + max(states, default=0) + (request.rule.average is not None)
+    return copies * sum(part.bytes for part in parts)
 
 
 def unpack(message: Load | Share, payload: Sequence[memoryview]) -> Tensors | torch.Tensor:

@@ -1,0 +1,47 @@
+"""What cannot fit in a host, or a container, is refused by its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trireme.errors import OutOfMemory
+from trireme.host_memory import check_fits, host_memory
+
+GIB = 1 << 30
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="ascii")
+    return path
+
+
+def test_without_limits_it_is_all_of_the_hosts_memory(tmp_path: Path) -> None:
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    assert host_memory(tmp_path / "nothing", tmp_path) == total
+    groups = written(tmp_path / "cgroup", "0::/pod/task\n")
+    written(tmp_path / "pod/task/memory.max", "max\n")
+    assert host_memory(groups, tmp_path) == total
+
+
+def test_the_least_limit_of_the_groups_around_a_process_counts(tmp_path: Path) -> None:
+    groups = written(tmp_path / "cgroup", "0::/pod/task\n")
+    written(tmp_path / "pod/memory.max", f"{2 << 20}\n")
+    written(tmp_path / "pod/task/memory.max", f"{3 << 20}\n")
+    assert host_memory(groups, tmp_path) == 2 << 20
+
+
+def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
+    groups = written(tmp_path / "cgroup", "9:name=systemd:/\n4:memory:/pod\n1:cpu:/pod\n")
+    written(tmp_path / "memory/pod/memory.limit_in_bytes", f"{5 << 20}\n")
+    written(tmp_path / "pod/memory.max", "7\n")
+    assert host_memory(groups, tmp_path) == 5 << 20
+
+
+def test_a_refusal_names_both_sizes_and_what_to_do() -> None:
+    check_fits(8 * GIB, "the model", "use a smaller one", 8 * GIB)
+    with pytest.raises(OutOfMemory, match=r"the model takes 70,368\.7 GB.* 8\.6 GB at most: use a"):
+        check_fits(1 << 46, "the model", "use a smaller one", 8 * GIB)

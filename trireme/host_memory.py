@@ -1,0 +1,67 @@
+"""How much memory a process of this host can have at most, and a refusal by it.
+
+Linux lends more memory than there is, and ends processes when it runs out: so what cannot fit is
+refused by its size, before memory is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from trireme.errors import OutOfMemory
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def host_memory(proc: Path = Path("/proc/self/cgroup"), mount: Path = _CGROUPS) -> int:
+    """Returns the bytes that processes here can have at most: of the host, or of a container.
+
+    Args:
+        proc: the file that names this process's control groups.
+        mount: where control groups are mounted, of either version.
+    """
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    return min([total, *_limits(proc, mount)])
+
+
+def _limits(proc: Path, mount: Path) -> Iterator[int]:
+    """Yields the limits of this process's control groups, and of those that they are in."""
+    lines = []
+    with suppress(OSError):
+        lines = proc.read_text(encoding="utf-8").split()
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, name = (mount / "memory", "memory.limit_in_bytes")
+        if not controllers:
+            root, name = mount, "memory.max"
+        inside = root / group.lstrip("/")
+        for folder in (inside, *inside.parents):
+            if folder.is_relative_to(root):
+                with suppress(OSError, ValueError):  # "max" is no limit
+                    yield int((folder / name).read_text(encoding="ascii"))
+
+
+def check_fits(nbytes: int, what: str, advice: str, most: int | None = None) -> None:
+    """Checks that so many bytes can be had at all.
+
+    Args:
+        nbytes: the bytes.
+        what: what takes them, as the subject of a sentence.
+        advice: what to do where they cannot be had.
+        most: the bytes that can be had; None for those of this host.
+
+    Raises:
+        OutOfMemory: they cannot.
+    """
+    most = host_memory() if most is None else most
+    if nbytes > most:
+        raise OutOfMemory(
+            f"{what} takes {nbytes / 1e9:,.1f} GB, and a process here can have "
+            f"{most / 1e9:,.1f} GB at most: {advice}"
+        )
