@@ -158,7 +158,14 @@ class DataMethods(JobView):
             ConfigurationError: `count` is no whole number of 0 or more.
         """
         _ = self.worker
-        return self._feed.epochs(count, name)
+        return self._all_epochs(count, name)
+
+    def _all_epochs(self, count: int, name: str) -> Iterator[int]:
+        yield from self._feed.epochs(count, name)
+        self._end_epochs()
+
+    def _end_epochs(self) -> None:
+        """Called in every process when a loop over `epochs` has ended."""
 
     def evaluate(
         self,

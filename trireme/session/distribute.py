@@ -203,7 +203,6 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(optimizer, hooks, type(own[hooks])())
         self._given = optimizer
-        self.model = job.worker.setup.model
         self._job = job
         self._index = index
         if job.worker.global_step:  # schedulers are advanced before the first step, and check it

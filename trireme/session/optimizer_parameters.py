@@ -44,15 +44,26 @@ class OptimizerParameters:
         Raises:
             ConfigurationError: it has not; names the first one that differs.
         """
+        self.check_frozen()
+        now = self._now()
+        if now != self._then:
+            raise self._changed(now)
+
+    def check_frozen(self) -> None:
+        """Checks that none is trained now that was frozen when training began.
+
+        Raises:
+            ConfigurationError: one is; names it.
+        """
         for parameter in self._frozen:
             if parameter.requires_grad:
                 raise ConfigurationError(
                     f"parameter {self._name(parameter)} requires a gradient now, and did not when "
                     f"training began: {_NO_PLACE}. {_INSTEAD}"
                 )
-        now = self._now()
-        if now == self._then:
-            return
+
+    def _changed(self, now: list[list[int]]) -> ConfigurationError:
+        """Returns the error that the groups are others than before."""
         before = {each for group in self._then for each in group}
         added = [
             parameter
@@ -62,11 +73,11 @@ class OptimizerParameters:
         ]
         if added:
             more = f" and {len(added) - 1} more" if len(added) > 1 else ""
-            raise ConfigurationError(
+            return ConfigurationError(
                 f"parameter {self._name(added[0])}{more} was given to the optimizer after training "
                 f"began: {_NO_PLACE}. {_INSTEAD}"
             )
-        raise ConfigurationError(
+        return ConfigurationError(
             f"the groups of the optimizer have {_sizes(now)} parameters now, and had "
             f"{_sizes(self._then)} when training began: to train some no longer, call "
             "requires_grad_(False) on them and leave them in their groups"

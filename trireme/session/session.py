@@ -134,6 +134,9 @@ class Session(SummaryMethods, DataMethods):
         self._make_optimizer = optimizer
         self._entered = False
         self._joined: Worker | None = None
+        self._finished = False
+        self._in_step = False
+        self._shown = -1  # the step whose values the model has, where processes train parts of it
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -168,7 +171,6 @@ class Session(SummaryMethods, DataMethods):
         )
         self._stepper = Stepper(self.worker, self._replica, self._make_optimizer)
         self._handlers = Signals(self.worker.lifecycle.interrupt)
-        self._finished = False
         self.worker.lifecycle.enter("training")
         try:
             for hook in self.options.hooks:
@@ -240,7 +242,6 @@ class Session(SummaryMethods, DataMethods):
             self._make_optimizer,
             defer=lambda: deferred_model(self._make_model, settings),
         )
-        self.model: nn.Module = self._setup.model
         self.optimizer: torch.optim.Optimizer = self._setup.optimizer
         self._replica, self._evaluator = replicas_of(self._setup, self._loss, self.metrics)
 
@@ -254,6 +255,34 @@ class Session(SummaryMethods, DataMethods):
         return self._joined
 
     # -- properties -----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The whole model.
+
+        Where processes train parts of it (`fsdp`, `tensor`, `pipeline`, `graph`), the chief's has
+        the values of the present step: reading this property collects them, between two steps. The
+        other processes' have those of the end of the last loop over `epochs`, and of the end of
+        training.
+        """
+        if not self._entered:
+            raise ConfigurationError("the session builds its model on entry: use `with session:`")
+        alone = self._joined is not None and self.is_chief and not self._in_step
+        if alone and self._shows_parts and self._shown != self.global_step:
+            self._shown = self.global_step
+            self.worker.buffers.show_values()
+        return self._setup.model
+
+    @property
+    def _shows_parts(self) -> bool:
+        """Whether the model shows the values of parts that processes train."""
+        setup = self._setup
+        cut = setup.part is not None and not setup.lean and not setup.settings.task.servers
+        return cut and not self._finished
+
+    def _end_epochs(self) -> None:
+        if self._shows_parts:
+            self.worker.buffers.show_values()
 
     @property
     def local_steps(self) -> int:
@@ -357,7 +386,11 @@ class Session(SummaryMethods, DataMethods):
             hook.before_step(self, batch)
         feed, began = self._feed, time.monotonic()
         spans = feed.spans_of(batch)
-        result = self._stepper.gradient(batch, loss, spans)
+        self._in_step = True  # and all processes take part in nothing else meanwhile
+        try:
+            result = self._stepper.gradient(batch, loss, spans)
+        finally:
+            self._in_step = False
         computed = time.monotonic()
         feed.updated()
         if self._setup.tables is not None and self._setup.tables.looks_ahead:

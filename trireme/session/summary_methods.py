@@ -24,12 +24,12 @@ class SummaryMethods(JobView):
     """Records numbers, images and the like at the present global step.
 
     Only the chief records; on other workers, and without a run directory, the methods do nothing.
-
-    Attributes:
-        model: the session's model.
     """
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module:
+        """The whole model, as the job knows it."""
+        return self.worker.setup.model
 
     @property
     @abstractmethod

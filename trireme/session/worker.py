@@ -286,7 +286,7 @@ class Worker:
         Raises:
             ConfigurationError: the program has written values that the update would replace.
         """
-        self._parameters.check()  # of a model that is cut, parts follow the program in a step
+        self._parameters.check_frozen()  # parts of a model follow the program within a step
         self.setup.own_writes.check()
         self.checkpoints.ask_all()
         backend, liveness = self.backend, self.lifecycle.liveness

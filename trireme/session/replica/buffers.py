@@ -151,6 +151,16 @@ class Buffers:
         """Copies the final values into the whole model, whose parts processes have trained."""
         self._put(self._backend.snapshot(state=False).values, self.average())
 
+    def show_values(self) -> None:
+        """Copies the present values into the whole model, while processes train parts of it.
+
+        The model shares the buffers of this process's part, which stay as they are.
+        """
+        part = self._setup.part
+        mine = frozenset[str]() if part is None else part.buffer_names
+        others = {name: value for name, value in self.average().items() if name not in mine}
+        self._put(self._backend.snapshot(state=False).values, others)
+
     def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         """Copies values into the parameters, and the given buffers into those of the model."""
         with torch.no_grad(), self._setup.own_writes.ours():
