@@ -25,6 +25,7 @@ from trireme.launch.local import run_local
 from trireme.launch.output import Console, terminal_console
 from trireme.launch.process_setup.program import check_program, program_name, run_program
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
+from trireme.launch.program_directory import unlink_name
 from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory
@@ -182,6 +183,7 @@ def start(
     if config.run_dir is not None:
         directory = claim(local_directory(config.run_dir))
     else:
+        unlink_name(Path("runs") / name)
         directory = claim_free(Path("runs") / name)
     try:
         directory.write_secret(fresh_secret())

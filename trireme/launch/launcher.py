@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from trireme.job_config import OPTIONS
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import INTERRUPTED, ExitReason
 from trireme.launch.output import TaskOutputs
+from trireme.launch.program_directory import forget_named, link_named, move_into
 from trireme.launch.run_directory import JOURNAL, RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
@@ -219,6 +221,8 @@ class Launcher:
         self._events = deque[tuple[float, str]](maxlen=_KEPT_EVENTS)
         self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
+        self._named: Path | None = None  # the run directory that the program has named
+        forget_named(directory.path)
         if job.authority is not None:
             directory.write_certificate(job.authority.issue(OBSERVER))
 
@@ -278,6 +282,9 @@ class Launcher:
         for line in lines:
             self._console.say(line, alarm=verdict.failed or bool(verdict.unsaved))
         self._record(verdict.state, status, report)
+        self._find_named()
+        if self._named is not None:
+            move_into(self._directory.path, self._named)
         return status
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
@@ -355,9 +362,15 @@ class Launcher:
         wait = longest if deadline is None else min(longest, max(0.0, deadline - now))
         for event in self._engine.wait(wait):
             self._handle(event)
+        self._find_named()
         now = time.monotonic()
         self._check_silent_tasks(now)
         self._carry_out(self._supervision.tick(now))
+
+    def _find_named(self) -> None:
+        """Links to this job in the directory that the program has named, once it has named one."""
+        if self._named is None and self._job.task.config.run_dir is None:
+            self._named = link_named(self._directory.path)
 
     def _check_silent_tasks(self, now: float) -> None:
         """Checks the tasks that no report covers: the coordinator, and workers that outlive it."""

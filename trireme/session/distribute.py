@@ -11,6 +11,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
+from trireme.launch.program_directory import name_run_dir
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.parallel.stages import called_modules
 from trireme.parallel.tensors import digest
@@ -134,6 +135,7 @@ def distribute(
         )
     chosen = make_options(options, caller="distribute", without=_NOT_OURS)
     settings = Settings.of(current_task(), chosen, run_dir, max_steps)
+    name_run_dir(settings.task, None if settings.remote else settings.run_dir)
     _ = settings.rule  # an invalid one is refused before anything is built
     if settings.mesh.pp > 1:
         raise ConfigurationError(

@@ -16,6 +16,7 @@ from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
+from trireme.launch.program_directory import name_run_dir
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
 from trireme.session.data_methods import DataMethods
@@ -128,6 +129,7 @@ class Session(SummaryMethods, DataMethods):
         self.metrics = own_metrics(metrics)
         self._settings = Settings.of(self.task, self.options, run_dir, max_steps)
         self.run_dir = self._settings.run_dir
+        name_run_dir(self.task, None if self._settings.remote else self.run_dir)
         self.max_steps = max_steps
         self._make_model = model
         self._loss = loss
