@@ -112,6 +112,8 @@ class FlatModel:
         presence: one number for each parameter, for sums of the gradients of several processes: it
             lies right before the last of the flat gradients, and can be summed together with them.
             Empty where it is not needed.
+        keeps_sparse: whether sparse gradients stay as they are, for an optimizer of this process.
+            The flat gradients have them too.
         keeps_views: whether backward adds to the flat gradients where they lie, as is needed to
             send them while it runs. If not, backward makes tensors of its own, which are copied to
             their places when all are there: two passes over memory less than zeros and sums, but at
@@ -168,6 +170,7 @@ class FlatModel:
             self._places.append(value)
         self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
         self._known_writes = 0  # `flat_writes` that have given no parameter a gradient
+        self.keeps_sparse = False
         self.keeps_views = True
         self._copied_out = self._staged and self.device.type == "cpu"
         self._host_views: list[torch.Tensor] = []
@@ -323,7 +326,7 @@ class FlatModel:
         """Copies each gradient to its place, where it is not there; a view is put back.
 
         Raises:
-            ConfigurationError: a gradient is sparse.
+            ConfigurationError: a gradient is sparse, and is not to stay so.
         """
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
@@ -335,16 +338,25 @@ class FlatModel:
                 place.zero_()
                 continue
             if gradient.layout is not torch.strided:
-                raise ConfigurationError(
-                    "a gradient is sparse, and sparse gradients are not built yet: make the "
-                    "embedding with sparse=False"
-                )
+                if not self.keeps_sparse:
+                    raise ConfigurationError(self._sparse(parameter))
+                place.copy_(gradient.to_dense())
+                continue
             sources.append(gradient)
             targets.append(place)
             if place is view:
                 parameter.grad = view
         if targets:
             torch._foreach_copy_(targets, sources)
+
+    def _sparse(self, parameter: nn.Parameter) -> str:
+        """Returns why the sparse gradient of a parameter cannot be used."""
+        name = next(name for name, each in self.parameters.items() if each is parameter)
+        return (
+            f"the gradient of {name!r} is sparse, as of nn.Embedding(sparse=True), and parameter "
+            "servers take whole gradients: use trireme.Embedding, whose rows the servers keep, and "
+            "of which only those of a batch are sent; or sparse=False"
+        )
 
     def divide(self, bounds: tuple[int, ...]) -> None:
         """Divides the vectors into other shards; parts that were returned before stay as they are.
@@ -397,6 +409,9 @@ class FlatModel:
         self.gather_gradients()
         for gradient in self.gradients:
             gradient.mul_(factor)
+        for parameter, _ in self._bound:
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                parameter.grad.mul_(float(factor))
         self._known_writes = self.flat_writes
 
     def _stage(self) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from trireme.errors import Rejected
 from trireme.parallel.sharding import fill_local, local_part
 from trireme.parallel.tensors import to_local
+from trireme.ps.flat import FlatModel
 from trireme.ps.messages import (
     Applied,
     GroupSpec,
@@ -81,6 +82,8 @@ class Local(Backend):
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule, self._end = rule, rule.max_steps
+        if self.group is None and isinstance(self._held, FlatModel):
+            self._held.keeps_sparse = True  # the user's optimizer takes them, or says why not
         if self.tables:
             from trireme.ps.shard.values.tables import ShardTables  # needs numba
 
