@@ -29,6 +29,7 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
+from trireme.wire import refusals, service
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import (
@@ -252,6 +253,37 @@ def test_too_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
             ask(connection, "known")
         ask(good, "good")
     assert "3 connections are unauthenticated" in caplog.text
+
+
+def test_who_is_refused_too_often_costs_no_look_at_all_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refusing must be cheap. Here all are on one host, or strangers are on another."""
+    parsed: list[str] = []
+    strangers_host = ["192.0.2.7"]
+
+    def parse(peer: str) -> str:
+        parsed.append(peer)
+        return strangers_host[0]
+
+    for module in (refusals, service):
+        monkeypatch.setattr(module, "network", parse)
+    limits = ServiceLimits(tries=1, try_seconds=1e9)
+    with running(EchoHandler(), service_limits=limits) as run:
+        tasks = [run.client(f"worker:{index}") for index in range(8)]
+        strangers_host[0] = "192.0.2.8"
+        bad = run.stranger()
+        write_all(bad, bytes(100))
+        assert read_until_end(bad) == b""
+        parsed.clear()
+        for _ in range(5):
+            assert read_until_end(run.stranger()) == b"", "it was refused too often"
+        assert len(parsed) <= 1 + 2 * 5, "for its tries and for the hosts of tasks, not for each"
+        strangers_host[0] = "192.0.2.7"
+        run.client("worker:9").close()
+        for task in tasks:
+            task.close()
+    assert "it was refused too often" in caplog.text
 
 
 def test_a_known_peer_that_sends_nonsense(caplog: pytest.LogCaptureFixture) -> None:

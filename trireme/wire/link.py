@@ -196,6 +196,7 @@ class Link:
         self.connection.catalog = self._service.catalog
         self.connection.limits = self._service.limits
         self.identity, self.authenticated = identity, True
+        self._service.admitted(self)
         for handler in self._service.handlers:
             handler.authenticated(self)
 

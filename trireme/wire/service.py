@@ -9,7 +9,7 @@ bug: it is logged and ends `run`.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
@@ -123,6 +123,8 @@ class Service:
         self.turns = 0  # of the loop; any thread may read it
         self._tick_seconds = tick_seconds
         self._links: dict[Link, None] = {}  # in the order of arrival
+        self._strangers: dict[Link, None] = {}  # those that have not authenticated
+        self._task_networks: Counter[str | None] = Counter()  # of those that have
         self._resumed: deque[Link] = deque()
         self._closed_links: deque[tuple[Link, WireError | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
@@ -269,10 +271,10 @@ class Service:
             why = f"{len(self._links)} connections are open" if full else "it was refused too often"
             self.refusals.log(self.clock.now(), f"did not listen to {stream.peer}: {why}")
             return
-        unauthenticated = [link for link in self._links if not link.authenticated]
-        if len(unauthenticated) >= self.service_limits.unauthenticated:
-            reason = f"{len(unauthenticated)} connections are unauthenticated, this one the longest"
-            self.drop(unauthenticated[0], AuthenticationError(reason))
+        if len(self._strangers) >= self.service_limits.unauthenticated:
+            longest, count = next(iter(self._strangers)), len(self._strangers)
+            reason = f"{count} connections are unauthenticated, this one the longest"
+            self.drop(longest, AuthenticationError(reason))
         connection = Connection(
             stream, HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS, clock=self.clock
         )
@@ -281,9 +283,8 @@ class Service:
 
     def _listens_to(self, peer: str) -> bool:
         """Returns whether a host was not refused too often, or one of the job's tasks is on it."""
-        return self._refused_hosts.admits(self.clock.now(), peer) or network(peer) in {
-            network(link.connection.stream.peer) for link in self._links if link.authenticated
-        }
+        admitted = self._refused_hosts.admits(self.clock.now(), peer)
+        return admitted or self._task_networks[network(peer)] > 0
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
@@ -302,8 +303,13 @@ class Service:
         return link
 
     def _register(self, link: Link) -> None:
-        self._links[link] = None
+        self._links[link] = self._strangers[link] = None
         self._poller.register(link.connection.fileno(), READABLE, link.ready)
+
+    def admitted(self, link: Link) -> None:
+        """Notes that the peer of a link has authenticated."""
+        del self._strangers[link]
+        self._task_networks[network(link.connection.stream.peer)] += 1
 
     def watch(self, link: Link, events: int) -> None:
         """Waits for these events of a link from now on."""
@@ -321,7 +327,13 @@ class Service:
         self._poller.unregister(link.connection.fileno())
         link.connection.close()
         if link.authenticated:
+            host = network(link.connection.stream.peer)
+            self._task_networks[host] -= 1
+            if not self._task_networks[host]:
+                del self._task_networks[host]
             self._closed_links.append((link, error))
+        else:
+            del self._strangers[link]
         if error is not None:
             routine = isinstance(error, PeerClosed) or (
                 link.departing and isinstance(error, ConnectionBroken)
