@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,19 @@ def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy:
         made = 10 * start * (2 if strategy == "async" else 1)
         said = re.findall(r"worker:\d \| (global step \d+, rate \S+)", ended.text)
         assert said == [f"global step {made}, rate 2**-{10 * start}"] * 2, ended.text
+
+
+@pytest.mark.parametrize("strategy", ["async", "sync"])
+def test_a_worker_that_is_killed_in_a_loop_of_its_own_comes_back_where_the_job_is(
+    shell: Shell, strategy: str
+) -> None:
+    words = ("run", "--ps", 1, "--workers", 2, "--strategy", strategy, "--max-restarts", 1)
+    ended = shell.start(*words, PROGRAMS / "own_epochs.py").ended()
+    assert ended.status == 0, ended.text
+    assert ended.text.count("| ends\n") == 2, ended.text
+    after = ended.text.partition("dies in epoch 1")[2]
+    assert not re.search(r"worker:1 \| used 0", after), after
+    rows = re.findall(r"worker:\d \| used \d ([\d ]+)", ended.text)
+    # Each row once an epoch: the batch in its hands when it died was not used, and dealt again.
+    used = Counter(row for each in rows for row in each.split())
+    assert len(used) == 120 and set(used.values()) == {3}, ended.text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import DataLoader
 
 import trireme
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of
@@ -171,3 +173,29 @@ def train_scaled(case: str, overflow: bool = True) -> dict[str, Any]:
     made.close()
     values = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
     return values | {"steps": made.global_step, "scale": scaler.get_scale()}
+
+
+def train_epochs(case: str, rows: int, prepared: bool = False) -> dict[str, Any]:
+    """Trains on what the job deals, in the order of the data; of one process, alone.
+
+    Two epochs, in batches of so many rows for all processes together.
+    """
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    loader: DataLoader[Any] = DataLoader(data_of(case), rows // made.replicas)
+    batches: Iterable[tuple[int, Any]]
+    if prepared:
+        own = made.prepare(loader, epochs=2)
+        batches = ((epoch, batch) for epoch in range(3) for batch in own)
+    else:
+        batches = made.epochs(loader, 2)
+    seen = 0
+    for _, (inputs, targets) in batches:
+        made.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        made.step()
+        seen += len(inputs)
+    steps = made.global_step
+    values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
+    made.close()
+    return values | {"steps": steps, "seen": seen}

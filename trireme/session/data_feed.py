@@ -74,8 +74,14 @@ class DataFeed:
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def epochs(self, count: int, name: str) -> Iterator[int]:
-        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`."""
+    def epochs(self, count: int, name: str, *, patient: bool = True) -> Iterator[int]:
+        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`.
+
+        Args:
+            count: the number of epochs in all.
+            name: the data set's name.
+            patient: whether the last epoch ends only when all of it is in the parameters.
+        """
         count = check_whole("epochs", count, least=0)
         if self._epochs is not None:
             raise ConfigurationError(
@@ -84,7 +90,7 @@ class DataFeed:
         for epoch in range(self._first_epoch(name), count):
             if self._worker.asked_to_stop():
                 return
-            self._epochs = _Epochs(epoch, last=epoch + 1 == count)
+            self._epochs = _Epochs(epoch, last=patient and epoch + 1 == count)
             try:
                 yield epoch
             finally:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
@@ -19,6 +20,7 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.optimizers import name_of
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
+from trireme.session.loop_data import PreparedLoader
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.summary_methods import SummaryMethods
@@ -258,7 +260,9 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         steps = self.worker.setup.settings.steps_of_a_loop(self.global_step)
         return steps // len(self._job.parameters)
 
-    def step(self, closure: Callable[[], Any] | None = None, *, examples: float = 1.0) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, examples: float | None = None
+    ) -> Any:
         """Pushes the gradients and brings the new values into the model.
 
         After training has ended it makes no update in the rest of that iteration of the loop, as
@@ -269,7 +273,8 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
                 one's own may call it several times: all processes that step together do, and each
                 time the gradients and the loss are the means over them.
             examples: the number of examples that the gradient is the mean of, where workers'
-                batches differ in size.
+                batches differ in size. None for the number in the batches of `epochs` or
+                `prepare`; without these all batches count alike.
 
         Returns:
             The result of the closure.
@@ -297,7 +302,53 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         self._call(self._optimizer_step_post_hooks.values(), closure)
         return loss
 
-    def synchronize(self, *, examples: float = 1.0) -> None:
+    def epochs(
+        self, loader: DataLoader[Any], count: int, *, name: str = "train"
+    ) -> Iterator[tuple[int, Any]]:
+        """Iterates over this worker's batches in the epochs that the job has left.
+
+            for epoch, batch in optimizer.epochs(DataLoader(data, 32, shuffle=True), 3):
+                optimizer.zero_grad()
+                loss_of(batch).backward()
+                optimizer.step()
+
+        The job deals each example of an epoch to one worker, and again where a worker is lost
+        before its step. A job that is resumed, and a worker that is started again, goes on where
+        the job is; after the last epoch the loop has nothing to do. The loop ends where training
+        ends, so that it needs not ask `should_stop()`. In the last epoch it waits until all
+        examples are in the parameters: make a step from each batch.
+
+        Args:
+            loader: loads all examples, in the same order on every worker: without a
+                `DistributedSampler`, and without a slice of the data.
+            count: the number of epochs in all.
+            name: the data set's name, where a program trains on several.
+
+        Raises:
+            ConfigurationError: the loader is none, or its order cannot be dealt; or `count` is no
+                whole number of 0 or more.
+        """
+        return self._job.data.epochs(loader, count, name)
+
+    def prepare(
+        self, loader: DataLoader[Any], *, epochs: int | None = None, name: str = "train"
+    ) -> PreparedLoader:
+        """Returns a loader of this worker's batches, for a loop that is a library's.
+
+        Each iteration over it is one epoch of the job, dealt as by `epochs`: whatever the library
+        counts, the first goes on where the job is.
+
+        Args:
+            loader: loads all examples; see `epochs`.
+            epochs: after so many epochs of the job an iteration is empty; None for no end.
+            name: the data set's name, where a program trains on several.
+
+        Raises:
+            ConfigurationError: as for `epochs`.
+        """
+        return self._job.data.prepare(loader, epochs, name)
+
+    def synchronize(self, *, examples: float | None = None) -> None:
         """Averages the gradients over all processes that make the step together with this one.
 
         It may be called between backward and what the loop does with gradients, such as

@@ -17,6 +17,7 @@ from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.results import PushResult
 from trireme.session.batch_watch import BatchWatch
 from trireme.session.gradient_watch import GradientWatch, line_of_program
+from trireme.session.loop_data import LoopData
 from trireme.session.observers.recorder import Recorder
 from trireme.session.replica.replica import clip
 from trireme.session.result import StepResult
@@ -38,6 +39,7 @@ class LoopJob:
         worker: the argument.
         parameters: the parameters of each optimizer, as the program computes with them.
         recorder: counts and records this worker's steps.
+        data: deals the examples of data sets to this worker.
         loss: the loss that the program has logged last; None for none.
     """
 
@@ -52,6 +54,7 @@ class LoopJob:
         self._batches = BatchWatch(self._setup.model)
         self.recorder = Recorder(worker, own_loop=True)
         self.loss: torch.Tensor | float | None = None
+        self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
         self._ready = time.monotonic()  # since when the program computes the next step
         self._finished = False
         self._end = ProgramEnd()
@@ -68,16 +71,22 @@ class LoopJob:
         return self.worker.goes_on(self._finish_training)
 
     def update(
-        self, optimizer: int, examples: float, closure: Callable[[], Any] | None = None
+        self,
+        optimizer: int,
+        examples: float | None,
+        closure: Callable[[], Any] | None = None,
     ) -> None:
         """Makes one update of the job from the present gradients.
 
         Args:
             optimizer: the index of the optimizer that makes it; the gradients of the parameters of
                 other optimizers stay as they are.
-            examples: the number of examples that the gradient is the mean of.
+            examples: the number of examples that the gradient is the mean of; None for those of
+                the batches that the job has dealt.
             closure: computes loss and gradients anew, where the optimizer calls it in its step.
         """
+        if examples is None:
+            examples = self.data.examples()
         if closure is not None:
             closure = partial(self._evaluated, closure, examples)
         self.worker.backend.closure = closure
@@ -89,7 +98,8 @@ class LoopJob:
             if not averaged:
                 self._average(examples)
             self._clip()
-            pushed = self.worker.update(examples, ())
+            pushed = self.worker.update(examples, self.data.spans())
+            self.data.updated()
             self.drop_row_gradients()
         self._record(pushed, began, computed)
         if self._watch is not None:
@@ -111,15 +121,18 @@ class LoopJob:
         for path in self.worker.storage.take_completed():
             self.worker.progress.message(f"saved {path}")
 
-    def synchronize(self, optimizer: int, examples: float) -> None:
+    def synchronize(self, optimizer: int, examples: float | None) -> None:
         """Averages the gradients over the processes that make the step together with this one.
 
         Args:
             optimizer: the index of the optimizer whose step follows.
-            examples: the number of examples that the gradient is the mean of.
+            examples: the number of examples that the gradient is the mean of; None for those of
+                the batches that the job has dealt.
         """
         if self._setup.reducer is None or self.worker.should_stop:
             return
+        if examples is None:
+            examples = self.data.examples()
         self._check_gradients(optimizer)
         with self._chosen(optimizer):
             self._average(examples)
@@ -277,11 +290,15 @@ class LoopJob:
         if not self._finished:
             self._finished = True
             self._end_together()
-            if (last := self.worker.complete()) is not None:
-                self.recorder.count(last.decided, last.steps)
+            self._complete()
             self.recorder.training_ended()
             self.worker.finish()
             self._announce_checkpoints()
+
+    def _complete(self) -> None:
+        """Waits for the update that is under way, and exchanges local ones."""
+        if (last := self.worker.complete()) is not None:
+            self.recorder.count(last.decided, last.steps)
 
     def _end_together(self) -> None:
         """Ends the training of all processes that step together, after this one's loop has ended.

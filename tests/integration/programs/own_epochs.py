@@ -1,0 +1,30 @@
+"""A loop of its own on three epochs; worker 1 kills itself once, in the second of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trireme
+
+ROWS, EPOCHS = 120, 3
+
+data = TensorDataset(torch.arange(float(ROWS)).reshape(ROWS, 1))
+model = nn.Linear(1, 1)
+optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+killed = Path("killed")
+for epoch, (rows,) in optimizer.epochs(DataLoader(data, 4, shuffle=True), EPOCHS):
+    if epoch == 1 and optimizer.replica == 1 and not killed.exists():
+        killed.touch()
+        print(f"dies in epoch {epoch}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(rows).square().mean().backward()
+    optimizer.step()
+    print("used", epoch, *(int(row) for row in rows.flatten()), flush=True)
+print("ends", flush=True)

@@ -1,0 +1,42 @@
+"""Loops of one's own on data that the job deals: what one process makes of all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity.loop import train_epochs
+from tests.parity.plain import Values, difference
+from tests.parity.spread import BATCH, STEPS
+from tests.parity.test_distribute import CLOSE, WAYS
+from tests.process_groups import run_process_group
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+def ran(way: str, *args: Any) -> list[tuple[Values, dict[str, int]]]:
+    """What each process ends with: values, and what it counted."""
+    return [
+        (
+            {n: torch.from_numpy(v) for n, v in each.items() if n not in ("steps", "seen")},
+            {n: each[n] for n in ("steps", "seen")},
+        )
+        for each in run_process_group(WAYS[way], train_epochs, "MLP", *args).values
+    ]
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["epochs", "prepare"])
+@pytest.mark.parametrize(
+    ("way", "rows"),  # the last batch of an epoch is smaller, where that is allowed
+    [("ps sync", 24), ("allreduce", 24), ("fsdp", BATCH), ("ps sync over dp=2", 24)],
+)
+def test_what_the_job_deals_is_trained_on_as_in_one_process(
+    way: str, rows: int, prepared: bool
+) -> None:
+    ((wanted, alone),) = ran("python", rows, prepared)
+    assert alone["seen"] == 2 * STEPS * BATCH
+    for values, counted in ran(way, rows, prepared):
+        assert difference(values, wanted) <= CLOSE
+        assert counted["steps"] == alone["steps"]
