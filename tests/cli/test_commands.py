@@ -278,6 +278,18 @@ def test_the_status_of_a_job_that_is_over_tells_what_happened_to_it(capsys) -> N
     assert lines[12] == "after 9.0 s: event 9"
 
 
+def test_the_status_of_a_worker_says_that_it_makes_no_step_now(capsys) -> None:
+    claimed = claim(Path("run"))
+    claimed.write_record(msgspec.structs.replace(FINISHED, pids={"worker:0": 1}))
+    claimed.release()
+    begin = Begin(task="worker:0", job="abc", time=1.0, host="here", pid=1)
+    writer = RecordWriter(records_directory(Path("run")), begin)
+    writer.write(Record(time=2.0, status={"step": 3, "excuse": "it saves"}), due=True)
+    writer.close()
+    assert main(["status", "run"]) == 0
+    assert "step 3, makes no step now: it saves" in capsys.readouterr().out
+
+
 _EVIL = "\n\x1b[2J\x1b]0;title\x07\x9b1m\u202e"
 
 

@@ -89,7 +89,7 @@ def test_it_is_put_out_at_the_deadline_and_named_as_the_reason() -> None:
     [
         {"excuse": "it evaluates"},
         {"excuse": "a debugger holds it"},
-        {"excuse": "it waits for its answer"},
+        {"excuse": "it waits for the answer to its push"},
     ],
 )
 def test_an_excuse_suspends_the_deadline(status: dict[str, StatusValue]) -> None:

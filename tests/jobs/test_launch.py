@@ -159,6 +159,21 @@ def test_an_exception_in_the_function_is_one_error_with_the_task_and_its_traceba
 
 
 @pytest.mark.processes
+def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
+    def fails() -> None:
+        import torch
+
+        trireme.Session(torch.nn.Linear(1, 1), None, None)  # type: ignore[arg-type]
+
+    with pytest.raises(trireme.JobFailed) as failed:
+        trireme.launch(fails, verbose=False)
+    report, _, lines = str(failed.value).partition("\n\nIn the program:\n")
+    assert "First worker:0 failed: the loss is None" in report
+    assert "trireme.Session(torch.nn.Linear(1, 1), None, None)" in lines and "in fails" in lines
+    assert "session.py" not in lines
+
+
+@pytest.mark.processes
 @pytest.mark.thorough
 def test_a_script_prints_as_trireme_run_does(capsys: pytest.CaptureFixture[str]) -> None:
     Path("program.py").write_text("import sys\nprint('words', sys.argv[1:])\nsys.exit(3)\n")

@@ -13,11 +13,12 @@ from trireme.monitor.job_state import (
     UNSAVED,
     JobSnapshot,
     TaskSnapshot,
+    at_the_end,
     findings,
     from_cluster,
     from_records,
 )
-from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
+from trireme.monitor.records import Begin, Record, RecordWriter, Start, read_starts
 from trireme.monitor.top import line, render
 
 
@@ -99,6 +100,24 @@ def test_a_checkpoint_that_is_not_saved_comes_before_all_else() -> None:
     assert "NOT SAVED" in line(seen)
     waiting = picture(task("worker", 0, **{UNSAVED: "step 3 is NOT SAVED"}), missing=("ps:0",))
     assert findings(waiting) == ["worker:0: step 3 is NOT SAVED", "the job waits for ps:0"]
+
+
+def test_the_end_is_not_behind_what_was_seen() -> None:
+    seen = picture(task("worker", 0, **WORKER), task("worker", 1, **WORKER))
+    begin = [
+        Begin(task=f"worker:{index}", job="j", time=5.0, host="here", pid=1) for index in range(2)
+    ]
+    starts = [
+        Start(begin[0], [Record(time=8.0, status=WORKER | {"global_step": 50, "state": "ended"})]),
+        Start(begin[1], [Record(time=7.0, status={"global_step": 30, "state": "training"})]),
+    ]
+    recorded = from_records("digits.py", "finished", starts, 8.0)
+    assert (recorded.seconds, recorded.step) == (3.0, 50)
+    end = at_the_end(seen, recorded)
+    assert (end.phase, end.seconds) == ("finished", 12.5)
+    assert [each.number("global_step") for each in end.tasks] == [50, 40]
+    assert at_the_end(None, recorded) == recorded
+    assert from_records("digits.py", "finished", starts, 15.0, began=2.0).seconds == 13.0
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

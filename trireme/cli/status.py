@@ -14,6 +14,7 @@ import msgspec
 from trireme.cli.live import query
 from trireme.cli.parser import COMMANDS
 from trireme.cli.remote_run import local_run
+from trireme.cluster.progress import EXCUSE
 from trireme.cluster.spec import task_name
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
@@ -25,6 +26,9 @@ from trireme.remote.url import RemotePath, location
 
 _EVENTS = 8
 """How many of the newest events are shown."""
+
+_LABELS = {EXCUSE: "makes no step now:"}
+"""How parts of a task's status are shown, where their name does not say what they are."""
 
 _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
 
@@ -155,7 +159,9 @@ def _lines(status: dict[str, Any]) -> list[str]:
             for n, v in task.get("status", {}).items()
             if (v not in ("", 0) or n == "step") and (over or n != UNSAVED)  # a finding
         }
-        report = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
+        report = ", ".join(
+            f"{_LABELS.get(name, name)} {_shown(value)}" for name, value in values.items()
+        )
         if over and report:
             report = f"last recorded: {report}"
         lines.append(

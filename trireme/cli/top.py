@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trireme.cli.live import query
@@ -13,7 +14,13 @@ from trireme.cli.parser import COMMANDS
 from trireme.cli.remote_run import local_run
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.launch.run_directory import RECORD, is_running, read_record
-from trireme.monitor.job_state import JobSnapshot, from_cluster, from_records, span_of
+from trireme.monitor.job_state import (
+    JobSnapshot,
+    at_the_end,
+    from_cluster,
+    from_records,
+    span_of,
+)
 from trireme.monitor.records import Start, read_starts
 
 _FRAME_SECONDS = 0.25
@@ -74,26 +81,28 @@ def _frames(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapsh
     if not is_running(path):
         yield from _replay(path, speed, pause)
         return
+    seen: JobSnapshot | None = None
     while is_running(path):
         began = time.monotonic()
-        yield _now(path)
+        seen = _now(path, seen)
+        yield seen
         time.sleep(max(0.0, pause - (time.monotonic() - began)))
-    yield _last(path)
+    yield _last(path, seen)
 
 
-def _last(path: Path) -> JobSnapshot:
-    """Returns the picture of a job that has ended, at its end."""
-    title, phase, starts = _past(path)
-    return from_records(title, phase, starts, span_of(starts)[1])
+def _last(path: Path, seen: JobSnapshot | None) -> JobSnapshot:
+    """Returns the picture of a job that has ended, at its end; `seen` is the one before."""
+    past = _past(path)
+    return at_the_end(seen, from_records(past.title, past.phase, past.starts, past.end, past.began))
 
 
-def _now(path: Path) -> JobSnapshot:
+def _now(path: Path, seen: JobSnapshot | None) -> JobSnapshot:
     """Returns a picture of a running job, from its coordinator or else from its records."""
     if not (path / RECORD).exists():
         return JobSnapshot(str(path), "starting", 0.0, ())
     record = read_record(path)
     if record.state != "running":  # it has just ended, or the next job has just begun
-        return _last(path)
+        return _last(path, seen)
     title, seconds = " ".join(record.command), time.time() - record.started
     if record.coordinator:
         try:
@@ -103,32 +112,45 @@ def _now(path: Path) -> JobSnapshot:
             return JobSnapshot(title, "running", seconds, (), note=note)
         return from_cluster(title, status, seconds)
     starts = read_starts(path, record.job)
-    return from_records(title, "running", starts, time.time())
+    return from_records(title, "running", starts, time.time(), record.started)
 
 
 def _replay(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:
     """Yields pictures from the records, from the beginning to the end."""
-    title, phase, starts = _past(path)
-    began, ended = span_of(starts)
+    past = _past(path)
+    title, starts, began, ended = past.title, past.starts, past.began, past.end
     speed = speed or max(1.0, (ended - began) / _REPLAY_SECONDS)
     if sys.stdout.isatty():
         moment = began + speed * pause
         while moment < ended:
-            yield from_records(title, f"replay x{speed:.3g}", starts, moment)
+            yield from_records(title, f"replay x{speed:.3g}", starts, moment, began)
             time.sleep(pause)
             moment += speed * pause
-    yield from_records(title, phase, starts, ended)
+    yield from_records(title, past.phase, starts, ended, began)
 
 
-def _past(path: Path) -> tuple[str, str, list[Start]]:
-    """Returns the title of a job that has ended, how it ended, and its records."""
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A job that has ended: its title, how it ended, its records, and its time."""
+
+    title: str
+    phase: str
+    starts: list[Start]
+    began: float
+    end: float
+
+
+def _past(path: Path) -> _Past:
+    """Returns the job that ran last in a directory."""
     record = read_record(path) if (path / RECORD).exists() else None
     starts = read_starts(path, None if record is None else record.job)
+    began, end = span_of(starts)
     if record is not None:
-        return " ".join(record.command), record.state, starts
+        began, end = record.started, max(end, record.ended or record.started)
+        return _Past(" ".join(record.command), record.state, starts, began, end)
     if not starts:
         raise ConfigurationError(
             f"nothing was run in {path}: it has neither {RECORD} nor records of tasks. Give the "
             "directory that `trireme run` named, or the program's run_dir"
         )
-    return str(path), "recorded", starts
+    return _Past(str(path), "recorded", starts, began, end)

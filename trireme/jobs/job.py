@@ -273,8 +273,10 @@ class LaunchedJob:
             report = report.replace(
                 "its traceback is above and in", "its traceback is below and in"
             )
-            trace = f"\n\n{ended.traceback.rstrip()}" if ended.traceback else ""
-            return JobFailed(report + trace)
+            trace = ended.traceback.rstrip()
+            if trace.startswith("  File "):  # the lines alone, as the report has the message
+                trace = f"In the program:\n{trace}"
+            return JobFailed(f"{report}\n\n{trace}" if trace else report)
         return None
 
     def _launcher_died(self) -> str:

@@ -94,7 +94,7 @@ def _sources() -> dict[str, str]:
     found: dict[str, str] = {}
     length = 0
     for name, entry in reversed(list(linecache.cache.items())):
-        if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
+        if len(entry) != 4 or os.path.exists(name):  # not loaded yet, or a file
             continue
         text = "".join(entry[2])
         length += len(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
@@ -132,8 +132,18 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
     )
 
 
-def from_records(title: str, phase: str, starts: Sequence[Start], time: float) -> JobSnapshot:
-    """Returns the snapshot of a job at a time, from the records of its tasks."""
+def from_records(
+    title: str, phase: str, starts: Sequence[Start], time: float, began: float | None = None
+) -> JobSnapshot:
+    """Returns the snapshot of a job at a time, from the records of its tasks.
+
+    Args:
+        title: the title of the job.
+        phase: the phase of the job.
+        starts: the records.
+        time: the time.
+        began: when the job began; that of the first record by default.
+    """
     newest: dict[str, TaskSnapshot] = {}
     for start in starts:
         before = [record for record in start.records if record.time <= time]
@@ -141,9 +151,29 @@ def from_records(title: str, phase: str, starts: Sequence[Start], time: float) -
             status = before[-1].status
             name = start.begin.task
             newest[name] = TaskSnapshot(name, str(status.get("state", "")), status=status)
-    began, _ = span_of(starts)
-    seconds = max(0.0, time - began) if starts else 0.0
-    return JobSnapshot(title, phase, seconds, tuple(newest.values()))
+    if began is None:
+        began = span_of(starts)[0] if starts else time
+    return JobSnapshot(title, phase, max(0.0, time - began), tuple(newest.values()))
+
+
+def at_the_end(seen: JobSnapshot | None, recorded: JobSnapshot) -> JobSnapshot:
+    """Returns the snapshot of a job that has ended, which is not behind what was seen before.
+
+    Args:
+        seen: the last snapshot while the job ran; None for none.
+        recorded: the snapshot from its records, in which a task that was killed may lack the last.
+    """
+    if seen is None:
+        return recorded
+    before = {task.name: task for task in seen.tasks}
+    tasks = tuple(
+        replace(task, status=before[task.name].status)
+        if task.name in before
+        and task.number("global_step") < before[task.name].number("global_step")
+        else task
+        for task in recorded.tasks
+    )
+    return replace(recorded, seconds=max(seen.seconds, recorded.seconds), tasks=tasks)
 
 
 def span_of(starts: Sequence[Start]) -> tuple[float, float]:

@@ -34,6 +34,8 @@ from trireme.session.replica.buffers import Buffers
 from trireme.session.stopping import LastIteration, ShouldStop
 from trireme.session.training_setup import TrainingSetup
 
+_WAITS = "it waits for the answer to its push"
+
 
 class UpdateTimes(msgspec.Struct, frozen=True):
     """When the push and the wait of an update began and ended, on `time.monotonic`.
@@ -303,7 +305,7 @@ class Worker:
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()
-                liveness.excuse = "it waits for its answer"
+                liveness.excuse = _WAITS
                 result = backend.wait()
                 if tables is not None:
                     tables.bring(backend.wanted_rows())
@@ -336,7 +338,7 @@ class Worker:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
         backend = self.backend
         basis, waiting = backend.step, time.monotonic()
-        self.lifecycle.liveness.excuse = "it waits for its answer"
+        self.lifecycle.liveness.excuse = _WAITS
         before = backend.wait() if self._under_way else None
         began = time.monotonic()
         self._under_way = False
@@ -371,7 +373,7 @@ class Worker:
         backend, under_way = self.backend, self._under_way
         ended, before = backend.stopping, backend.global_step
         self._under_way = False
-        self.lifecycle.liveness.excuse = "it waits for its answer"
+        self.lifecycle.liveness.excuse = _WAITS
         try:
             result = backend.wait() if under_way else backend.complete()
         except Fenced:

@@ -29,6 +29,7 @@ from trireme.printable import printable
 MODULE = "-m"
 """The word before the name of a module."""
 _TRACEBACK_LENGTH = 1 << 15
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _OWN_FILES = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -203,10 +204,13 @@ def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> i
         traceback.print_exception(type(error), error, own)
     if launcher is not None:
         reason = describe(error, _location(own))
+        text = ""
         if reason.kind == "exception":
             text = "".join(traceback.format_exception(type(error), error, own))
-            reason = msgspec.structs.replace(reason, traceback=text[-_TRACEBACK_LENGTH:])
-        launcher.send(reason)
+        elif reason.kind != "victim":  # the message says what; the lines of the program say where
+            frames = [each for each in traceback.extract_tb(own) if not _is_ours(each.filename)]
+            text = "".join(traceback.format_list(frames))
+        launcher.send(msgspec.structs.replace(reason, traceback=text[-_TRACEBACK_LENGTH:]))
     return 2 if isinstance(error, UsageError) else 1
 
 
@@ -218,6 +222,10 @@ def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
             break
         frames = frames.tb_next
     return frames
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE)
 
 
 def _location(frames: TracebackType | None) -> str:
