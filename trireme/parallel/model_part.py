@@ -16,6 +16,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig, Plan
+from trireme.parallel.parameter_hooks import has_hooks, hooked, refusal
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
 from trireme.parallel.stages import (
@@ -104,6 +105,7 @@ class ModelPart:
         }
         # A program may freeze and unfreeze the parameters of `model`, which the part then follows.
         self._known = dict(named_parameters(model)) if cut is None else {}
+        self._hooked = hooked(model)  # of which the part gets the hooks
         self._thawed = {name: known.requires_grad for name, known in self._known.items()}
         self.trained: list[nn.Parameter] = [
             parameter for parameter in self.parameters.values() if parameter.requires_grad
@@ -160,10 +162,16 @@ class ModelPart:
     # -- gradients ------------------------------------------------------------------------------
 
     def zero_gradients(self) -> None:
-        """Drops the gradients, and follows what the program has frozen and unfrozen since."""
+        """Drops the gradients, and follows what the program has frozen and unfrozen since.
+
+        Raises:
+            ConfigurationError: a parameter of the model has a hook that the part does not have.
+        """
         for name, parameter in self.parameters.items():
             parameter.grad = None
             known = self._known.get(name)
+            if known is not None and name not in self._hooked and has_hooks(known):
+                raise refusal(name)
             if known is not None and known.requires_grad != self._thawed[name]:
                 self._thawed[name] = known.requires_grad
                 parameter.requires_grad_(known.requires_grad)

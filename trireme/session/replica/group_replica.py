@@ -26,6 +26,7 @@ from trireme.parallel.graph_decision import Decider, Example
 from trireme.parallel.graph_execution import GraphExecution, Piece
 from trireme.parallel.graph_part import GraphPart
 from trireme.parallel.model_part import ModelPart
+from trireme.parallel.parameter_hooks import carry_over, hooked
 from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
 from trireme.parallel.reducer import Reducer
@@ -114,6 +115,7 @@ def _split(
         _check_same(task, process_group, flat)
         mean = BucketedMean(process_group, flat)
         return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
+    with_hooks = hooked(model)
     every = named_groups(model, optimizer, frozen=True)
     names = [[name for name, _ in group] for group in every]
     whole, cut = model, None
@@ -133,6 +135,8 @@ def _split(
     else:
         plan = settings.options.tensor_plan
         part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
+    whole_batches = settings.graph is None and process_group.mesh.pp == 1
+    carry_over(with_hooks, part.parameters, whole=whole_batches)
     if not task.servers:
         _point(optimizer, names, part.parameters)
         if isinstance(part, GraphPart):  # which other processes hold parts of after the first batch
