@@ -1,3 +1,5 @@
+"""Parameters that FSDP cannot shard: numbers without dimensions, and those of sparse gradients."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,22 +8,106 @@ import pytest
 import torch
 from torch import nn
 
+import trireme
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 from trireme.parallel.sharding import fully_sharded
 
+INPUTS = torch.linspace(-1, 1, 32).reshape(8, 4)
+TARGETS = torch.linspace(2, -1, 16).reshape(8, 2)
+
 
 class Scaled(nn.Module):
+    """Has a number of its own, as CLIP's temperature, and one in a child that has nothing else."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.factor = nn.Parameter(torch.tensor(1.0))
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 2)
+        self.factor = nn.Parameter(torch.tensor(1.5))
+        self.shift = Shift()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        scaled: torch.Tensor = self.layer(values) * self.factor
+        scaled: torch.Tensor = self.shift(self.layer(values) * self.factor)
         return scaled
 
 
-def test_a_number_without_dimensions_is_refused_by_name() -> None:
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values + self.by
+
+
+def values(model: nn.Module) -> list[float]:
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    found: list[float] = torch.cat([p.detach().reshape(-1) for p in whole]).tolist()
+    return found
+
+
+def plain(clip: float) -> list[float]:
+    model = Scaled()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.MSELoss()(model(INPUTS), TARGETS).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return values(model)
+
+
+def session(replicas: int, clip: float, accumulate: int) -> list[float]:
+    model = Scaled()
+    joined = trireme.Session(
+        model,
+        nn.MSELoss(),
+        lambda params: torch.optim.Adam(params, lr=0.1),
+        clip_norm=clip,
+        accumulate=accumulate,
+    )
+    with joined:
+        replica = joined.worker.setup.replica
+        for _ in range(4):
+            joined.step((INPUTS[replica::replicas], TARGETS[replica::replicas]))
+    return values(joined.model)
+
+
+def loop(replicas: int, clip: float, accumulate: int) -> list[float]:
+    model = Scaled()
+    optimizer = trireme.distribute(
+        model, torch.optim.Adam(model.parameters(), lr=0.1), clip_norm=clip
+    )
+    replica = optimizer.replica
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.MSELoss()(model(INPUTS[replica::replicas]), TARGETS[replica::replicas]).backward()
+        optimizer.step()
+    found = values(model)
+    optimizer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("group", "replicas"),
+    [
+        (ProcessGroup(workers=2, strategy="fsdp"), 2),
+        (ProcessGroup(mesh="dp=2,fsdp=2", inside=4), 4),
+        (ProcessGroup(servers=1, strategy="sync", mesh="fsdp=2", inside=2), 2),
+    ],
+    ids=["fsdp", "dp and fsdp", "in a worker"],
+)
+def test_numbers_without_dimensions_are_kept_whole(group: ProcessGroup, replicas: int) -> None:
+    want = plain(0.5)
+    for program, accumulate in ((session, 1), (session, 2), (loop, 1)):
+        for found in run_process_group(group, program, replicas, 0.5, accumulate).values:
+            assert found == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_by_name(kind: Any) -> None:
     no_mesh: Any = None
-    with pytest.raises(ConfigurationError, match=r"'factor' is a number .* torch.ones\(1\)"):
-        fully_sharded(Scaled(), no_mesh)
+    model = nn.Sequential(kind(4, 2, sparse=True), nn.Linear(2, 2))
+    with pytest.raises(ConfigurationError, match=r"fsdp: 0 has sparse gradients.*sparse=False"):
+        fully_sharded(model, no_mesh)

@@ -42,22 +42,32 @@ class ShardedMean(_WeightedMean):
         process_group: the processes of the replicas.
         modules: modules with shards; their gradients are averaged only in a step's last backward
             pass.
+        whole: the parameters that are not sharded, whose gradients FSDP leaves alone.
     """
 
-    def __init__(self, process_group: ProcessGroup, modules: Sequence[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        modules: Sequence[nn.Module] = (),
+        whole: Sequence[nn.Parameter] = (),
+    ) -> None:
         super().__init__(process_group)
+        self._whole = whole
         from torch.distributed.fsdp import FSDPModule  # slow import, needed for shards only
 
         self._modules = [module for module in modules if isinstance(module, FSDPModule)]
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
-        self._average(False)
+        self._sync(False)
         return super().scale_factor(examples)
 
     def begin(self) -> None:
-        self._average(True)
+        self._sync(True)
 
-    def _average(self, now: bool) -> None:
+    def finish(self) -> None:
+        _average(self._whole, self._process_group.replicas, self._process_group.mesh.replicas)
+
+    def _sync(self, now: bool) -> None:
         for module in self._modules:
             module.set_requires_gradient_sync(now)
 
@@ -67,10 +77,15 @@ class EqualBatchMean(Reducer):
 
     Args:
         process_group: the processes of the replicas.
+        whole: as of `ShardedMean`.
     """
 
-    def __init__(self, process_group: ProcessGroup) -> None:
+    def __init__(self, process_group: ProcessGroup, whole: Sequence[nn.Parameter] = ()) -> None:
         self._process_group = process_group
+        self._whole = whole
+
+    def finish(self) -> None:
+        _average(self._whole, self._process_group.replicas, self._process_group.mesh.replicas)
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
         """As `Reducer.scale_factor`; the factor is always 1.
@@ -203,25 +218,35 @@ class ListMean(_WeightedMean):
         self._parameters = parameters
 
     def finish(self) -> None:
-        kinds: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in self._parameters:
-            kinds.setdefault(parameter.dtype, []).append(parameter)
-        for parameters in kinds.values():
-            present = [float(parameter.grad is not None) for parameter in parameters]
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            gradients = [to_local(p.grad) for p in parameters if p.grad is not None]
-            counts = torch.tensor(present, dtype=gradients[0].dtype, device=gradients[0].device)
-            joined = torch.cat([*(gradient.reshape(-1) for gradient in gradients), counts])
-            with lost_peer():
-                dist.all_reduce(joined, group=self._process_group.group("dp"))
-            joined.div_(self._process_group.mesh.dp)
-            sizes = [*(gradient.numel() for gradient in gradients), len(parameters)]
-            *means, counts = torch.split(joined, sizes)
-            shaped = [mean.view(g.shape) for mean, g in zip(means, gradients, strict=True)]
-            torch._foreach_copy_(gradients, shaped)
-            if not all(present):  # a parameter without a gradient in all replicas keeps none
-                for parameter, count in zip(parameters, counts.tolist(), strict=True):
-                    if not count:
-                        parameter.grad = None
+        _average(self._parameters, self._process_group.group("dp"), self._process_group.mesh.dp)
+
+
+def _average(
+    parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None, replicas: int
+) -> None:
+    """Makes separate gradients the means over a group of replicas.
+
+    A parameter without a gradient in all replicas keeps none.
+    """
+    kinds: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault(parameter.dtype, []).append(parameter)
+    for alike in kinds.values():
+        present = [float(parameter.grad is not None) for parameter in alike]
+        for parameter in alike:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [to_local(p.grad) for p in alike if p.grad is not None]
+        counts = torch.tensor(present, dtype=gradients[0].dtype, device=gradients[0].device)
+        joined = torch.cat([*(gradient.reshape(-1) for gradient in gradients), counts])
+        with lost_peer():
+            dist.all_reduce(joined, group=group)
+        joined.div_(replicas)
+        sizes = [*(gradient.numel() for gradient in gradients), len(alike)]
+        *means, counts = torch.split(joined, sizes)
+        shaped = [mean.view(g.shape) for mean, g in zip(means, gradients, strict=True)]
+        torch._foreach_copy_(gradients, shaped)
+        if not all(present):
+            for parameter, count in zip(alike, counts.tolist(), strict=True):
+                if not count:
+                    parameter.grad = None

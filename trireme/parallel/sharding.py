@@ -80,18 +80,29 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
             one.inplace = False  # type: ignore[assignment]
     roots = [root for root in called_modules(module) if any(True for _ in root.parameters())]
     _refuse_tied(module, roots)
-    for name, parameter in module.named_parameters():
-        if not parameter.dim():
-            raise ConfigurationError(
-                f"parameter {name!r} is a number without dimensions, which fsdp cannot shard: give "
-                "it one dimension, as torch.ones(1) has, or use --strategy allreduce"
-            )
+    _refuse_sparse(module)
+    # Numbers without dimensions have no shards: each process keeps them, and averages gradients.
+    numbers = {parameter for parameter in module.parameters() if not parameter.dim()}
     for root in roots:
         for unit in (*_units(root, tied(root)), root):
             unit.register_forward_hook(_flatten_output)
-            fully_shard(unit, mesh=mesh)
+            fully_shard(unit, mesh=mesh, ignored_params=numbers)
             unit.register_forward_hook(_restore_output)
     return module
+
+
+def _refuse_sparse(module: nn.Module) -> None:
+    """Refuses modules whose gradients are sparse, which FSDP cannot scatter.
+
+    Raises:
+        ConfigurationError: there is one; names it.
+    """
+    for name, one in module.named_modules():
+        if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
+            raise ConfigurationError(
+                f"fsdp: {name or type(one).__name__} has sparse gradients, which cannot be divided "
+                "into shards: make the embedding with sparse=False"
+            )
 
 
 def _refuse_tied(module: nn.Module, roots: Sequence[nn.Module]) -> None:

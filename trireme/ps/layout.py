@@ -314,9 +314,15 @@ def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         if dtype not in ITEM_SIZES:
             names = [parameter.name for parameter in parameters if parameter.dtype == dtype]
+            complex_ = (
+                ". Keep a complex parameter as pairs of real numbers, nn.Parameter("
+                "torch.view_as_real(value)), and compute with torch.view_as_complex(parameter): "
+                "optimizers of torch.optim update it alike"
+            )
             raise ConfigurationError(
-                f"parameter {names[0]!r} has dtype {dtype}, which cannot be trained over a "
-                f"parameter server: it must be one of {', '.join(ITEM_SIZES)}"
+                f"parameter {names[0]!r} has dtype {dtype}, which no strategy trains, nor one "
+                f"process under Trireme: it must be one of {', '.join(ITEM_SIZES)}"
+                f"{complex_ if dtype.startswith('complex') else ''}"
             )
         yield _vector(dtype, [p for p in parameters if p.dtype == dtype])
 

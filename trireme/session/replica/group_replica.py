@@ -31,6 +31,7 @@ from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.sharding import local_part
+from trireme.parallel.tensors import is_dtensor
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
@@ -225,10 +226,11 @@ def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) ->
         return ListMean(process_group, part.trained)
     if mesh.replicas == 1:
         return Reducer()
+    whole = [parameter for parameter in part.trained if not is_dtensor(parameter)]
     if in_place:
-        return EqualBatchMean(process_group)
+        return EqualBatchMean(process_group, whole)
     # A pipeline itself averages gradients after its last micro-batch.
-    return ShardedMean(process_group, () if mesh.pp > 1 else part.modules)
+    return ShardedMean(process_group, () if mesh.pp > 1 else part.modules, whole)
 
 
 class ProcessGroupReplica(Replica):
