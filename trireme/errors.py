@@ -11,6 +11,7 @@ The classes are::
         ConnectionClosed           this side has closed the connection already
         PeerClosed                 the peer has closed the connection, between two frames
         ConnectionBroken           the peer or the network broke off inside a frame
+          NetworkLost                nothing came of the peer's host any more
         ConnectTimeout             no answer came from that address in time
         ConnectionRefused          the address refused the connection
         WireTimeout                an operation exceeded its deadline
@@ -85,6 +86,13 @@ class PeerClosed(WireError):
 
 class ConnectionBroken(WireError):
     """The peer or the network broke off inside a frame, or the peer reset the connection."""
+
+
+class NetworkLost(ConnectionBroken):
+    """The system gave the connection up: nothing was acknowledged, or there is no way to the host.
+
+    The peer may live, at the other side of a network that is cut.
+    """
 
 
 class ConnectTimeout(WireError):

@@ -253,6 +253,9 @@ class JobConfig(
     progress_timeout: Annotated[Patience, Option("SECONDS",
         "go on without a worker that makes no step for so long; 0: never (default 600)"
         )] = 600.0
+    rejoin_timeout: Annotated[Seconds, Option("SECONDS",
+        "how long a task that is cut off from its job tries to come back, and a job of which every "
+        "worker is cut off waits for them (default 600)")] = 600.0
     certs: Annotated[str | None, Option("DIR",
         "where the task's certificate for TLS is: see trireme certs (default RUN_DIR/certs)"
         )] = None

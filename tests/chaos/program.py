@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--ballast", type=int, default=0, help="MB of values more")
     parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--until", type=Path, help="end the loop when this file exists")
     options = parser.parse_args()
     train, _, _ = mnist.load(options.data_dir)
     model = Counted(options.ballast << 20)
@@ -147,6 +148,8 @@ def main() -> None:
     with notes.note_retries(), session:
         for batch in session.loader(train, options.batch_size):
             session.step(batch)
+            if options.until is not None and options.until.exists():
+                break
 
 
 if __name__ == "__main__":

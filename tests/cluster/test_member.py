@@ -469,7 +469,7 @@ class TestReconnecting:
 class TestCoordinatorGone:
     def test_the_task_goes_on_for_as_long_as_the_policy_says(self, address: str) -> None:
         with (
-            Host(address, coordinator_patience=1.0) as host,
+            Host(address, rejoin_timeout=1.0) as host,
             host.member("worker:0") as first,
             host.member("worker:1") as second,
         ):
@@ -525,7 +525,7 @@ class TestCoordinatorGone:
 
     def test_a_stranger_on_its_port_is_not_believed(self, address: str) -> None:
         with (
-            Host(address, coordinator_patience=0.5) as host,
+            Host(address, rejoin_timeout=0.5) as host,
             host.member("worker:0") as member,
         ):
             member.join()

@@ -22,7 +22,7 @@ from trireme.cluster.view import View
 from trireme.errors import ClusterError, FrameError, PeerClosed, TaskClaimedError, WireTimeout
 
 BROKEN = PeerClosed("it broke")
-JOINED = Joined(3, 1.0, 4.0, coordinator_patience=20.0)
+JOINED = Joined(3, 1.0, 4.0, rejoin_timeout=20.0)
 
 
 def member(now: float = 100.0) -> tuple[MemberProtocol, MemberState]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.cluster.driver import Driver
-from trireme.cluster.membership import Paused, Tick, step
+from trireme.cluster.membership import Closed, Paused, Tick, step
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -18,6 +18,7 @@ from trireme.cluster.messages import (
     Left,
     Outcome,
     Refused,
+    TaskEnded,
     ViewChanged,
     WaitingFor,
 )
@@ -322,6 +323,41 @@ class TestLosing:
         job.wait(1.0, tasks["ps:0"])
         assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
 
+    def test_workers_that_are_all_cut_off_may_come_back_by_themselves(self) -> None:
+        job = Driver(rejoin_timeout=600.0)
+        tasks = job.join_all()
+        job.wait(75.0, tasks["ps:0"])
+        assert job.workers == {} and job.state.over is None
+        again = job.join("worker:1", incarnation=1)
+        assert job.workers == {1: 2} and job.state.over is None
+        job.wait(600.0, tasks["ps:0"], again)
+        assert job.state.over is None, "worker:1 goes on, whatever became of the other"
+
+    def test_but_only_as_long_as_a_worker_tries(self) -> None:
+        job = Driver(workers=1, rejoin_timeout=600.0)
+        tasks = job.join_all()
+        job.wait(609.0, tasks["ps:0"])
+        assert job.state.over is None
+        job.wait(2.0, tasks["ps:0"])
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
+
+    def test_so_may_a_worker_whose_connection_the_system_gave_up(self) -> None:
+        job = Driver(workers=1, rejoin_timeout=600.0)
+        tasks = job.join_all()
+        job.feed(Closed(tasks["worker:0"], "nothing was acknowledged", silent=True))
+        job.wait(75.0, tasks["ps:0"])
+        assert job.workers == {} and job.state.over is None
+        job.join("worker:0", incarnation=1)
+        assert job.workers == {0: 2}
+
+    def test_a_worker_whose_process_has_ended_does_not(self) -> None:
+        job = Driver(workers=1, rejoin_timeout=600.0)
+        tasks = job.join_all()
+        job.wait(15.0, tasks["ps:0"])
+        assert job.state.over is None
+        job.say(99, TaskEnded("worker", 0, "h", 7, "killed by SIGKILL"))
+        assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
+
     def test_nobody_is_given_up_because_the_coordinator_stood_still(self) -> None:
         job = Driver()
         tasks = job.join_all()
@@ -375,7 +411,7 @@ class TestLeaving:
         assert "lost on the way: worker:0" in over(job).reason
 
     def test_a_chief_lost_when_nobody_can_take_over_fails_the_job(self) -> None:
-        job = Driver(heartbeat_timeout=10.0)
+        job = Driver(heartbeat_timeout=10.0, rejoin_timeout=0.0)
         tasks = job.join_all()
         job.now += 1
         job.leave(tasks["worker:1"], "finished")
@@ -406,7 +442,7 @@ class TestLeaving:
         assert over(job).outcome == "finished"
 
     def test_but_not_for_ever_either(self) -> None:
-        job = Driver(heartbeat_timeout=10.0, wait_for_restart=60.0)
+        job = Driver(heartbeat_timeout=10.0, wait_for_restart=60.0, rejoin_timeout=60.0)
         tasks = job.join_all()
         job.now += 1
         job.leave(tasks["worker:1"], "finished")

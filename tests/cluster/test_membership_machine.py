@@ -56,6 +56,7 @@ class Membership(RuleBasedStateMachine):
         servers=st.integers(0, 3),
         replicas=st.integers(1, 2),
         wait_for_restart=st.sampled_from((0.0, 15.0)),
+        rejoin_timeout=st.sampled_from((0.0, 25.0)),
         survives_loss=st.booleans(),
         elastic=st.booleans(),
         formed=st.sampled_from((True, True, False)),
@@ -66,6 +67,7 @@ class Membership(RuleBasedStateMachine):
         servers: int,
         replicas: int,
         wait_for_restart: float,
+        rejoin_timeout: float,
         survives_loss: bool,
         elastic: bool,
         formed: bool,
@@ -75,6 +77,7 @@ class Membership(RuleBasedStateMachine):
             servers,
             replicas=min(replicas, max(1, servers)),
             wait_for_restart=wait_for_restart,
+            rejoin_timeout=rejoin_timeout,
             survives_loss=survives_loss,
             elastic=elastic,
             join_timeout=40.0,
@@ -447,7 +450,8 @@ class Membership(RuleBasedStateMachine):
         state = self.job.state
         workers = state.of("worker")
         if state.phase == "running" and not any(worker.active for worker in workers):
-            assert state.policy.wait_for_restart > 0
+            cut_off = any(worker.silent for worker in workers if worker.state == "lost")
+            assert state.policy.wait_for_restart > 0 or (cut_off and state.policy.rejoin_timeout)
             assert any(worker.state == "lost" for worker in workers) or all(
                 worker.dismissed or worker.state == "expected" for worker in workers
             )

@@ -267,6 +267,7 @@ def _policy(task: TaskConfig) -> Policy:
         heartbeat_interval=min(_HEARTBEAT_SECONDS, silence / _HEARTBEATS),
         reconnect_grace=min(_RECONNECT_SECONDS, silence),
         progress_timeout=task.config.progress_timeout,
+        rejoin_timeout=task.config.rejoin_timeout,
         replicas=task.config.replicas,
         elastic=task.servers > 0 and task.processes == 1,
         survives_loss=task.config.replicas > 1,

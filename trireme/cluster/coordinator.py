@@ -24,7 +24,7 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.spec import OBSERVER, task_name
 from trireme.cluster.state import Policy, cluster_status, everybody_told, initial_state
-from trireme.errors import FrameError, WireError
+from trireme.errors import FrameError, NetworkLost, WireError
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import new_epoch
 from trireme.wire.link import Link
@@ -104,7 +104,8 @@ class Coordinator:
 
     def closed(self, link: Link, error: WireError | None) -> None:
         # After a stall the membership gives tasks up first, and may close this very link.
-        self._handle(Closed(id(link), str(error) if error else "this side closed it"))
+        silent = isinstance(error, NetworkLost)
+        self._handle(Closed(id(link), str(error) if error else "this side closed it", silent))
         del self._links[id(link)]
 
     def tick(self, now: float) -> None:

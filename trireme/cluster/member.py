@@ -45,7 +45,7 @@ class Member(MemberState):
 
     The thread connects, carries the messages of a `MemberProtocol`, and sleeps in `poll` between
     them. When the connection breaks, it connects again. While the coordinator is unreachable,
-    the task goes on with its newest view; after the policy's `coordinator_patience` the job counts
+    the task goes on with its newest view; after the policy's `rejoin_timeout` the job counts
     as failed, and `over` is set. Any thread may use a member, and read what it knows from its
     attributes.
 
@@ -323,9 +323,11 @@ class Member(MemberState):
         left = self._protocol.reconnect_deadline - now
         if self.incarnation:
             _log.warning(
-                "the coordinator has been away for %.0f s (%s): training goes on with the present "
-                "members, and nobody joins or is replaced until it is started again; the job is "
-                "given up in %.0f s",
+                "%s has not reached its coordinator for %.0f s (%s): training goes on with the "
+                "servers within reach. Where the coordinator is away, nobody joins or is replaced "
+                "until it is started again; where this host is cut off, this task comes back by "
+                "itself. It tries for %.0f s more (--rejoin-timeout)",
+                self._config.name,
                 now - (self._protocol.away_since or now),
                 error,
                 left,

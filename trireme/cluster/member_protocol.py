@@ -288,7 +288,7 @@ class MemberProtocol:
         self.away_since = None
         self._interval = message.heartbeat_interval
         self._answer_timeout = message.heartbeat_timeout
-        self._patience = message.coordinator_patience
+        self._patience = message.rejoin_timeout
         self._next_heartbeat = now + self._interval
         with self._state.change():
             self._state.epoch, self._state.term = message.epoch, message.term

@@ -74,10 +74,17 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection has closed; `why` says so in words."""
+    """A connection has closed.
+
+    Attributes:
+        connection: its number.
+        why: why, in words.
+        silent: whether nothing came of the peer's host any more: its process may live.
+    """
 
     connection: int
     why: str
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,8 @@ def _task_ended(builder: DecisionBuilder, event: Received, message: TaskEnded) -
     task = builder.state.tasks.get(name)
     if task is not None and task.active and (task.host, task.pid) == (message.host, message.pid):
         lose_task(builder, task, f"its process ended: {message.reason}")
+    elif task is not None and task.silent and (task.host, task.pid) == (message.host, message.pid):
+        builder.update_task(replace(task, silent=False))  # it does not come back by itself
 
 
 # Join ------------------------------------------------------------------------------------------
@@ -227,7 +236,7 @@ def _admit(
         task = known
     else:
         task = replace(known, state="live", reason="it connected again")
-    task = replace(task, connection=connection, heard=builder.now, moved=builder.now)
+    task = replace(task, connection=connection, heard=builder.now, moved=builder.now, silent=False)
     if task.state != known.state:
         task = replace(task, since=builder.now)
     builder.update_task(task)
@@ -241,7 +250,7 @@ def _admit(
             policy.heartbeat_timeout,
             builder.state.epoch,
             builder.state.term,
-            policy.coordinator_patience,
+            policy.rejoin_timeout,
         ),
     )
     builder.newcomer = connection
@@ -367,6 +376,7 @@ def _disconnect(builder: DecisionBuilder, event: Closed) -> None:
     if task.state == "live":
         reason = f"its connection closed ({event.why})"
         task = replace(task, state="disconnected", reason=reason, since=builder.now)
+        task = replace(task, silent=event.silent)
         builder.add_reason(f"{task} is cut off: {event.why}")
     builder.update_task(replace(task, connection=None, heard=builder.now))
 

@@ -188,7 +188,7 @@ class Joined(Message, frozen=True, array_like=True):
         heartbeat_timeout: after so many seconds of silence each side gives the other up.
         epoch: the epoch of the job. Every later handshake of the task names it.
         term: the number of this start of the coordinator within the epoch.
-        coordinator_patience: the task goes on for so many seconds without a coordinator before it
+        rejoin_timeout: the task goes on for so many seconds without a coordinator before it
             gives the job up.
     """
 
@@ -198,7 +198,7 @@ class Joined(Message, frozen=True, array_like=True):
     heartbeat_timeout: float
     epoch: str = ""
     term: int = 1
-    coordinator_patience: float = 600.0
+    rejoin_timeout: float = 600.0
 
 
 class Refused(Message, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ from trireme.cluster.messages import Dismissed, JobOver, ViewChanged, WaitingFor
 from trireme.cluster.placement import surviving
 from trireme.cluster.reconfiguration import renew_view
 from trireme.cluster.scaling import DISMISSAL, dismiss_those_to_leave
-from trireme.cluster.state import State, Task, missing
+from trireme.cluster.state import State, Task, comes_back_until, missing
 
 
 def reconcile(builder: DecisionBuilder) -> None:
@@ -32,11 +32,19 @@ def reconcile(builder: DecisionBuilder) -> None:
     _notify_waiting(builder)
 
 
-def lose_task(builder: DecisionBuilder, task: Task, why: str) -> None:
-    """Gives a task up."""
+def lose_task(builder: DecisionBuilder, task: Task, why: str, *, silent: bool = False) -> None:
+    """Gives a task up.
+
+    Args:
+        builder: the decision.
+        task: the task.
+        why: why, in words.
+        silent: whether its process may live, out of reach.
+    """
     if task.connection is not None:
         builder.close(task.connection)
-    builder.update_task(replace(task, state="lost", reason=why, since=builder.now, connection=None))
+    lost = replace(task, state="lost", reason=why, since=builder.now, connection=None)
+    builder.update_task(replace(lost, silent=silent))
     builder.add_reason(f"{task} was lost: {why}")
     if task.role == "ps":
         lose_server(builder, task, why)
@@ -84,9 +92,10 @@ def _lose_silent_tasks(builder: DecisionBuilder) -> None:
         if builder.state.resumed is not None and task.since <= builder.state.resumed:
             grace = max(grace, policy.heartbeat_timeout)  # it pauses between its attempts
         if task.state == "live" and silence >= policy.heartbeat_timeout:
-            lose_task(builder, task, f"it sent nothing for {silence:.1f} s")
+            lose_task(builder, task, f"it sent nothing for {silence:.1f} s", silent=True)
         elif task.state == "disconnected" and away >= grace:
-            lose_task(builder, task, f"{task.reason}, and it did not come back within {away:.1f} s")
+            why = f"{task.reason}, and it did not come back within {away:.1f} s"
+            lose_task(builder, task, why, silent=task.silent)
 
 
 def _lose_stuck_tasks(builder: DecisionBuilder) -> None:
@@ -147,8 +156,8 @@ def _end_without_servers(builder: DecisionBuilder) -> None:
 def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]) -> None:
     chief = _chief_lost_at_the_end(left, lost)
     if chief is not None:
-        if builder.now - chief.since < builder.state.policy.wait_for_restart:
-            return  # its new process gets the values from the servers and saves them
+        if builder.now < comes_back_until(builder.state.policy, chief):
+            return  # it, or its new process, gets the values from the servers and saves them
         lacks = (
             "its program had not ended, though the last step is saved"
             if chief.saved is not None
@@ -178,8 +187,7 @@ def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
 
 def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:
     first = min(lost, key=lambda task: (task.since, task.heard))
-    last = max(task.since for task in lost)
-    if builder.now - last >= builder.state.policy.wait_for_restart:
+    if builder.now >= max(comes_back_until(builder.state.policy, task) for task in lost):
         kind = "server" if first.role == "ps" else "worker"
         who = f"the only {kind}" if len(lost) == 1 else f"all {len(lost)} {kind}s were lost, first"
         reason = f"{who} {first}: {first.reason}"
@@ -194,7 +202,7 @@ def _notify_waiting(builder: DecisionBuilder) -> None:
     if state.phase == "forming":
         deadline = state.started + state.policy.join_timeout
     else:
-        deadline = min(task.since for task in absent) + state.policy.wait_for_restart
+        deadline = max(comes_back_until(state.policy, task) for task in absent)
     names = tuple(task.name for task in absent)
     builder.state = replace(state, noticed=builder.now)
     builder.add_reason(f"waiting for {', '.join(names)}, {deadline - builder.now:.0f} s more")

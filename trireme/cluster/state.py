@@ -45,8 +45,9 @@ class Policy:
         survives_loss: whether the job goes on from its newest checkpoint when all copies of a shard
             are lost; else it fails.
         elastic: whether the job may be scaled, and further tasks may join it while it runs.
-        coordinator_patience: how long a task goes on without a coordinator before it gives the job
-            up. A coordinator that is started again on the same journal ends the wait.
+        rejoin_timeout: how long a task that is cut off from its coordinator tries to come back
+            before it gives the job up, and how long a job of which all workers are cut off waits
+            for them.
 
     Raises:
         ConfigurationError: a count or a time is out of range.
@@ -66,7 +67,7 @@ class Policy:
     slots: int = 256
     survives_loss: bool = False
     elastic: bool = False
-    coordinator_patience: float = 600.0
+    rejoin_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 0:
@@ -92,7 +93,7 @@ class Policy:
             "end_grace",
             "wait_for_restart",
             "progress_timeout",
-            "coordinator_patience",
+            "rejoin_timeout",
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be 0 or more")
@@ -124,6 +125,8 @@ class Task(msgspec.Struct, frozen=True):
         start: the random number of its process; 0 if it has given none.
         dismissed: whether it is to leave, because the job was made smaller.
         told: whether it was informed that it is.
+        silent: of a task that is not live, whether nothing is heard of its host any more, so that
+            its process may live, and come back by itself.
     """
 
     role: str
@@ -147,6 +150,7 @@ class Task(msgspec.Struct, frozen=True):
     start: int = 0
     dismissed: bool = False
     told: bool = False
+    silent: bool = False
 
     @property
     def name(self) -> str:
@@ -261,6 +265,14 @@ def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) ->
     tasks += [Task("worker", index) for index in range(policy.workers)]
     by_name = {task.name: task for task in tasks}
     return State(policy, now, by_name, epoch=epoch, term=term, noticed=now)
+
+
+def comes_back_until(policy: Policy, task: Task) -> float:
+    """Returns until when a lost worker may come back: by itself, or as a process started again."""
+    patience = policy.wait_for_restart
+    if task.silent and task.role == "worker":
+        patience = max(patience, policy.rejoin_timeout)
+    return task.since + patience
 
 
 def missing(state: State) -> list[Task]:

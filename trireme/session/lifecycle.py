@@ -16,7 +16,15 @@ from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import LastStepSaved, Outcome
 from trireme.cluster.view import View
-from trireme.errors import Fenced, JobFailed, TriremeError, WireError
+from trireme.errors import (
+    ConnectTimeout,
+    Fenced,
+    JobFailed,
+    NetworkLost,
+    TriremeError,
+    WireError,
+    WireTimeout,
+)
 from trireme.launch.exit_reason import describe
 from trireme.ps.client.server_links import ClientOptions
 from trireme.session.backends.base import Backend
@@ -30,7 +38,7 @@ from trireme.wire.handshake import new_epoch
 
 _log = logging.getLogger(__name__)
 
-_REJOIN_SECONDS = 30.0  # for the coordinator to accept a worker again that it had given up
+_REJOIN_SECONDS = 30.0  # for the coordinator to be heard of after the last update
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 _WAIT_SHOWN_AGAIN = 5.0  # seconds
 
@@ -138,6 +146,7 @@ class Lifecycle:
             worker=self.task.index,
             incarnation=incarnation,
             epoch=self.member.epoch,
+            rejoin_seconds=self.task.config.rejoin_timeout,
             share_memory=self.task.config.transport == "auto",
             overlap=self.task.config.overlap,
             waiting=self._say_waiting,
@@ -175,7 +184,8 @@ class Lifecycle:
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
             )
-        self.backend.come_back(self.member.wait_until_back(timeout=_REJOIN_SECONDS))
+        timeout = self.task.config.rejoin_timeout
+        self.backend.come_back(self.member.wait_until_back(timeout=timeout))
 
     # -- the worker's role -----------------------------------------------------------------------
 
@@ -372,13 +382,13 @@ class Lifecycle:
 
     # -- leaving --------------------------------------------------------------------------------
 
-    def leave(self, outcome: Outcome, reason: str = "", *, comes_back: bool = False) -> None:
+    def leave(self, outcome: Outcome, reason: str = "", *, told: bool = True) -> None:
         """Ends this worker's part in the job. Only the first call has an effect.
 
         Args:
             outcome: how the worker ended.
             reason: why.
-            comes_back: whether the launcher starts this worker again; the job is not told then.
+            told: whether the job is told; else it takes this worker for lost.
         """
         if self.left:
             return
@@ -389,7 +399,7 @@ class Lifecycle:
             self.exits.close()
         finally:
             if self.member is not None:
-                if not comes_back:
+                if told:
                     self.member.leave(outcome, reason)
                 self.member.close()
             if self._joined:
@@ -402,11 +412,13 @@ class Lifecycle:
         """Tells the job that this worker failed, and why.
 
         Where the launcher will start the worker again, it only closes the connection, and the job
-        continues without this incarnation.
+        continues without this incarnation. So it does where this worker was cut off for too long:
+        that says nothing about the job.
         """
         reason = f"{type(error).__name__}: {error}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
+        cut_off = isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
         try:
-            self.leave("failed", reason, comes_back=comes_back)
+            self.leave("failed", reason, told=not (comes_back or cut_off))
         except TriremeError as another:
             _log.warning("while failing: %s", another)

@@ -118,7 +118,7 @@ class Worker:
         rule: Rule,
         *,
         shared: bool = False,
-        retry_seconds: float = 30.0,
+        rejoin_seconds: float = 600.0,
         patience_seconds: float = 10.0,
     ) -> None:
         torch.manual_seed(1)
@@ -133,7 +133,8 @@ class Worker:
             SECRET,
             index,
             1,
-            retry_seconds=retry_seconds,
+            retry_seconds=min(30.0, rejoin_seconds),
+            rejoin_seconds=rejoin_seconds,
             patience_seconds=patience_seconds,
         )
         self.client = Client(options, self.membership, self.flat)
@@ -273,7 +274,7 @@ def test_a_lease_that_is_sent_again_gets_the_same_examples() -> None:
 
 def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
     with servers(1) as made, socket.create_server(("127.0.0.1", 0)) as silent:
-        worker = Worker(made, 0, Rule(), retry_seconds=0.2)
+        worker = Worker(made, 0, Rule(), rejoin_seconds=0.2)
         worker.begin()
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         worker.membership.view = View(1, (ServerEntry(0, 2, address),), made.first_view.workers)

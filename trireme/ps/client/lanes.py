@@ -10,9 +10,11 @@ client and the simulator drive this same object.
     tick    time has passed; `due` is when the next tick is of use
 
 A request is sent to a server once. If the connection breaks, it is sent again with the same
-sequence, until there is an answer or the server has been out of reach too long. A request that was
-fenced off is sent again under the newest view, with a new sequence, while this worker is in that
-view.
+sequence, until there is an answer, or the server has refused connections or was out of reach for too
+long. A host that refuses a connection is within reach: the server's process is gone. Where nothing
+answers, the network may be the worker's own: it tries for as long as it may come back to the job. A
+request that was fenced off is sent again under the newest view, with a new sequence, while this
+worker is in that view.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ import msgspec
 
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
+    ConnectTimeout,
     CopiesLost,
     Fenced,
     JobFailed,
     ModelMismatchError,
+    NetworkLost,
     Rejected,
     TriremeError,
     UnsupportedOptimizerError,
     WaitTimeout,
     WireError,
+    WireTimeout,
 )
 from trireme.ps.messages import (
     Applied,
@@ -51,6 +56,8 @@ BACK_OFF = 0.02
 """Seconds before a request that met another view, or a server out of reach, is sent again."""
 
 _HURRIED_SECONDS = 3.0
+_SILENT_BACK_OFF = 0.5  # seconds; nothing answers at once where a cable is out
+_NOTICE_SECONDS = 5.0
 
 Answer = tuple[Message, Sequence[Any]]
 """A server's answer, and its payload."""
@@ -88,6 +95,7 @@ class Lane(msgspec.Struct, eq=False):
         sequence: the sequence of the newest request.
         due: when the request is sent again; never, as long as nothing went wrong.
         failing_since: since when the server has been out of reach.
+        refusing_since: since when each attempt was refused or broken off, and none met silence.
         fenced: the view that has fenced the request off, and the reason.
     """
 
@@ -96,6 +104,7 @@ class Lane(msgspec.Struct, eq=False):
     sequence: int = 0
     due: float = math.inf
     failing_since: float | None = None
+    refusing_since: float | None = None
     fenced: tuple[int, str] | None = None
 
 
@@ -110,9 +119,11 @@ class Lanes:
         worker, incarnation: the client's.
         servers: the number of shards.
         view: returns the newest view.
-        retry_seconds: how long a server may be out of reach.
+        retry_seconds: how long a server may refuse connections, or break them off.
+        rejoin_seconds: how long a server may be out of reach.
         patience_seconds: how long an answer may be withheld.
-        waiting: is called with each notice of a withheld answer.
+        waiting: is called with each notice of a withheld answer, and every few seconds while
+            servers are out of reach.
         hurries: returns whether a server that is out of reach is given up sooner.
 
     Attributes:
@@ -131,6 +142,7 @@ class Lanes:
         view: Callable[[], View | None],
         *,
         retry_seconds: float,
+        rejoin_seconds: float = 600.0,
         patience_seconds: float,
         waiting: Callable[[Waiting], None] = lambda notice: None,
         hurries: Callable[[], bool] = lambda: False,
@@ -145,10 +157,12 @@ class Lanes:
         self._view = view
         self._notify = waiting
         self._retry_seconds = retry_seconds
+        self._rejoin_seconds = rejoin_seconds
         self._patience_seconds = patience_seconds
         self._hurries = hurries
         self._again = True
         self._since = 0.0
+        self._noticed = -math.inf  # when it was last said that servers are out of reach
         self._names: Sequence[str] = ()
 
     # -- events ----------------------------------------------------------------------------------
@@ -211,7 +225,7 @@ class Lanes:
             ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
         """
         lane = self.lanes[server]
-        lane.failing_since = None
+        lane.failing_since = lane.refusing_since = None
         if sequence != lane.sequence or lane.request is None:
             return  # about an earlier request
         if type(message) is not PushReply or type(message.verdict) is not Applied:
@@ -238,25 +252,45 @@ class Lanes:
         """Notes that the connection to a server has failed, or could not be made.
 
         Raises:
-            WireError: the server has been out of reach too long.
+            WireError: the server has refused connections too long; names it in `server`.
+            ConnectTimeout, NetworkLost, WireTimeout: it was out of reach too long, which says nothing about it.
         """
         lane = self.lanes[server]
         if lane.request is None:
             return
+        silent = isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
+        if silent:
+            lane.refusing_since = None
+        elif lane.refusing_since is None:
+            lane.refusing_since = now
+        self._since = now  # an answer is not withheld by a server that is out of reach
         if lane.failing_since is None:
             lane.failing_since = lane.due = now
             return
-        patience = self._retry_seconds
+        refusing = lane.refusing_since
+        since = lane.failing_since if refusing is None else refusing
+        patience = self._rejoin_seconds if refusing is None else self._retry_seconds
         if self._hurries():
-            patience = min(patience, _HURRIED_SECONDS)
-        if now - lane.failing_since > patience:
+            since, patience = lane.failing_since, min(patience, _HURRIED_SECONDS)
+        if now - since > patience:
             lost = type(error)(
                 f"worker:{self._worker} could not reach {self.task(server)} for {patience:.0f} s: "
                 f"{error}"
             )
-            lost.server = self.task(server)
+            if not silent:
+                lost.server = self.task(server)
             self._give_up(lost, error)
-        lane.due = now + BACK_OFF
+        lane.due = now + (_SILENT_BACK_OFF if silent else BACK_OFF)
+        self._say_out_of_reach(now, lane.failing_since, since + patience - now, error)
+
+    def _say_out_of_reach(self, now: float, since: float, left: float, error: WireError) -> None:
+        """Says every few seconds which servers are out of reach, and for how long to try."""
+        if now - max(since, self._noticed) >= _NOTICE_SECONDS:
+            self._noticed = now
+            failing = [lane for lane in self.waiting if lane.failing_since is not None]
+            names = tuple(self.task(lane.index) for lane in failing)
+            reason = f"out of reach, tried for {left:.0f} s more: {error}"
+            self._notify(Waiting(reason, names, now - since))
 
     def tick(self, now: float) -> list[Transmit]:
         """Sends again what is due, and checks how long the answers have been withheld.

@@ -83,13 +83,15 @@ class ClientOptions:
         worker: the worker's index.
         incarnation: the worker's incarnation.
         epoch: the job's epoch.
-        retry_seconds: how long a server may be out of reach before that is an error.
+        retry_seconds: how long a server may refuse connections, or break them off, before that is
+            an error.
+        rejoin_seconds: how long a server may be out of reach before that is an error.
         patience_seconds: how long an answer may be withheld, for instance until a slow worker's
             update is in, before that is an error.
         share_memory: whether to lend memory to servers of this host.
         overlap: whether pushes that `begin` announces leave while backward runs.
-        waiting: is called with the reason for a withheld answer, the tasks that it waits for, and
-            the seconds that it has been withheld.
+        waiting: is called with the reason for a withheld answer, or why servers are out of reach;
+            with the tasks that it waits for; and with the seconds so far.
         hurries: returns whether this worker is asked to stop: then a server that is out of reach is
             given up sooner.
     """
@@ -100,6 +102,7 @@ class ClientOptions:
     incarnation: int
     epoch: str = ""
     retry_seconds: float = 30.0
+    rejoin_seconds: float = 600.0
     patience_seconds: float = 1800.0
     share_memory: bool = True
     overlap: Overlapping = "auto"
@@ -201,6 +204,7 @@ class ServerLinks:
             servers,
             lambda: membership.view,
             retry_seconds=options.retry_seconds,
+            rejoin_seconds=options.rejoin_seconds,
             patience_seconds=options.patience_seconds,
             waiting=lambda note: self.options.waiting(note.reason, note.names, note.seconds),
             hurries=options.hurries,

@@ -8,13 +8,21 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trireme.errors import ConnectionBroken, ConnectionClosed, PeerClosed, WireError
+from trireme.errors import (
+    ConnectionBroken,
+    ConnectionClosed,
+    NetworkLost,
+    PeerClosed,
+    WireError,
+)
 from trireme.wire.transport import Listener, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one call
+
+_NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 BUFFER_BYTES = 4 << 20
 """The requested size of a socket's send and receive buffers; the system may grant less."""
@@ -114,4 +122,5 @@ def explain(error: OSError, peer: str) -> WireError:
         return ConnectionClosed(f"the connection to {peer} was closed by this side")
     if error.errno == errno.EPIPE:
         return PeerClosed(f"{peer} closed the connection")
-    return ConnectionBroken(f"the connection to {peer} broke: {error.strerror or error}")
+    kind = NetworkLost if error.errno in _NETWORK_LOST else ConnectionBroken
+    return kind(f"the connection to {peer} broke: {error.strerror or error}")

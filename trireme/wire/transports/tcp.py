@@ -240,7 +240,7 @@ def _explain_connect(error: OSError, address: str) -> WireError:
         reason = "no answer in time"
     elif error.errno in (errno.ECONNRESET, errno.ENOTCONN):
         return ConnectionBroken(f"{address} reset the connection at once: the task there ends")
-    elif error.errno not in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+    elif error.errno not in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN):
         return WireError(f"cannot connect to {address}: {reason}")
     return ConnectTimeout(
         f"cannot reach {address}: {reason}; check the host, the port and the firewall"

@@ -1,0 +1,99 @@
+"""For how long a worker tries to reach a server, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from trireme.cluster.view import ServerEntry, View
+from trireme.errors import (
+    ConnectionRefused,
+    ConnectTimeout,
+    NetworkLost,
+    WireError,
+    WireTimeout,
+)
+from trireme.ps.client.lanes import Lanes, Request
+from trireme.ps.messages import Status, Stopping, Waiting
+
+SILENCE = ConnectTimeout("no answer in time")
+REFUSAL = ConnectionRefused("nothing listens there")
+
+
+class Trial:
+    """A worker that asks servers, and every half second meets an error at one."""
+
+    def __init__(self, *, hurries: bool = False) -> None:
+        view = View(1, (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b")), ())
+        self.notices: list[Waiting] = []
+        self.now = 0.0
+        self.lanes = Lanes(
+            3,
+            1,
+            2,
+            lambda: view,
+            retry_seconds=30.0,
+            rejoin_seconds=600.0,
+            patience_seconds=50.0,
+            waiting=self.notices.append,
+            hurries=lambda: hurries,
+        )
+        self.lanes.ask(0.0, {0: Request(Status())})
+
+    def meets(self, error: WireError, until: float) -> None:
+        while self.now < until:
+            self.now += 0.5
+            self.lanes.broke(self.now, 0, error)
+            self.lanes.tick(self.now)
+
+
+@pytest.mark.parametrize(
+    "error", [SILENCE, WireTimeout("no proof in time"), NetworkLost("timed out")]
+)
+def test_a_worker_that_is_cut_off_tries_for_as_long_as_it_may_come_back(error: WireError) -> None:
+    trial = Trial()
+    trial.meets(error, 600.0)
+    assert trial.lanes.waiting, "it gave up"
+    with pytest.raises(type(error), match="worker:3 could not reach ps:0 for 600 s") as lost:
+        trial.meets(error, 602.0)
+    assert lost.value.server == "", "its silence says nothing about the server"
+
+
+def test_an_answer_after_the_silence_is_that_to_the_first_request() -> None:
+    trial = Trial()
+    trial.meets(SILENCE, 75.0)
+    (again,) = trial.lanes.tick(trial.now + 1.0)
+    assert again.sequence == 1
+    trial.lanes.heard(trial.now + 1.0, 0, 1, Stopping(7), ())
+    assert trial.lanes.answers[0][0] == Stopping(7)
+
+
+def test_a_server_whose_host_refuses_for_long_is_lost() -> None:
+    trial = Trial()
+    trial.meets(REFUSAL, 30.0)
+    with pytest.raises(ConnectionRefused, match="could not reach ps:0 for 30 s") as lost:
+        trial.meets(REFUSAL, 32.0)
+    assert lost.value.server == "ps:0"
+
+
+def test_refusals_count_from_the_last_silence_on() -> None:
+    """A server may refuse a worker that comes back until it has heard of it."""
+    trial = Trial()
+    trial.meets(SILENCE, 45.0)
+    trial.meets(REFUSAL, 75.0)
+    with pytest.raises(ConnectionRefused, match="for 30 s"):
+        trial.meets(REFUSAL, 77.0)
+
+
+def test_a_worker_that_is_asked_to_stop_does_not_wait_for_its_network() -> None:
+    trial = Trial(hurries=True)
+    with pytest.raises(ConnectTimeout, match="could not reach ps:0 for 3 s"):
+        trial.meets(SILENCE, 5.0)
+
+
+def test_it_says_every_five_seconds_whom_it_cannot_reach_and_for_how_long_it_tries() -> None:
+    trial = Trial()
+    trial.meets(SILENCE, 21.0)
+    assert [notice.names for notice in trial.notices] == [("ps:0",)] * 4
+    assert [round(notice.seconds) for notice in trial.notices] == [5, 10, 15, 20]
+    assert "out of reach" in trial.notices[0].reason
+    assert "tried for 595 s more" in trial.notices[0].reason
