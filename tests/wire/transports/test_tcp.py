@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -15,13 +16,14 @@ from trireme.errors import (
     ConnectionBroken,
     ConnectionRefused,
     ConnectTimeout,
+    NetworkLost,
     PeerClosed,
     WireError,
 )
 from trireme.wire.connection import Connection
 from trireme.wire.transport import Stream, connect, listen
 from trireme.wire.transports import tcp
-from trireme.wire.transports.socket_stream import SocketListener, SocketStream
+from trireme.wire.transports.socket_stream import SocketListener, SocketStream, explain
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -192,7 +194,14 @@ def test_nobody_answers() -> None:
     silent.close()
 
 
-@pytest.mark.parametrize("error", [OSError(113, "No route to host"), OSError(101, "Unreachable")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(113, "No route to host"),
+        OSError(101, "Unreachable"),
+        OSError(100, "Network is down"),
+    ],
+)
 def test_no_way_to_the_host(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(socket.socket):
         def connect(self, address: object) -> None:
@@ -201,6 +210,20 @@ def test_no_way_to_the_host(error: OSError, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tcp.socket, "socket", Lost)
     with pytest.raises(ConnectTimeout, match=f"{error.strerror}; check the host"):
         connect("tcp://192.0.2.1:80", timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ETIMEDOUT, NetworkLost),
+        (errno.EHOSTUNREACH, NetworkLost),
+        (errno.ECONNRESET, ConnectionBroken),
+    ],
+)
+def test_a_host_that_has_fallen_silent_has_not_reset_the_connection(
+    number: int, kind: type[WireError]
+) -> None:
+    assert type(explain(OSError(number, "x"), "ps:0")) is kind
 
 
 def test_what_is_forbidden_is_not_called_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ client and the simulator drive this same object.
     tick    time has passed; `due` is when the next tick is of use
 
 A request is sent to a server once. If the connection breaks, it is sent again with the same
-sequence, until there is an answer, or the server has refused connections or was out of reach for too
-long. A host that refuses a connection is within reach: the server's process is gone. Where nothing
-answers, the network may be the worker's own: it tries for as long as it may come back to the job. A
-request that was fenced off is sent again under the newest view, with a new sequence, while this
-worker is in that view.
+sequence, until there is an answer, or the server has refused connections or was out of reach for
+too long. A host that refuses a connection is within reach: the server's process is gone. Where
+nothing answers, the network may be the worker's own: it tries for as long as it may come back to
+the job. A request that was fenced off is sent again under the newest view, with a new sequence,
+while this worker is in that view.
 """
 
 from __future__ import annotations
@@ -253,7 +253,8 @@ class Lanes:
 
         Raises:
             WireError: the server has refused connections too long; names it in `server`.
-            ConnectTimeout, NetworkLost, WireTimeout: it was out of reach too long, which says nothing about it.
+            ConnectTimeout, NetworkLost, WireTimeout: it was out of reach too long. Whether its
+                process lives is not known.
         """
         lane = self.lanes[server]
         if lane.request is None:
