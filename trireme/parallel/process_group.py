@@ -8,12 +8,15 @@ so.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
+import stat
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
@@ -25,7 +28,14 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trireme.cluster.spec import is_loopback
-from trireme.errors import AddressInUse, ConfigurationError, ConnectTimeout, JobFailed, WaitTimeout
+from trireme.errors import (
+    AddressInUse,
+    ConfigurationError,
+    ConnectTimeout,
+    JobFailed,
+    TriremeError,
+    WaitTimeout,
+)
 from trireme.launch.exit_reason import says_peer_is_gone
 from trireme.mesh import AXES, Mesh
 
@@ -88,6 +98,7 @@ class ProcessGroup:
         self.coordinates = config.mesh.coordinates(config.rank)
         self.output_part = self.mesh.parts - 1
         self._config = config
+        before = _sockets()
         self._met_at = _rendezvous(config)
         shape = tuple(getattr(self.mesh, axis) for axis in AXES)
         self._devices = init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
@@ -96,6 +107,8 @@ class ProcessGroup:
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
         self.replicas = self._replica_group()
+        # Each pair of processes is connected when a group is made.
+        self._sockets = {fd: node for fd, node in _sockets().items() if before.get(fd) != node}
         # A gloo thread that releases an operation takes Python's lock for its tensors. If the
         # interpreter ends at that moment, the process aborts: so the last operations are kept.
         self._recent: deque[object] = deque(maxlen=_RECENT)
@@ -292,6 +305,34 @@ class ProcessGroup:
             store = _store()
             return bytes(store.get(key)) if store.check([key]) else None
 
+    def explain_by(self, reason: Callable[[float], TriremeError | None]) -> None:
+        """Sets who knows why a collective has failed.
+
+        Args:
+            reason: returns the error to raise, after at most so many seconds; None where it does
+                not know.
+        """
+        _REASONS[:] = [reason]
+
+    def why_broken(self, error: BaseException) -> TriremeError | None:
+        """Returns why a collective has failed, if this process knows more than torch says."""
+        return why_broken(error)
+
+    def interrupt(self) -> None:
+        """Has each collective that waits for other processes fail, here and there, for good.
+
+        No call of torch.distributed does that: it would wait for its deadline. The connections to
+        the store stay.
+        """
+        port = int(self._config.address.rpartition(":")[2] or 0)
+        for fd, node in _sockets().items():
+            if self._sockets.get(fd) != node:
+                continue
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
+                ends = ours.getsockname(), ours.getpeername()  # none of one that listens
+                if port not in [end[1] for end in ends]:
+                    ours.shutdown(socket.SHUT_RDWR)
+
     def close(self, *, together: bool) -> None:
         """Leaves the process group.
 
@@ -305,6 +346,7 @@ class ProcessGroup:
                 self._met_at.add(f"{self._config.prefix}/{_GENERATION}", 1)
             self.barrier()
         dist.destroy_process_group()
+        _REASONS.clear()
         _LAST.append(self._recent)
         time.sleep(_RELEASE_SECONDS)
 
@@ -428,6 +470,21 @@ def _wait_for_all(store: Store, config: ProcessGroupConfig) -> None:
         ) from error
 
 
+def _sockets() -> dict[int, int]:
+    """Returns the inode of each socket of this process, by its descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[int(name)] = status.st_ino
+    return found
+
+
+_REASONS: list[Callable[[float], TriremeError | None]] = []
+"""Who knows why a collective of this process has failed: see `ProcessGroup.explain_by`."""
+_REASON_SECONDS = 0.5
+
 _GENERATION = "generation"
 _LOSS_SECONDS = 1.0
 """Seconds for the other processes to notice a loss: well below a launcher's grace period."""
@@ -447,6 +504,9 @@ def lost_peer() -> Iterator[None]:
         yield
     except RuntimeError as error:  # every error of torch.distributed is one
         line = _first_line(error)
+        reason = why_broken(error)
+        if reason is not None:
+            raise reason from error
         if says_peer_is_gone(error):
             raise JobFailed(
                 f"{_lost_ranks()}, and its part of the model with it ({line})"
@@ -460,7 +520,24 @@ def lost_peer() -> Iterator[None]:
         raise
 
 
+def why_broken(error: BaseException) -> TriremeError | None:
+    """Returns why a collective has failed, where this process knows more than torch says."""
+    if not says_peer_is_gone(error):
+        return None
+    known = [reason(_REASON_SECONDS) for reason in _REASONS]
+    return next((reason for reason in known if reason is not None), None)
+
+
 def _lost_ranks() -> str:
+    """Returns which processes are gone; waits for a store that may be gone itself."""
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(_silent_ranks()), daemon=True)
+    asking.start()
+    asking.join(2 * _LOSS_SECONDS)
+    return found[0] if found else "rank 0, which serves the store of the others, does not answer"
+
+
+def _silent_ranks() -> str:
     """Returns which processes are gone: those that do not confirm in time that they are alive."""
     me, size = dist.get_rank(), dist.get_world_size()
     try:

@@ -1,7 +1,11 @@
-"""Finds the processes that a process group waits for, which collectives do not report.
+"""Finds the processes that a process group waits for, and says when it waits in vain.
 
-Each process publishes its position once a second. A process that has been in one step for long
-looks for processes that are behind, or have published nothing new: they are slow, or stopped.
+Collectives do not report whom they wait for, and no exception of this process interrupts them. Each
+process publishes its position once a second. A process that has waited for long looks for processes
+that are behind, or have published nothing new: they are slow, or stopped. Where the wait is in vain
+(a process was silent for the heartbeat timeout, made no step for the progress timeout, or has ended
+its training while others make a further step) the process group is broken: all processes learn the
+same reason, and the caller interrupts their collectives.
 """
 
 from __future__ import annotations
@@ -9,11 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import TriremeError
+from trireme.errors import ConfigurationError, JobFailed, TriremeError
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +27,9 @@ PATIENCE_SECONDS = 5.0
 SILENCE_SECONDS = 3.0
 SAY_SECONDS = 10.0
 JOIN_SECONDS = 2.0
+END_SECONDS = 2.0
+"""How long a process is in a step that another one does not make, until that is an error."""
+_SOON = 0.02
 
 
 class StepPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -31,26 +39,77 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
         step: the number of steps that it has made.
         inside: whether it is inside another step.
         beat: the number of times that it has published its position.
+        ended: whether it has ended its training, and waits until the others have.
+        excuse: why no step can be expected of it now; "" where one can be.
+        place: the line that its main thread runs; "" where that is not known.
     """
 
     step: int
     inside: bool
     beat: int
+    ended: bool = False
+    excuse: str = ""
+    place: str = ""
 
 
-def stragglers(
-    mine: StepPosition, others: Mapping[int, tuple[StepPosition, float]]
-) -> dict[int, str]:
+@dataclass(frozen=True)
+class Seen:
+    """The last position of another process.
+
+    Attributes:
+        position: the position.
+        silent: the seconds since it was published.
+        still: the seconds that it has been in that place without an excuse.
+    """
+
+    position: StepPosition
+    silent: float
+    still: float
+
+
+class Broken(msgspec.Struct, frozen=True, array_like=True):
+    """Why a process group is broken.
+
+    Attributes:
+        text: the reason, in a sentence.
+        usage: whether the program is wrong, so that it would happen again.
+    """
+
+    text: str
+    usage: bool = False
+
+    def error(self) -> TriremeError:
+        """Returns the error that each process raises."""
+        return ConfigurationError(self.text) if self.usage else JobFailed(self.text)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a process waits for others.
+
+    Attributes:
+        heartbeat: the seconds that another may be silent.
+        progress: the seconds that another may make no step without an excuse; 0 for ever.
+    """
+
+    heartbeat: float = 10.0
+    progress: float = 600.0
+
+
+def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]:
     """Returns the ranks that a process inside a step waits for, each with the reason.
 
     Args:
         mine: the position of this process.
-        others: the last position of each other process, and the seconds since it was published.
+        others: the last position of each other process.
     """
     found: dict[int, str] = {}
-    for rank, (place, silent) in sorted(others.items()):
-        if silent >= SILENCE_SECONDS:
-            found[rank] = f"has not reported for {silent:.0f} s"
+    for rank, seen in sorted(others.items()):
+        place = seen.position
+        if seen.silent >= SILENCE_SECONDS:
+            found[rank] = f"has not reported for {seen.silent:.0f} s"
+        elif place.ended:
+            found[rank] = "has ended its training"
         elif place.step < mine.step:
             found[rank] = f"has made {place.step} steps of {mine.step}"
         elif not place.inside and place.step == mine.step:
@@ -58,13 +117,72 @@ def stragglers(
     return found
 
 
+def broken_by(
+    rank: int, mine: StepPosition, waited: float, others: Mapping[int, Seen], patience: Patience
+) -> Broken | None:
+    """Returns why a process waits in vain; None where it may go on waiting, or does not wait.
+
+    Args:
+        rank: the rank of this process.
+        mine: its position.
+        waited: the seconds that it has been there.
+        others: the last position of each other process.
+        patience: how long it waits.
+    """
+    if not (mine.inside or mine.ended):
+        return None
+    for other, seen in sorted(others.items()):
+        place = seen.position
+        behind = place.ended and place.step <= mine.step
+        if mine.inside and behind and waited >= END_SECONDS:
+            return _unequal(other, place.step, rank, mine.step)
+        if mine.ended and place.inside and place.step >= mine.step and seen.still >= END_SECONDS:
+            return _unequal(rank, mine.step, other, place.step)
+    silent = {other: seen for other, seen in others.items() if seen.silent >= patience.heartbeat}
+    if silent and waited >= patience.heartbeat:
+        names = ", ".join(f"worker:{other}" for other in sorted(silent))
+        longest = max(seen.silent for seen in silent.values())
+        return Broken(
+            f"{names} sent nothing for {longest:.0f} s (--heartbeat-timeout): stopped, hanging, or "
+            "on a host that is cut off"
+        )
+    if not patience.progress or mine.excuse or waited < patience.progress:
+        return None
+    if any(seen.still < patience.progress for seen in others.values() if not seen.position.ended):
+        return None
+    late = {other: seen.position for other, seen in others.items() if not seen.position.inside}
+    late = {other: place for other, place in late.items() if not place.ended}
+    doing = [
+        f"worker:{other} has not begun step {mine.step + 1}"
+        + (f", its main thread is at {place.place}" if place.place else "")
+        for other, place in sorted(late.items())
+    ]
+    why = "; ".join(doing) or f"no process has completed step {mine.step + 1}"
+    return Broken(f"no step was made for {waited:.0f} s (--progress-timeout): {why}")
+
+
+def _unequal(ended: int, made: int, other: int, step: int) -> Broken:
+    return Broken(
+        f"rank {ended} has ended its training after {made} steps, and rank {other} makes step "
+        f"{step + 1}: all processes make each step together, so every process must make the same "
+        "number of steps and leave out none",
+        usage=True,
+    )
+
+
 class StragglerWatch:
-    """A thread that reports the processes that this process waits for.
+    """Threads that report the processes that this process waits for, and break a wait in vain.
+
+    One thread reads and writes the store, which may not answer where the process that serves it is
+    stopped; the other one decides.
 
     Args:
         rank, size: the rank of this process, and the number of processes.
         put, get: store bytes under a key, and read the bytes under a key.
-        say: called on the thread with the reason, the names and the seconds waited.
+        say: called on a thread with the reason, the names and the seconds waited.
+        patience: how long to wait for others.
+        interrupt: called once, on a thread, when the process group is broken.
+        doing: returns an excuse and the line that the main thread runs, each "" for none.
         clock: measures the time waited.
     """
 
@@ -75,6 +193,10 @@ class StragglerWatch:
         put: Callable[[str, bytes], None],
         get: Callable[[str], bytes | None],
         say: Callable[[str, Sequence[str], float], None],
+        *,
+        patience: Patience = Patience(),  # noqa: B008  # frozen
+        interrupt: Callable[[], None] = lambda: None,
+        doing: Callable[[], tuple[str, str]] = lambda: ("", ""),
         clock: Clock | None = None,
     ) -> None:
         self._rank = rank
@@ -82,64 +204,196 @@ class StragglerWatch:
         self._put = put
         self._get = get
         self._say = say
+        self._patience = patience
+        self._interrupt = interrupt
+        self._doing = doing
         self._clock = clock or MonotonicClock()
         self._step, self._inside, self._since = 0, False, self._clock.now()
+        self._ended = False
         self._beat = 0
+        self._excuse = ""
+        self._asked: float | None = None  # since when the store has not answered
+        self._looked = self._judged = self._since  # when that was last done
         self._said = float("-inf")
-        # The last position of each other process, and when it was seen first.
-        self._seen: dict[int, tuple[StepPosition, float]] = {}
+        # The last position of each other process, when it was seen first, and since when it is in
+        # that place without an excuse.
+        self._seen: dict[int, tuple[StepPosition, float, float]] = {}
+        self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._changed = threading.Event()  # there is something to look at, or to say
+        self._met = threading.Event()  # all have ended
+        self._broken: Broken | None = None
+        self._breaks = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the threads."""
         self.look()
-        self._thread = threading.Thread(target=self._run, name="process-group-watch", daemon=True)
-        self._thread.start()
+        for run, name in ((self._run, "process-group-watch"), (self._run_judge, "process-judge")):
+            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+            self._threads[-1].start()
 
     def step_began(self, step: int) -> None:
-        """Notes that this process begins a step, after `step` completed steps."""
+        """Notes that this process begins a step, after `step` completed steps.
+
+        Raises:
+            ConfigurationError, JobFailed: the process group is broken.
+        """
+        self.check()
         self._step, self._inside, self._since = step, True, self._clock.now()
 
     def step_ended(self, step: int) -> None:
         """Notes that this process has completed `step` steps."""
         self._step, self._inside, self._since = step, False, self._clock.now()
 
+    def meet_at_the_end(self, step: int) -> None:
+        """Waits until every process has ended its training.
+
+        Args:
+            step: the number of steps that this process has made.
+
+        Raises:
+            ConfigurationError: another process makes a further step.
+            JobFailed: another process was silent for too long.
+        """
+        if self._size == 1 or not self._threads:
+            return
+        self._step, self._inside, self._since = step, False, self._clock.now()
+        self._ended = True
+        self._changed.set()
+        while not (self._met.wait(_SOON) or self._breaks.is_set()):
+            pass
+        self.check()
+
+    def check(self) -> None:
+        """Returns where the process group is whole, as far as this process knows.
+
+        Raises:
+            ConfigurationError, JobFailed: it is broken.
+        """
+        if self._broken is not None:
+            raise self._broken.error()
+
+    def reason(self, seconds: float) -> TriremeError | None:
+        """Returns why a collective has failed, if the watch knows, or learns it in some seconds."""
+        self._changed.set()
+        if not self._breaks.is_set() and self._threads:
+            self._breaks.wait(seconds)
+        return None if self._broken is None else self._broken.error()
+
     def close(self) -> None:
-        """Ends the thread; waits only briefly, as the thread may hang in a read."""
+        """Ends the threads; waits only briefly, as one may hang in a read."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(JOIN_SECONDS)
+        self._changed.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_SECONDS)
 
     def look(self) -> None:
-        """Publishes this process's position; reports the stragglers if it has waited long."""
-        now = self._clock.now()
+        """Publishes this process's position, and reads those of the others if it waits."""
+        self._asked = self._clock.now()
         self._beat += 1
-        mine, waited = StepPosition(self._step, self._inside, self._beat), now - self._since
+        excuse, place = self._doing()
+        self._excuse = excuse
+        mine = StepPosition(self._step, self._inside, self._beat, self._ended, excuse, place)
         self._put(f"at/{self._rank}", msgspec.msgpack.encode(mine))
-        if not mine.inside or waited < BEAT_SECONDS:
-            return
-        for rank in range(self._size):
+        self._read_reason()
+        waits = mine.ended or (mine.inside and self._asked - self._since >= BEAT_SECONDS)
+        for rank in range(self._size) if waits else ():
             data = self._get(f"at/{rank}") if rank != self._rank else None
             if data is not None:
-                place = msgspec.msgpack.decode(data, type=StepPosition)
-                if rank not in self._seen or self._seen[rank][0] != place:
-                    self._seen[rank] = place, now
-        if waited < PATIENCE_SECONDS or now - self._said < SAY_SECONDS:
+                self._note(rank, msgspec.msgpack.decode(data, type=StepPosition))
+        if mine.ended and len(self._seen) == self._size - 1:
+            if all(place.ended for place, _, _ in self._seen.values()):
+                self._met.set()
+        self._looked, self._asked = self._clock.now(), None
+
+    def _note(self, rank: int, place: StepPosition) -> None:
+        now = self._clock.now()
+        before, since, still = self._seen.get(rank, (None, now, now))
+        if before is not None and place.beat == before.beat:
             return
-        found = stragglers(
-            mine, {rank: (place, now - since) for rank, (place, since) in self._seen.items()}
-        )
-        if found:
-            self._said = now
-            reason = "; ".join(f"worker:{rank} {known}" for rank, known in found.items())
-            self._say(reason, [f"worker:{rank}" for rank in found], waited)
+        moved = before is None or _where(before) != _where(place)
+        with self._lock:
+            self._seen[rank] = place, now, now if moved or place.excuse else still
+
+    def _read_reason(self) -> None:
+        """Tells the others why the process group is broken, or learns it from them."""
+        mine, said = self._broken, self._get(BROKEN)
+        if said is not None:
+            self._break(msgspec.msgpack.decode(said, type=Broken))
+        elif mine is not None:
+            self._put(BROKEN, msgspec.msgpack.encode(mine))
+
+    def judge(self) -> None:
+        """Says whom this process waits for, and breaks the process group if it does so in vain."""
+        now = self._clock.now()
+        stalled, self._judged = now - self._judged >= SILENCE_SECONDS, now
+        if stalled and self._asked is not None:
+            self._asked = now
+        if stalled:
+            return  # this process was stopped itself, and has not looked since
+        with self._lock:
+            seen = {
+                rank: Seen(place, now - since, now - still)
+                for rank, (place, since, still) in self._seen.items()
+            }
+        waited, asked = now - self._since, self._asked
+        mine = StepPosition(self._step, self._inside, 0, self._ended, self._excuse)
+        if self._met.is_set() or self._breaks.is_set():
+            return
+        if asked is not None and now - asked >= self._patience.heartbeat:
+            if mine.inside or mine.ended:
+                server = "worker:0, or else what serves the store of the processes,"
+                silence = f"{now - asked:.0f} s (--heartbeat-timeout)"
+                self._break(Broken(f"{server} sent nothing for {silence}: stopped, or hanging"))
+            return
+        if now - self._looked < SILENCE_SECONDS:  # else what was seen is old
+            found = broken_by(self._rank, mine, waited, seen, self._patience)
+            if found is not None:
+                self._changed.set()
+                self._break(found)
+                return
+        if mine.inside and waited >= PATIENCE_SECONDS and now - self._said >= SAY_SECONDS:
+            late = stragglers(mine, seen)
+            if late:
+                self._said = now
+                reason = "; ".join(f"worker:{rank} {known}" for rank, known in late.items())
+                self._say(reason, [f"worker:{rank}" for rank in late], waited)
+
+    def _break(self, why: Broken) -> None:
+        with self._lock:
+            if self._broken is not None:
+                return
+            self._broken = why
+        self._changed.set()
+        self._breaks.set()
 
     def _run(self) -> None:
-        while not self._over.wait(BEAT_SECONDS):
+        while not self._over.is_set():
             try:
                 self.look()
             except (TriremeError, RuntimeError, ValueError) as error:
                 # The process group is closed or broken: the step itself fails and says more.
                 _log.debug("no more watching: %s", error)
                 return
+            meets = self._ended and not self._met.is_set()
+            self._changed.wait(min(BEAT_SECONDS, _SOON * self._size) if meets else BEAT_SECONDS)
+            self._changed.clear()
+
+    def _run_judge(self) -> None:
+        while not self._over.is_set():
+            self.judge()
+            if self._breaks.wait(BEAT_SECONDS):
+                self._over.wait(TELL_SECONDS)  # for the other thread to tell the others
+                self._interrupt()
+                return
+
+
+def _where(place: StepPosition) -> tuple[int, bool, bool]:
+    return place.step, place.inside, place.ended
+
+
+BROKEN = "broken"
+"""The key of the reason why the process group is broken."""
+TELL_SECONDS = 0.5

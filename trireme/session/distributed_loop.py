@@ -10,9 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.launch.process_setup.program import ProgramEnd
+from trireme.parallel.stages import called_modules
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.results import PushResult
 from trireme.session.batch_watch import BatchWatch
@@ -57,7 +59,13 @@ class LoopJob:
         self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
         self._ready = time.monotonic()  # since when the program computes the next step
         self._finished = False
-        self._end = ProgramEnd()
+        self._began = False  # the step that the next update is of
+        part = self._setup.part
+        if part is not None and worker.backend.together:
+            for module in (each for held in part.modules for each in called_modules(held)):
+                module.register_forward_pre_hook(self._forward)
+        group = self._setup.process_group
+        self._end = ProgramEnd() if group is None else ProgramEnd(group.why_broken)
         self._end.watch()
         self._handlers = Signals(worker.lifecycle.interrupt)
         atexit.register(self._at_exit)
@@ -69,6 +77,16 @@ class LoopJob:
         """Returns whether to make an update, as `Worker.goes_on`."""
         self._end.goes_on()
         return self.worker.goes_on(self._finish_training)
+
+    def _forward(self, module: nn.Module, args: object) -> None:
+        """Begins a step before its first forward pass, which waits for the other processes."""
+        if module.training and torch.is_grad_enabled():
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        if not self._began:
+            self._began = True
+            self.worker.begin_step()
 
     def update(
         self,
@@ -98,6 +116,7 @@ class LoopJob:
             if not averaged:
                 self._average(examples)
             self._clip()
+            self._began = False
             pushed = self.worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_row_gradients()
@@ -142,7 +161,7 @@ class LoopJob:
 
     def _average(self, examples: float) -> None:
         """Begins a step; makes the gradients the mean over all processes that make it together."""
-        self.worker.begin_step()
+        self._begin_step()
         self._reduce(examples)
 
     def _reduce(self, examples: float) -> None:
@@ -303,26 +322,24 @@ class LoopJob:
     def _end_together(self) -> None:
         """Ends the training of all processes that step together, after this one's loop has ended.
 
-        It takes part, without examples, in the step that the other processes may be making. With
-        parameter servers the others may go on, and it takes part until they have ended too.
+        With parameter servers the others may go on, and it takes part, without examples, until they
+        have ended too. Without servers every process makes the same number of steps, which the
+        backend checks.
         """
         worker, process_group, reducer = self.worker, self._setup.process_group, self._setup.reducer
         if process_group is None or reducer is None or process_group.mesh.sharded:
             return
-        if worker.backend.together and not worker.should_stop:
-            worker.stop("the program of another process has ended")
-            self._take_part(process_group, reducer, 1.0)
+        if worker.backend.together:
             return
-        while not worker.should_stop and self._take_part(process_group, reducer, 0.0):
+        while not worker.should_stop and self._take_part(process_group, reducer):
             pass
 
-    def _take_part(self, process_group: ProcessGroup, reducer: Reducer, weight: float) -> bool:
+    def _take_part(self, process_group: ProcessGroup, reducer: Reducer) -> bool:
         """Makes a step without examples if others make one with some; returns whether they do.
 
         Args:
             process_group: the processes that make steps together.
             reducer: makes the mean of their gradients.
-            weight: the number of examples that this process reports for its gradient.
         """
         setup, worker = self._setup, self.worker
         worker.begin_step()
@@ -334,7 +351,7 @@ class LoopJob:
         setup.flat.gather_gradients()
         reducer.begin()
         reducer.finish()
-        worker.update(weight, ())
+        worker.update(0.0, ())
         return True
 
     def _at_exit(self) -> None:

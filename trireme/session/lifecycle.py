@@ -103,7 +103,8 @@ class Lifecycle:
         if group is not None and not self.task.servers:
             from trireme.session.backends.collective import Collective  # loads slowly
 
-            self.backend = Collective(group, setup, self._say_waiting)
+            self.liveness.watch()
+            self.backend = Collective(group, setup, self._say_waiting, self.liveness.doing)
         elif group is not None and not group.is_chief:
             from trireme.session.backends.sharded_worker import Follower, Shards
 

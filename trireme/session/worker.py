@@ -28,13 +28,12 @@ from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle, WaitCutShort
+from trireme.session.observers.liveness import WAITS
 from trireme.session.observers.progress import make_progress
 from trireme.session.optimizer_parameters import OptimizerParameters
 from trireme.session.replica.buffers import Buffers
 from trireme.session.stopping import LastIteration, ShouldStop
 from trireme.session.training_setup import TrainingSetup
-
-_WAITS = "it waits for the answer to its push"
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):
@@ -305,7 +304,7 @@ class Worker:
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()
-                liveness.excuse = _WAITS
+                liveness.excuse = WAITS
                 result = backend.wait()
                 if tables is not None:
                     tables.bring(backend.wanted_rows())
@@ -338,7 +337,7 @@ class Worker:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
         backend = self.backend
         basis, waiting = backend.step, time.monotonic()
-        self.lifecycle.liveness.excuse = _WAITS
+        self.lifecycle.liveness.excuse = WAITS
         before = backend.wait() if self._under_way else None
         began = time.monotonic()
         self._under_way = False
@@ -373,7 +372,7 @@ class Worker:
         backend, under_way = self.backend, self._under_way
         ended, before = backend.stopping, backend.global_step
         self._under_way = False
-        self.lifecycle.liveness.excuse = _WAITS
+        self.lifecycle.liveness.excuse = WAITS
         try:
             result = backend.wait() if under_way else backend.complete()
         except Fenced:

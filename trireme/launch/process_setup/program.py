@@ -175,8 +175,14 @@ def run_body(
         _FAILED.append(error)
         return INTERRUPTED
     except BaseException as error:
-        return _failed(error, task, launcher)
+        return _failed(_explained(error), task, launcher)
     return 0
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Returns the error that says why a program has ended, where more than its own is known."""
+    known = (end.explain(error) for end in _WATCHING)
+    return next((found for found in known if found is not None), error)
 
 
 def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
@@ -236,9 +242,17 @@ def _location(frames: TracebackType | None) -> str:
 
 
 class ProgramEnd:
-    """Watches, from `watch` to `forget`, for the exception that ends this program."""
+    """Watches, from `watch` to `forget`, for the exception that ends this program.
 
-    def __init__(self) -> None:
+    Args:
+        explain: returns the error that says why another one was raised; None where it does not
+            know. The program's end shows that error, in one line.
+    """
+
+    def __init__(
+        self, explain: Callable[[BaseException], TriremeError | None] = lambda error: None
+    ) -> None:
+        self.explain = explain
         self._error: BaseException | None = None
         self._before = sys.excepthook
 
@@ -246,10 +260,13 @@ class ProgramEnd:
         """Replaces `sys.excepthook`; the hook of before is still called."""
         self._before = sys.excepthook
         sys.excepthook = self._hook
+        _WATCHING.append(self)
 
     def forget(self) -> None:
         """Restores `sys.excepthook`, unless it has been replaced again since."""
         self.goes_on()
+        if self in _WATCHING:
+            _WATCHING.remove(self)
         if sys.excepthook == self._hook:
             sys.excepthook = self._before
 
@@ -265,13 +282,22 @@ class ProgramEnd:
     def _hook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        reason = None
         if not _prompt_follows(trace) and not _shown_by_program(error):
-            self._error = error
-        self._before(kind, error, trace)
+            reason = self.explain(error)
+            self._error = reason or error
+        if reason is None:
+            self._before(kind, error, trace)
+        else:
+            print(f"error: {reason}", file=sys.stderr)
 
 
 _FAILED: list[BaseException] = []
 """The exceptions that ended the program of this process, for functions that run at exit."""
+
+
+_WATCHING: list[ProgramEnd] = []
+"""Who watches for the end of this process's program."""
 
 
 def _prompt_follows(trace: TracebackType | None) -> bool:

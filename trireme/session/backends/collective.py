@@ -21,7 +21,7 @@ from trireme.parallel.large_values import LargeValues
 from trireme.parallel.model_part import join_parts
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import full_tensor
-from trireme.parallel.straggler_watch import StragglerWatch
+from trireme.parallel.straggler_watch import Patience, StragglerWatch
 from trireme.parallel.tensor_stream import TensorStream, spread
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
@@ -57,6 +57,8 @@ class Collective(Local):
         group: the processes.
         setup: what is trained, and by which optimizer.
         waiting: called with the reason, the names and the seconds while others are waited for.
+        doing: returns why no step of this process can be expected, and the line that it runs, each
+            "" for none.
     """
 
     group: ProcessGroup
@@ -67,6 +69,7 @@ class Collective(Local):
         group: ProcessGroup,
         setup: TrainingSetup,
         waiting: Callable[[str, Sequence[str], float], None],
+        doing: Callable[[], tuple[str, str]],
     ) -> None:
         options = setup.settings.options
         super().__init__(setup.trained, setup.optimizer, group.mesh.replicas, group.replica)
@@ -74,7 +77,20 @@ class Collective(Local):
         self.group = group
         self._clip_norm = options.clip_norm
         self._agree_on_skips = options.nan == "skip"  # a batch of one process may be left out
-        self._watch = StragglerWatch(group.rank, group.size, group.put, group.get, waiting)
+        self._watch = StragglerWatch(
+            group.rank,
+            group.size,
+            group.put,
+            group.get,
+            waiting,
+            patience=Patience(
+                setup.settings.task.config.heartbeat_timeout,
+                setup.settings.task.config.progress_timeout,
+            ),
+            interrupt=group.interrupt,
+            doing=doing,
+        )
+        group.explain_by(self._watch.reason)
         self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
         self._own_writes = setup.own_writes
@@ -189,6 +205,7 @@ class Collective(Local):
 
     def retire(self) -> None:
         """Waits until the other processes have made their last step too."""
+        self._watch.meet_at_the_end(self.step)
         self._agree(_Action.END)
         self.group.barrier()
 
@@ -196,7 +213,12 @@ class Collective(Local):
         """Keeps the final state, which a single process may then copy; returns its step.
 
         Where no process holds the whole model nothing is kept: all processes save together.
+
+        Raises:
+            ConfigurationError: another process makes a further step: every process must make the
+                same number of steps.
         """
+        self._watch.meet_at_the_end(self.step)
         self._agree(_Action.END)
         if not self.streams:
             self._last = self._gather(state=True)

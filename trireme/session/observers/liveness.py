@@ -23,6 +23,10 @@ _DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._export", "triton")
 
 
+WAITS = "it waits for the answer to its push"
+"""The excuse of a worker while the servers, or the other processes of a group, have not answered."""
+
+
 class Liveness:
     """Counts the steps of a thread; another thread reads its `status`.
 
@@ -63,6 +67,15 @@ class Liveness:
             return
         with self.excused(FIRST_BATCH):
             yield
+
+    def doing(self) -> tuple[str, str]:
+        """Returns an excuse, "" for none, and the line that the thread runs, "" if not known.
+
+        That the thread waits for others is none where these ask each other.
+        """
+        status = self.status()
+        excuse = str(status.get(EXCUSE, ""))
+        return "" if excuse == WAITS else excuse, str(status.get(LOCATION, ""))
 
     def status(self) -> Mapping[str, int | str]:
         """Returns the fields that the next heartbeat adds to the reported status."""

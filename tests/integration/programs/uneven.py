@@ -1,0 +1,58 @@
+"""Trains for some steps; one worker ends early, leaves a step out, or stands still.
+
+    uneven.py session|loop --fault RANK:STEP:end|skip|sleep
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+import trireme
+from trireme.launch.environment.detect import detect
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("way", choices=["session", "loop"])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--fault", default="-1:-1:end")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds between two steps")
+    options = parser.parse_args()
+    rank, at, fault = options.fault.split(":")
+    mine = detect().index == int(rank)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    entropy = nn.CrossEntropyLoss()
+    inputs, targets = torch.randn(16, 8), torch.randint(0, 2, (16,))
+
+    def leaves_out(step: int) -> bool:
+        time.sleep(options.pace)
+        if mine and step == int(at) and fault == "sleep":
+            time.sleep(3600)
+        return mine and step == int(at) and fault == "skip"
+
+    steps = int(at) if mine and fault == "end" else options.steps
+    if options.way == "session":
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with trireme.Session(model, entropy, sgd, log_every=1) as session:
+            for step in range(steps):
+                if not leaves_out(step):
+                    session.step((inputs, targets))
+            print(f"made {session.global_step} steps", flush=True)
+        return
+    optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(steps):
+        if not leaves_out(step):
+            optimizer.zero_grad()
+            entropy(model(inputs), targets).backward()
+            optimizer.step()
+    print(f"made {optimizer.global_step} steps", flush=True)
+    optimizer.close()
+
+
+if __name__ == "__main__":
+    main()
