@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+
+import pytest
 
 from tests.clocks import VirtualClock
-from trireme.parallel.straggler_watch import StepPosition, StragglerWatch, stragglers
+from trireme.errors import ConfigurationError, JobFailed
+from trireme.parallel.straggler_watch import (
+    Broken,
+    Patience,
+    Seen,
+    StepPosition,
+    StragglerWatch,
+    broken_by,
+    stragglers,
+)
 
 
 def test_who_is_not_as_far_is_waited_for() -> None:
     mine = StepPosition(7, True, 1)
     places = [(7, True), (6, True), (7, False), (8, False)]
     others = {
-        rank: (StepPosition(step, inside, 1), 0.0) for rank, (step, inside) in enumerate(places)
+        rank: Seen(StepPosition(step, inside, 1), 0.0, 0.0)
+        for rank, (step, inside) in enumerate(places)
     }
     assert stragglers(mine, others) == {
         1: "has made 6 steps of 7",
         2: "has not begun this step",
     }
-    assert stragglers(mine, {0: (others[0][0], 12.0)}) == {0: "has not reported for 12 s"}
+    assert stragglers(mine, {0: Seen(others[0].position, 12.0, 0.0)}) == {
+        0: "has not reported for 12 s"
+    }
 
 
 class Three:
     """Three processes with one store and one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience = Patience(100.0)) -> None:  # noqa: B008  # frozen
         self.store: dict[str, bytes] = {}
         self.clock = VirtualClock()
         self.said: list[tuple[int, str, tuple[str, ...]]] = []
+        self.doing = {rank: ("", "") for rank in range(3)}
         self.watches = [
             StragglerWatch(
-                rank, 3, self.store.__setitem__, self.store.get, self.say(rank), self.clock
+                rank,
+                3,
+                self.store.__setitem__,
+                self.store.get,
+                self.say(rank),
+                patience=patience,
+                doing=partial(self.doing.__getitem__, rank),
+                clock=self.clock,
             )
             for rank in range(3)
         ]
@@ -47,6 +70,15 @@ class Three:
             self.clock.advance(1.0)
             for rank in ranks:
                 self.watches[rank].look()
+                self.watches[rank].judge()
+
+    def broken(self, rank: int) -> str:
+        """Why the group is broken, as a process learns it; "" where it is whole."""
+        try:
+            self.watches[rank].check()
+        except (ConfigurationError, JobFailed) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
 
 
 def test_one_that_does_not_begin_its_step_is_named_by_those_who_did() -> None:
@@ -92,3 +124,119 @@ def test_a_step_that_takes_long_everywhere_waits_for_nobody() -> None:
         watch.step_began(3)
     three.live(60, 0, 1, 2)
     assert three.said == []
+
+
+# A wait in vain --------------------------------------------------------------------------------
+
+IN, OUT = StepPosition(7, True, 1), StepPosition(7, False, 1)
+ENDED = StepPosition(7, False, 1, ended=True)
+FAR = StepPosition(8, False, 1, ended=True)
+
+
+@pytest.mark.parametrize(
+    ("mine", "waited", "other", "silent", "still", "words"),
+    [
+        (IN, 9.0, IN, 10.0, 9.0, ""),
+        (IN, 10.0, IN, 10.0, 10.0, "worker:1 sent nothing for 10 s (--heartbeat-timeout)"),
+        (OUT, 99.0, IN, 99.0, 99.0, ""),
+        (ENDED, 10.0, OUT, 10.0, 10.0, "worker:1 sent nothing for 10 s"),
+        (IN, 1.0, ENDED, 0.0, 99.0, ""),
+        (IN, 2.0, ENDED, 0.0, 2.0, "rank 1 has ended its training after 7 steps, and rank 0 makes"),
+        (IN, 60.0, FAR, 0.0, 60.0, ""),
+        (ENDED, 60.0, IN, 0.0, 1.0, ""),
+        (
+            ENDED,
+            60.0,
+            IN,
+            0.0,
+            2.0,
+            "rank 0 has ended its training after 7 steps, and rank 1 makes",
+        ),
+        (ENDED, 60.0, OUT, 0.0, 60.0, ""),
+        (IN, 99.0, OUT, 0.0, 99.0, ""),
+        (IN, 600.0, OUT, 0.0, 599.0, ""),
+        (IN, 600.0, OUT, 0.0, 600.0, "(--progress-timeout): worker:1 has not begun step 8"),
+        (IN, 600.0, IN, 0.0, 600.0, "no process has completed step 8"),
+    ],
+)
+def test_when_a_process_waits_in_vain(
+    mine: StepPosition, waited: float, other: StepPosition, silent: float, still: float, words: str
+) -> None:
+    found = broken_by(0, mine, waited, {1: Seen(other, silent, still)}, Patience(10.0, 600.0))
+    assert (found is not None) == bool(words)
+    assert found is None or words in found.text
+
+
+def test_no_progress_is_waited_for_without_end_where_that_is_wanted() -> None:
+    others = {1: Seen(OUT, 0.0, 1e6)}
+    assert broken_by(0, IN, 1e6, others, Patience(10.0, 0.0)) is None
+
+
+def test_a_program_with_too_few_steps_would_have_them_again() -> None:
+    assert isinstance(Broken("x", usage=True).error(), ConfigurationError)
+    assert isinstance(Broken("x").error(), JobFailed)
+
+
+def test_one_that_is_stopped_breaks_the_group_with_one_reason_for_all_others() -> None:
+    three = Three(Patience(heartbeat=10.0))
+    for watch in three.watches:
+        watch.step_began(0)
+    three.live(3, 0, 1, 2)
+    three.live(9, 0, 2)
+    assert not three.broken(0) and not three.broken(2)
+    three.live(3, 0, 2)
+    assert three.broken(0).startswith("JobFailed: worker:1 sent nothing for 10 s")
+    assert three.broken(2) == three.broken(0)
+    three.watches[1].look()  # it goes on, and learns that the others do not
+    assert three.broken(1) == three.broken(0)
+    with pytest.raises(JobFailed):
+        three.watches[1].step_began(1)
+
+
+def test_a_process_that_was_stopped_itself_accuses_nobody() -> None:
+    three = Three(Patience(heartbeat=10.0))
+    for watch in three.watches:
+        watch.step_began(0)
+    three.live(4, 0, 1, 2)
+    three.clock.advance(60.0)  # the whole host
+    for watch in three.watches:
+        watch.judge()
+    three.live(30, 0, 1, 2)
+    assert [three.broken(rank) for rank in range(3)] == [""] * 3
+
+
+def test_one_with_an_excuse_may_take_its_time_and_counts_from_its_end() -> None:
+    three = Three(Patience(heartbeat=10.0, progress=60.0))
+    for rank in (0, 2):
+        three.watches[rank].step_began(4)
+    three.doing[1] = ("it evaluates", "")
+    three.live(300, 0, 1, 2)
+    assert not three.broken(0)
+    three.doing[1] = ("", "train.py:9 in main")
+    three.live(58, 0, 1, 2)
+    assert not three.broken(0)
+    three.live(4, 0, 1, 2)
+    assert "worker:1 has not begun step 5, its main thread is at train.py:9 in main" in (
+        three.broken(0)
+    )
+    assert "worker:2" not in three.broken(0)
+
+
+def test_a_store_that_does_not_answer_is_silent_too() -> None:
+    three = Three(Patience(heartbeat=10.0))
+    watch = three.watches[1]
+    watch.step_began(0)
+    asked = []
+
+    def hangs(key: str, value: bytes) -> None:
+        asked.append(key)
+        for _ in range(12):
+            three.clock.advance(1.0)
+            watch.judge()
+
+    watch._put = hangs
+    watch.look()
+    assert asked
+    assert "worker:0, or else what serves the store of the processes, sent nothing" in (
+        three.broken(1)
+    )

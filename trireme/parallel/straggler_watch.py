@@ -194,7 +194,7 @@ class StragglerWatch:
         get: Callable[[str], bytes | None],
         say: Callable[[str, Sequence[str], float], None],
         *,
-        patience: Patience = Patience(),  # noqa: B008  # frozen
+        patience: Patience = Patience(),  # frozen
         interrupt: Callable[[], None] = lambda: None,
         doing: Callable[[], tuple[str, str]] = lambda: ("", ""),
         clock: Clock | None = None,
@@ -224,6 +224,7 @@ class StragglerWatch:
         self._met = threading.Event()  # all have ended
         self._broken: Broken | None = None
         self._breaks = threading.Event()
+        self._told = False  # all can read why it is broken
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -303,14 +304,14 @@ class StragglerWatch:
             data = self._get(f"at/{rank}") if rank != self._rank else None
             if data is not None:
                 self._note(rank, msgspec.msgpack.decode(data, type=StepPosition))
-        if mine.ended and len(self._seen) == self._size - 1:
-            if all(place.ended for place, _, _ in self._seen.values()):
-                self._met.set()
+        ended = [place.ended for place, _, _ in self._seen.values()]
+        if mine.ended and sum(ended) == self._size - 1:
+            self._met.set()
         self._looked, self._asked = self._clock.now(), None
 
     def _note(self, rank: int, place: StepPosition) -> None:
         now = self._clock.now()
-        before, since, still = self._seen.get(rank, (None, now, now))
+        before, _, still = self._seen.get(rank, (None, now, now))
         if before is not None and place.beat == before.beat:
             return
         moved = before is None or _where(before) != _where(place)
@@ -321,9 +322,11 @@ class StragglerWatch:
         """Tells the others why the process group is broken, or learns it from them."""
         mine, said = self._broken, self._get(BROKEN)
         if said is not None:
+            self._told = True
             self._break(msgspec.msgpack.decode(said, type=Broken))
         elif mine is not None:
             self._put(BROKEN, msgspec.msgpack.encode(mine))
+            self._told = True
 
     def judge(self) -> None:
         """Says whom this process waits for, and breaks the process group if it does so in vain."""
@@ -377,6 +380,8 @@ class StragglerWatch:
                 # The process group is closed or broken: the step itself fails and says more.
                 _log.debug("no more watching: %s", error)
                 return
+            if self._breaks.is_set() and self._told:
+                return  # what serves the store may end now
             meets = self._ended and not self._met.is_set()
             self._changed.wait(min(BEAT_SECONDS, _SOON * self._size) if meets else BEAT_SECONDS)
             self._changed.clear()

@@ -100,9 +100,9 @@ def distribute(
       `DistributedSampler(data, optimizer.replicas, optimizer.replica)`. Under tensor parallelism
       the processes of one replica must feed the same batch, and begin with the same random state:
       `distribute` gives them the random state of the first, and checks the first batch.
-    - Every process must make the same number of steps. A process whose program ends earlier ends
-      the training of all under `allreduce`; among several replicas in a worker of parameter
-      servers, the others go on without it; elsewhere the others wait for it, and say so.
+    - Every process must make the same number of steps. Where one ends its loop earlier, or leaves a
+      step out, all of them raise an error that names it. Among several replicas in a worker of
+      parameter servers, the others go on without it.
     - Under `fsdp` and `tensor` the module itself is split: its parameters are of class `DTensor`,
       and the optimizer's groups hold them. Code that computes with the module, such as an
       evaluation, or saves it must run in every process. Checkpoints have whole tensors.

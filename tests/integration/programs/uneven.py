@@ -1,6 +1,6 @@
 """Trains for some steps; one worker ends early, leaves a step out, or stands still.
 
-    uneven.py session|loop --fault RANK:STEP:end|skip|sleep
+uneven.py session|loop --fault RANK:STEP:end|skip|sleep
 """
 
 from __future__ import annotations

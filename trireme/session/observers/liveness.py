@@ -24,7 +24,7 @@ _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._ex
 
 
 WAITS = "it waits for the answer to its push"
-"""The excuse of a worker while the servers, or the other processes of a group, have not answered."""
+"""The excuse of a worker while servers, or other processes of its group, have not answered."""
 
 
 class Liveness:
