@@ -29,6 +29,7 @@ from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters
 from trireme.session.lifecycle import Lifecycle, WaitCutShort
 from trireme.session.observers.liveness import WAITS
+from trireme.session.observers.lost_updates import LostUpdates
 from trireme.session.observers.progress import make_progress
 from trireme.session.optimizer_parameters import OptimizerParameters
 from trireme.session.replica.buffers import Buffers
@@ -122,10 +123,15 @@ class Worker:
         if setup.tables is not None:
             self.lifecycle.exits.callback(setup.tables.close)
         self._hyper = Hyperparameters(setup, self.progress)
+        self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
         self._parameters = OptimizerParameters(setup.optimizer, setup.frozen(), setup.name_of)
         self._prefetches = settings.prefetches and setup.process_group is None
         self._under_way = False  # an exchange whose result is not received yet
         self.life = 0  # how often the job was rolled back, as far as this worker knows
+
+    def _warn_as_chief(self, text: str) -> None:
+        if self.lifecycle.is_chief:  # all workers run the same program
+            self.progress.warn(text)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -289,6 +295,7 @@ class Worker:
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
         self.setup.own_writes.check()
+        self._lost_updates.before()
         self.checkpoints.ask_all()
         backend, liveness = self.backend, self.lifecycle.liveness
         try:
@@ -314,6 +321,7 @@ class Worker:
         except Fenced:
             result = self.rejoin()
         liveness.stepped()
+        self._lost_updates.after()
         result = self._decided(result)
         if not self.lifecycle.stop_sent and not backend.stopping:
             reason = self.lifecycle.interrupted
