@@ -58,7 +58,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch-size", "--batch_size", type=int, default=64, metavar="N")
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.1)
     parser.add_argument("--run-dir", "--run_dir", default=None, metavar="DIR")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch-size", "--batch_size", type=int, default=128, metavar="N")
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.1)
     parser.add_argument("--run-dir", "--run_dir", default="runs/cifar10", metavar="DIR")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 class Speed(Hook):

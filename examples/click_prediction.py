@@ -96,7 +96,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--admit-after", "--admit_after", type=int, default=100, metavar="N")
     parser.add_argument("--dense", action="store_true", help="2^BITS rows of torch.nn.Embedding")
     parser.add_argument("--run-dir", "--run_dir", default="runs/click_prediction", metavar="DIR")
-    given = parser.parse_args()
+    given = parser.parse_args(trireme.program_arguments())
     if given.data and not given.test:
         parser.error("--data needs --test: a file of rows that are held out")
     return given

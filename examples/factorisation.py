@@ -78,7 +78,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=12, metavar="N")
     parser.add_argument("--batch-size", "--batch_size", type=int, default=2000, metavar="N")
     parser.add_argument("--run-dir", "--run_dir", default="runs/factorisation", metavar="DIR")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 def main() -> None:

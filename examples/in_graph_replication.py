@@ -82,7 +82,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.1)
     parser.add_argument("--run-dir", "--run_dir", default=None, metavar="DIR")
     parser.add_argument("--check", action="store_true", help="compare with one process")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 def alone(model: Towers, batches: list[dict[str, torch.Tensor]], learning_rate: float) -> float:

@@ -64,7 +64,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hold", type=float, default=6, help="epochs at the full learning rate")
     parser.add_argument("--decay", type=float, default=0.6, help="of the rate, each epoch then")
     parser.add_argument("--run-dir", "--run_dir", metavar="DIR", help="default: keep nothing")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 def network(given: argparse.Namespace, vocabulary: int) -> torch.nn.Module:

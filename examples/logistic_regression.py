@@ -78,7 +78,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--alpha", type=float, default=0.1, help="the learning rate")
     parser.add_argument("--l1", type=float, default=8.0, help="keeps rare features at 0")
     parser.add_argument("--run-dir", "--run_dir", default="runs/logistic_regression", metavar="DIR")
-    given = parser.parse_args()
+    given = parser.parse_args(trireme.program_arguments())
     if given.data and not given.test:
         parser.error("--data needs --test: a file of rows that are held out")
     return given

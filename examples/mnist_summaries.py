@@ -32,7 +32,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.001)
     parser.add_argument("--dropout", type=float, default=0.9, help="the share of units kept")
     parser.add_argument("--run-dir", "--run_dir", default="runs/mnist_summaries", metavar="DIR")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 def network(keep: float) -> nn.Module:

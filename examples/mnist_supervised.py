@@ -27,7 +27,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch-size", "--batch_size", type=int, default=100, metavar="N")
     parser.add_argument("--learning-rate", "--learning_rate", type=float, default=0.01)
     parser.add_argument("--run-dir", "--run_dir", default="runs/mnist_supervised", metavar="DIR")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 def main() -> None:

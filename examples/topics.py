@@ -38,7 +38,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--words", type=int, default=10, metavar="N", help="printed of each topic")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run-dir", "--run_dir", metavar="DIR", help="saves there, and resumes")
-    return parser.parse_args()
+    return parser.parse_args(trireme.program_arguments())
 
 
 class Progress:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trireme.jobs.job import JobStatus as JobStatus
     from trireme.jobs.job import LaunchedJob as LaunchedJob
     from trireme.jobs.launch import launch as launch
+    from trireme.launch.environment.detect import program_arguments as program_arguments
     from trireme.parallel.config import GraphConfig as GraphConfig
     from trireme.parallel.config import PipelineConfig as PipelineConfig
     from trireme.ps.messages import Applied as Applied
@@ -52,6 +53,7 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "trireme.graph.scopes": ("device",),
     "trireme.jobs.job": ("JobStatus", "LaunchedJob"),
+    "trireme.launch.environment.detect": ("program_arguments",),
     "trireme.parallel.config": ("GraphConfig", "PipelineConfig"),
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),

@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from trireme.atomic_file import write_atomically
 from trireme.cli.parser import COMMANDS
-from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
-from trireme.errors import JobFailed, TriremeError, UsageError, suggestion
+from trireme.cluster.spec import ClusterTask
+from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.job_config import TASK_OPTIONS
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.environment.classic_flags import classic_strategy, classic_task
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import INTERRUPTED, describe
@@ -91,10 +92,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
-    _expand_classic(given)
+    given.strategy = classic_strategy(vars(given))
     file = read_file(given.config, Path.cwd())
     config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
-    named = _tf_task(given) or _flagged_task(given)
+    named = _tf_task(given) or classic_task(vars(given))
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
     if given.journal is not None:
@@ -160,7 +161,7 @@ def _serve(task: TaskConfig, audience: _Audience, terminal: BackgroundWriter) ->
 class _LineFormatter(logging.Formatter):
     """Writes the message of a record as one line: it may quote a peer, or a file's name."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802: of the base class
+    def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
 
 
@@ -171,42 +172,6 @@ def _log_to_stderr(prefix: str, terminal: BackgroundWriter) -> None:
 
 
 # Classic spellings -------------------------------------------------------------------------------
-
-
-def _expand_classic(given: argparse.Namespace) -> None:
-    """Converts `--sync-replicas` to `--strategy sync`."""
-    if given.sync_replicas is not None:
-        if given.sync_replicas.lower() not in ("true", "false", "1", "0", "yes", "no"):
-            raise UsageError(
-                f"--sync-replicas is {given.sync_replicas!r}: it must be true or false"
-            )
-        if given.sync_replicas.lower() in ("true", "1", "yes"):
-            if given.strategy not in (None, "sync"):
-                raise UsageError(
-                    f"--sync-replicas and --strategy {given.strategy} contradict each other"
-                )
-            given.strategy = "sync"
-
-
-def _flagged_task(given: argparse.Namespace) -> ClusterTask:
-    """Returns the task that the classic flags name.
-
-    Raises:
-        UsageError: a flag is missing or wrong.
-    """
-    for name in ("job_name", "ps_hosts", "worker_hosts"):
-        if getattr(given, name) is None:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is missing: every task needs --job-name, "
-                "--task-index, --ps-hosts and --worker-hosts"
-            )
-    if given.job_name not in ROLES:
-        raise UsageError(
-            f"--job-name is {given.job_name!r}{suggestion(given.job_name, ROLES)}; the roles are: "
-            f"{', '.join(ROLES)}"
-        )
-    cluster = ClusterSpec.from_hosts(given.ps_hosts, given.worker_hosts, given.coordinator)
-    return ClusterTask(given.job_name, _index(given.task_index), cluster)
 
 
 def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
@@ -224,13 +189,6 @@ def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
             'it by `python SCRIPT`, or name the servers under "ps"'
         )
     return tf
-
-
-def _index(text: str | None) -> int:
-    try:
-        return int(text) if text is not None else 0
-    except ValueError:
-        raise UsageError(f"--task-index is {text!r}: it must be a whole number from 0") from None
 
 
 def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:

@@ -1,6 +1,7 @@
 """Reads from the environment which task this process is.
 
-`TRIREME_TASK` describes the task completely. Without it, the variables of another launcher do:
+`TRIREME_TASK` describes the task completely. Without it, the classic flags on the command line do
+(`--job_name=worker --ps_hosts=...`), or the variables of another launcher:
 torchrun's, `TF_CONFIG`, MPI's or Slurm's. Without any of them this process is a job of its own,
 with one worker and no server, unless a launcher that is not supported has started several.
 
@@ -33,6 +34,11 @@ from trireme.launch.config.task_config import (
     decode_task,
     fresh_job,
 )
+from trireme.launch.environment.classic_flags import (
+    classic_strategy,
+    classic_task,
+    split_flags,
+)
 from trireme.launch.environment.other_launchers import VARIABLES, check_no_other_launcher
 from trireme.launch.environment.process_launchers import (
     LAUNCHER_VARIABLES,
@@ -55,8 +61,8 @@ _log = logging.getLogger(__name__)
 def current_task() -> TaskConfig:
     """Returns the task that this process is.
 
-    In a process that `TF_CONFIG` names as a parameter server this function does not return: the
-    process becomes that server.
+    In a process that `TF_CONFIG` or the classic flags name as a parameter server this function does
+    not return: the process becomes that server.
 
     Raises:
         UsageError: the environment describes no task.
@@ -65,26 +71,43 @@ def current_task() -> TaskConfig:
     launched = any(
         name in own or VARIABLES.fullmatch(name) for name, set_ in os.environ.items() if set_
     )
-    if TASK_VARIABLE not in os.environ and launched:
+    flags, _ = split_flags(sys.argv[1:])
+    if TASK_VARIABLE not in os.environ and (launched or flags):
         sys.excepthook = _print_error
-    task = detect()
+    task = detect(arguments=sys.argv[1:])
     if task.role != "worker":
         # TensorFlow's programs wait in `server.join()` here. A server runs none of this program.
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "trireme", "task"])
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        os.execv(sys.executable, [sys.executable, "-m", "trireme", "task", *words])
     if task.processes > 1 and (task.one_host or is_loopback(task.process_group)):
         _stay_on_loopback(os.environ)
     return task
 
 
-def detect(environ: Mapping[str, str] | None = None, directory: Path | None = None) -> TaskConfig:
+def program_arguments() -> list[str]:
+    """Returns the arguments of this program, without the classic flags that name its task.
+
+    A program of your own that takes `--job_name` and the other flags as its launcher's hands this
+    list to its parser: `parser.parse_args(trireme.program_arguments())`. In a task that `trireme`
+    has started all arguments are the program's own.
+    """
+    return sys.argv[1:] if TASK_VARIABLE in os.environ else split_flags(sys.argv[1:])[1]
+
+
+def detect(
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    arguments: Sequence[str] = (),
+) -> TaskConfig:
     """Returns the task that this process is.
 
     Args:
         environ: the environment; this process's own by default.
         directory: the directory of the configuration file, which is read where another launcher
             started this process; the working directory by default.
+        arguments: the program's arguments, which may have the classic flags.
 
     Raises:
         ConfigurationError: the environment describes no task, or one that cannot be.
@@ -97,6 +120,8 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
             return task
         secret, certificates = receive_secret(task.secret_fd, task.job)
         return msgspec.structs.replace(task, secret=secret, certificates=certificates)
+    if flags := split_flags(arguments)[0]:
+        return _flagged_task(flags, environ, directory)
     launched = find_launched_task(environ, TORCHRUN)
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
     if launched is None and tf is not None:
@@ -109,6 +134,25 @@ def detect(environ: Mapping[str, str] | None = None, directory: Path | None = No
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
     return _with_options(*launched, _read(environ, directory, OPTIONS))
+
+
+def _flagged_task(
+    flags: Mapping[str, str], environ: Mapping[str, str], directory: Path | None
+) -> TaskConfig:
+    """Returns the task that the classic flags name, with the options of the environment."""
+    named = classic_task(flags)
+    given = {name: flags[name] for name in ("aggregate",) if name in flags}
+    if (strategy := classic_strategy(flags)) is not None:
+        given["strategy"] = strategy
+    file = read_file(None, Path.cwd() if directory is None else directory)
+    task = manual_task(named, read_config(given, environ, file, TASK_OPTIONS), environ)
+    _log.warning(
+        "%s by the flags on the command line (--job_name, ...): %d workers, servers at %s",
+        task.name,
+        task.workers,
+        ", ".join(named.cluster.ps),
+    )
+    return task
 
 
 def worker_of_servers(
