@@ -199,3 +199,18 @@ def train_epochs(case: str, rows: int, prepared: bool = False) -> dict[str, Any]
     values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
     made.close()
     return values | {"steps": steps, "seen": seen}
+
+
+def train_on_the_same(case: str, same: bool) -> list[str]:
+    """Trains every process on the same batches, or each on its own; returns the warnings."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
+    own = slice(None) if same else slice(made.replica, None, made.replicas)
+    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+        made.zero_grad()
+        loss_of(model(inputs[own]), targets[own]).backward()
+        made.step()
+    made.close()
+    return said

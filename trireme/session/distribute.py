@@ -159,7 +159,7 @@ def distribute(
     if setup.process_group is not None and setup.process_group.mesh.tp > 1:
         _share_random_state(setup.process_group)
         _check_first_batch(setup.process_group, module)
-    job = LoopJob(worker)
+    job = LoopJob(worker, module)
     worker.lifecycle.enter("training")
     joined = [
         DistributedOptimizer(member, job, index)
@@ -215,6 +215,11 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
     @property
     def worker(self) -> Worker:
         return self._job.worker
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that the loop calls, or a container of several."""
+        return self._job.model
 
     @property
     def board(self) -> TensorBoard | None:

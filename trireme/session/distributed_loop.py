@@ -17,6 +17,7 @@ from trireme.launch.process_setup.program import ProgramEnd
 from trireme.parallel.stages import called_modules
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.results import PushResult
+from trireme.session.batch_comparison import BatchComparison
 from trireme.session.batch_watch import BatchWatch
 from trireme.session.gradient_watch import GradientWatch, line_of_program
 from trireme.session.loop_data import LoopData
@@ -36,24 +37,27 @@ class LoopJob:
 
     Args:
         worker: the worker, which has started.
+        model: the module that the loop calls, or a container of several.
 
     Attributes:
-        worker: the argument.
+        worker, model: the arguments.
         parameters: the parameters of each optimizer, as the program computes with them.
         recorder: counts and records this worker's steps.
         data: deals the examples of data sets to this worker.
         loss: the loss that the program has logged last; None for none.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, model: nn.Module) -> None:
         self.worker = worker
+        self.model = model
         self._setup = worker.setup
         self.parameters = self._setup.parameters_of_each()
         if self._setup.part is None:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
         self._watch = self._watched()
-        self._batches = BatchWatch(self._setup.model)
+        self._batches = BatchWatch(model)
+        self._comparison = BatchComparison(worker, self._batches)
         self.recorder = Recorder(worker, own_loop=True)
         self.loss: torch.Tensor | float | None = None
         self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
@@ -120,6 +124,7 @@ class LoopJob:
             pushed = self.worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_row_gradients()
+        self._comparison.step_made()
         self._record(pushed, began, computed)
         if self._watch is not None:
             self._watch.forget(self.parameters[optimizer])
@@ -352,6 +357,7 @@ class LoopJob:
         reducer.begin()
         reducer.finish()
         worker.update(0.0, ())
+        self._comparison.step_made()
         return True
 
     def _at_exit(self) -> None:
