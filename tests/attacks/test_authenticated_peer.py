@@ -53,7 +53,6 @@ from trireme.ps.messages import (
     Refused,
     Retire,
     ServerStatus,
-    SetEnd,
     Share,
     Span,
     Status,
@@ -398,7 +397,7 @@ def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(
     [
         ("observer:0", 0, Pull(1), "observer:0 may not say Pull: only a task of role worker may"),
         ("observer:0", 0, StopJob("because"), "observer:0 may not say StopJob: only a task of"),
-        ("ps:1", 0, SetEnd(1), "ps:1 may not say SetEnd: only a task of role worker may"),
+        ("ps:1", 0, Drain(), "ps:1 may not say Drain: only a task of role worker may"),
         ("worker:1", 1, RoundReady(0, (), (), 0.0), "worker:1 may not say RoundReady: only a"),
         ("ps:0", 0, RoundClose(0, (), 1.0), "ps:0 may not speak as a server over this"),
         ("ps:7", 0, Attached(True, 0, 1), "a server is not asked Attached"),

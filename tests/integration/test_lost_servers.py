@@ -123,7 +123,7 @@ def test_synchronous_rounds_go_on_as_if_no_server_had_died(shell: Shell) -> None
 def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
     shell: Shell, end: tuple[object, ...]
 ) -> None:
-    """The end that the loader has computed from the epochs is lost with the servers."""
+    """Where it ends by passes, what was dealt is lost with the servers."""
     steps = 400  # 1.6 epochs of 1,000 examples
     words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
     running = counting(shell, steps, *words, "--max-restarts", 2, program=end)

@@ -24,7 +24,6 @@ from trireme.ps.messages import (
     Push,
     PushReply,
     Retire,
-    SetEnd,
     Span,
     Status,
     StopJob,
@@ -176,21 +175,23 @@ class Bench:
     def lease(
         self, worker: int = 0, *, count: int = 1, incarnation: int = 1, **changed: Any
     ) -> tuple[Span, ...]:
+        return self.leased(worker, count=count, incarnation=incarnation, **changed).spans
+
+    def leased(
+        self, worker: int = 0, *, count: int = 1, incarnation: int = 1, **changed: Any
+    ) -> Leased:
         fields = {"view": self.view_number, "batch": 4, **changed}
         request = Lease(dataset="d", size=100, count=count, **fields)
         who = Participant(worker, incarnation)
         ((_, answer),) = told(self.shard.lease(self.now, "lease", who, request))
         assert isinstance(answer, Leased), answer
-        return answer.spans
+        return answer
 
     def retire(self, worker: int) -> list[Instruction]:
         return self.shard.retire(self.now, f"retire {worker}", Participant(worker, 1), Retire())
 
     def stop(self) -> list[Instruction]:
         return self.shard.stop(self.now, "stop", StopJob("enough"))
-
-    def set_end(self, last: int) -> list[Instruction]:
-        return self.shard.set_end(self.now, "end", SetEnd(last))
 
     def drain(self, worker: int = 0, route: str = "drain") -> list[Instruction]:
         return self.shard.drain(self.now, route, Participant(worker, 1), Drain())

@@ -13,11 +13,11 @@ def test_who_waits_long_for_the_examples_of_others_says_so() -> None:
     waits: list[float] = []
     idle = IdleSteps(worker, flush=lambda: None, sleep=waits.append)
     while sum(waits) < 29:
-        idle.wait()
+        idle.wait(awaited=False)
     told = worker.progress.waiting_for_update
     told.assert_not_called()
     while sum(waits) < 59:
-        idle.wait()
+        idle.wait(awaited=False)
     told.assert_called_once()
     reason, names, seconds = told.call_args.args
     assert (reason, names) == ("for the examples that they hold", ("other workers",))
@@ -25,5 +25,5 @@ def test_who_waits_long_for_the_examples_of_others_says_so() -> None:
     idle.over()
     waits.clear()
     while sum(waits) < 29:
-        idle.wait()
+        idle.wait(awaited=False)
     told.assert_called_once()

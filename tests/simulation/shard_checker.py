@@ -141,6 +141,7 @@ class ShardChecker:
             self._loading = message, what
         if isinstance(message, Retire) and who is not None and tuple(who) in account.live:
             account.retired.add(who.worker)
+            account.dealing.release(who)
 
     def refused(self, pushes: Sequence[tuple[int, int, int]]) -> None:
         """The shard has refused to apply pushes: (worker, incarnation, sequence)."""

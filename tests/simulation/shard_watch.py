@@ -16,7 +16,7 @@ from trireme.ps.shard.state import ShownModel
 from trireme.wire.message import Message
 
 _OF_PARTICIPANTS = ("attach", "load", "pull", "push", "lease", "retire", "share", "drain")
-_OF_ANYBODY = ("stop", "set_end", "freeze", "cut", "thaw", "collect")
+_OF_ANYBODY = ("stop", "freeze", "cut", "thaw", "collect")
 _OTHERS = ("heard", "go_on", "expire")
 
 

@@ -355,7 +355,7 @@ class Ledger:
         for start, stop in self._open:
             if until is not None and start >= until:
                 return None
-            stop = min(stop, start + batch)
+            stop = min(stop, start + batch, stop if until is None else until)
             if end != EpochEnd.CROSS:
                 stop = min(stop, self._end_of_epoch(start))
             self._open.remove(start, stop)

@@ -344,6 +344,8 @@ class Lease(FromWorker, frozen=True, array_like=True):
     (2). Positions from `until` on are not dealt, where it is not 0. `lacks` are positions that
     turned out to have no example, as the data ended before them: they count as finished. `order` is
     a fingerprint of the order of examples, which all workers must share; 0 where none can be told.
+    `left_out` are positions that the worker's program was dealt and left out: they count as
+    finished.
     With a `count` of 0 nothing is dealt; with a `size` of 0 the data set's is taken that is known.
     """
 
@@ -359,13 +361,16 @@ class Lease(FromWorker, frozen=True, array_like=True):
     until: Number = 0
     lacks: Pairs = ()
     order: Number = 0
+    left_out: Pairs = ()
 
     @classmethod
     def of(
         cls, dataset: str, size: int, batch: int, count: int, number: int, terms: LeaseTerms
     ) -> Lease:
         """Makes a request; its sender fills in the view."""
-        named: dict[str, Any] = {**terms, "lacks": tuple(terms.get("lacks", ()))}
+        named: dict[str, Any] = {**terms}
+        for field in ("lacks", "left_out"):
+            named[field] = tuple(named.get(field, ()))
         return cls(0, dataset, size, batch, count, number, **named)
 
 
@@ -377,6 +382,7 @@ class LeaseTerms(TypedDict, total=False):
     until: int
     lacks: Sequence[tuple[int, int]]
     order: int
+    left_out: Sequence[tuple[int, int]]
 
 
 class Leased(Message, frozen=True, array_like=True):
@@ -384,13 +390,15 @@ class Leased(Message, frozen=True, array_like=True):
 
     There are fewer than were asked for where no more are left before `until`. An empty span says
     that the worker sits out one synchronous round. `finished` says that all examples before
-    `until` are in the parameters, and `epoch` is the first of which some are not.
+    `until` are in the parameters, and `epoch` is the first of which some are not. `awaited` says
+    that a synchronous round has updates of others and waits for one of this worker.
     """
 
     kind: ClassVar[int] = 73
     spans: tuple[Span, ...]
     finished: bool = False
     epoch: Number = 0
+    awaited: bool = False
 
 
 class StopJob(FromWorker, frozen=True, array_like=True):
@@ -405,13 +413,6 @@ class Stopping(Message, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 75
     step: Number
-
-
-class SetEnd(FromWorker, frozen=True, array_like=True):
-    """Sets shard 0's `max_steps`, where it was not known at `Attach`. Answered by `Stopping`."""
-
-    kind: ClassVar[int] = 76
-    max_steps: Number
 
 
 class Drain(FromWorker, frozen=True, array_like=True):

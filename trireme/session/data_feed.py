@@ -22,6 +22,7 @@ from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
 from trireme.session.batches import Batches
 from trireme.session.dealer import Dealer
+from trireme.session.handed_out import HandedOut
 from trireme.session.idle_steps import IdleSteps
 from trireme.session.lookahead import Lookahead
 from trireme.session.observers.phases import Phases
@@ -64,7 +65,8 @@ class DataFeed:
         self._places = StreamPlaces(worker)
         self._epochs: _Epochs | None = None
         self._last_epoch = 0  # of the batch before
-        self._since_update: list[Batch] = []  # the batches handed out since the last update
+        self._handed = HandedOut()
+        self._told: set[str] = set()  # the data sets of which examples were left out
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
         self._ahead: Lookahead | None = None  # its batches
         # The last one that was iterated over, by the name of its data set.
@@ -88,7 +90,7 @@ class DataFeed:
                 "session.epochs inside session.epochs: an epoch has no epochs of its own"
             )
         for epoch in range(self._first_epoch(name), count):
-            if self._worker.asked_to_stop():
+            if self._stopping():
                 return
             self._epochs = _Epochs(epoch, last=patient and epoch + 1 == count)
             try:
@@ -102,6 +104,11 @@ class DataFeed:
                 return self._worker.backend.lease(name, 0, 1, 0).epoch
             except Fenced:
                 self._worker.come_back()
+
+    def _stopping(self) -> bool:
+        """Returns whether the job ends, and notes that the program has asked."""
+        worker = self._worker
+        return worker.last_iteration.asked(worker.backend.stopping)
 
     # -- batches --------------------------------------------------------------------------------
 
@@ -235,11 +242,7 @@ class DataFeed:
             dealer.until, patient = (within.epoch + 1) * per_epoch, within.last
             dealer.end_epochs()
         elif epochs is not None and settings.max_steps is None:
-            if dealer.crosses:
-                per_step = dealer.batch_size * settings.batches_per_step
-                self._worker.backend.set_end(-(-int(epochs * dealer.size) // per_step))
-            else:
-                dealer.until = int(epochs * per_epoch)
+            dealer.until = max(1, round(epochs * per_epoch))
         if within is not None and within.epoch:
             return self._iterate_epoch(loader, dealer, within.epoch, patient=patient)
         self._latest[dealer.name] = loader, dealer
@@ -266,12 +269,15 @@ class DataFeed:
         self, loader: Loader | StreamLoader, dealer: Dealer, *, patient: bool
     ) -> Iterator[Batch]:
         worker, key = self._worker, (dealer.name, dealer.size)
-        if worker.asked_to_stop():
+        if self._stopping():
             self._finish()
             return
-        within = self._epochs
+        within, loop = self._epochs, self._handed.begin()
         dealer.begin()
-        dealer.left += self._left_over.pop(key, [])
+        again, dropped = self._handed.take_back(dealer.name)
+        dealer.left += [*again, *self._left_over.pop(key, [])]
+        dealer.leave_out(dropped)
+        self.warn_of_left_out()
         batches = self._ahead = Lookahead(iter(loader))
         self._loader = loader
         rejoined = worker.rejoined
@@ -281,6 +287,7 @@ class DataFeed:
                     # The job had given this worker up, and dealt its positions to others.
                     rejoined = worker.rejoined
                     self._left_over.clear()
+                    self._handed.forget()
                     dealer.left.clear()
                     loader.discard()
                     batches = self._ahead = Lookahead(iter(loader))
@@ -289,11 +296,12 @@ class DataFeed:
                     with worker.lifecycle.liveness.loading():
                         batch = next(batches, None)
                     if batch is None and loader.pause():
-                        batch = self._without_examples(loader)
+                        batch = self._without_examples(loader, dealer)
                         batches = self._ahead = Lookahead(iter(loader))
                         if batch is None:
                             continue
                     elif batch is None:
+                        dealer.leave_out(self._handed.leave_out(loop))
                         if not dealer.until or not self._more(dealer, patient=patient):
                             break
                         batches = self._ahead = Lookahead(iter(loader))
@@ -306,8 +314,9 @@ class DataFeed:
                     break
                 self._idle.over()
                 batch.dataset, self._last_epoch = dealer.name, batch.epoch
-                self._since_update.append(batch)
+                self._handed.add(batch, loop)
                 worker.last_iteration.asked(False)
+                worker.passed = False
                 yield batch
             worker.last_iteration.asked(True)
         finally:
@@ -315,11 +324,16 @@ class DataFeed:
             left = self._left_over.setdefault(key, [])
             left += [*batches.spans, *loader.discard(), *dealer.left]
             dealer.left.clear()
-        if within is None or worker.backend.stopping:
+            self._handed.leave(loop)
+        if worker.backend.stopping:
             self._finish()
+        worker.passed = within is None
 
-    def _without_examples(self, loader: Loader | StreamLoader) -> Batch | None:
+    def _without_examples(self, loader: Loader | StreamLoader, dealer: Dealer) -> Batch | None:
         """Takes part in a step for which the ledger has no examples for this worker.
+
+        Where other workers make several updates from their batches, it is several steps; where they
+        leave their batches out, none.
 
         Returns:
             A batch that does not count, where other processes compute with this one; None where
@@ -329,7 +343,14 @@ class DataFeed:
             batch = loader.stand_in()
             batch.epoch = self._last_epoch
             return batch
-        self._idle.make()
+        while not self._worker.backend.stopping:
+            told = dealer.ask(0)
+            if told.finished:  # the others have left out theirs, and are in the next epoch
+                break
+            if told.awaited:
+                self._idle.make()
+                break
+            self._idle.wait(awaited=False)
         return None
 
     def _more(self, dealer: Dealer, *, patient: bool) -> bool:
@@ -347,7 +368,7 @@ class DataFeed:
                 return True
             if told.finished or not patient:
                 return False
-            self._idle.wait()
+            self._idle.wait(awaited=told.awaited)
             if rejoined != worker.rejoined:
                 return True
         return False
@@ -357,15 +378,25 @@ class DataFeed:
     def spans_of(self, batch: Any) -> list[Span]:
         """Returns the positions that an update from a batch finishes.
 
-        A batch that the program made itself counts as made of all batches that loaders have handed
-        out since the last update.
+        See `HandedOut.spans_of`.
         """
-        batches = [batch] if isinstance(batch, Batch) else self._since_update
-        return [Span(each.dataset, start, stop) for each in batches for start, stop in each.spans]
+        return self._handed.spans_of(batch)
 
-    def updated(self) -> None:
-        """Notes that an update was computed from the batches handed out so far."""
-        self._since_update.clear()
+    def updated(self, batch: Any) -> None:
+        """Notes that an update was computed from a batch."""
+        self._handed.updated(batch)
+        self._idle.updated()
+
+    def warn_of_left_out(self) -> None:
+        """Says, once for each data set, that examples were left out."""
+        for dataset, count in self._handed.left_out().items():
+            if dataset not in self._told:
+                self._told.add(dataset)
+                self._worker.progress.warn(
+                    f"{count} examples of {dataset!r} were handed out and no step was made from "
+                    "them (continue, or a loop that was left twice with the same batch): they "
+                    "count as left out of their epoch, and are not dealt again. This is said once"
+                )
 
     def prepare(self) -> None:
         """Makes the next batch while an update is under way."""

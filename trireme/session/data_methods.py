@@ -60,7 +60,9 @@ class DataMethods(JobView):
         Each example of an epoch is dealt to one worker. Examples that a worker did not finish,
         because the worker died or its update was stale, are dealt again. A resumed job continues
         at the exact example. A program that leaves the loop early and creates another loader over
-        the same data set continues where the first loader ended. Inside `epochs`, an iteration
+        the same data set continues where the first loader ended, with the batch that it was handed
+        last and made no step from. Batches that the loop goes past without a step (`continue`)
+        count as left out of their epoch, and a warning says so once. Inside `epochs`, an iteration
         ends with the epoch; otherwise a batch that crosses an epoch's end takes the rest from the
         next epoch, so that all are full.
 
@@ -83,8 +85,11 @@ class DataMethods(JobView):
                 synchronous jobs a full batch for every worker, is left out.
             transform: (batch, generator) -> batch, such as an augmentation of
                 `trireme.data.augment`; its randomness follows from the seed and the batch.
-            epochs: the job ends after this many passes over the data set, unless `max_steps` is
-                set.
+            epochs: the iteration ends after this many passes over the data set, however many steps
+                the program makes of a batch, unless `max_steps` is set. The last batch is cut at
+                the end of the last pass. The workers then wait for each other, until each example
+                is in the parameters. Where the program has no other loader, that is its end:
+                `should_stop()` is true.
             resized: whether a resumed job accepts a data set of another size than the
                 checkpoint's, and continues with the next epoch of the present data set; and
                 whether a program may change the size between epochs. A job without it is refused.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trireme.data.intervals import joined
 from trireme.data.positions import MOST_POSITIONS, EpochEnd
 from trireme.data.stream import Stream
 from trireme.ps.messages import Leased
@@ -9,6 +12,8 @@ from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
 
 Span = tuple[int, int]
+
+_MOST_PAIRS = 1 << 16  # in a request
 
 
 class Dealer:
@@ -52,6 +57,7 @@ class Dealer:
         self._end, self._resized, self._whole = end, resized, whole
         self.order = order
         self._lacks: list[Span] = []
+        self._left_out: list[Span] = []
         self._compared = False
 
     def begin(self) -> None:
@@ -118,6 +124,8 @@ class Dealer:
             Rejected: workers disagree about the data set, or the checkpoint is of another one.
         """
         lacks, self._lacks = tuple(self._lacks), []
+        left_out = joined(self._left_out)
+        left_out, self._left_out = left_out[:_MOST_PAIRS], left_out[_MOST_PAIRS:]
         return self._backend.lease(
             self.name,
             self.size,
@@ -128,6 +136,7 @@ class Dealer:
             until=self.until if until is None else until,
             lacks=lacks,
             order=self.order,
+            left_out=left_out,
         )
 
     @property
@@ -149,6 +158,10 @@ class Dealer:
         self._lacks.append((start, stop))
         if self._backend.together:  # each process tells its own copy of the ledger
             self.ask(0)
+
+    def leave_out(self, spans: Sequence[Span]) -> None:
+        """Notes that the program has left out positions; the next request tells it."""
+        self._left_out += spans
 
     def _pieces(self, span: Span) -> list[Span]:
         """Splits a span into pieces of at most a batch."""

@@ -381,7 +381,7 @@ class Session(SummaryMethods, DataMethods):
         worker = self.worker
         if not worker.goes_on(self._finish_training):
             result = self._stepper.compute_only(batch, loss)
-            self._feed.updated()
+            self._feed.updated(batch)
             return result
         self._stepper.choose(optimizer)
         for hook in self.options.hooks:
@@ -394,7 +394,7 @@ class Session(SummaryMethods, DataMethods):
         finally:
             self._in_step = False
         computed = time.monotonic()
-        feed.updated()
+        feed.updated(batch)
         if self._setup.tables is not None and self._setup.tables.looks_ahead:
             self._setup.tables.expect(feed.upcoming())
         weight = float(result.examples) or _weight_of(batch)
@@ -428,6 +428,7 @@ class Session(SummaryMethods, DataMethods):
             self._complete()
             self._recorder.check_progress()
             self._recorder.training_ended()
+            self._feed.warn_of_left_out()
             self.worker.finish()
             self._announce_checkpoints()
             if self._setup.part is not None and not self._setup.lean:

@@ -95,6 +95,7 @@ class Worker:
         backend, buffers, checkpoints: further parts, once the worker has started.
         rejoined: the number of times that this worker has rejoined the job; examples dealt to it
             before are dealt to other workers.
+        passed: whether the program's last loop has made all passes over its data set.
         update_times: the times of the last update.
 
     Raises:
@@ -118,6 +119,7 @@ class Worker:
         self.storage = Storage(settings, self.progress)
         self.last_iteration = LastIteration()
         self.rejoined = 0
+        self.passed = False
         self.update_times = UpdateTimes()
         self.lifecycle.exits.callback(self.storage.close)
         if setup.tables is not None:
@@ -246,8 +248,8 @@ class Worker:
         return self.backend.stopping
 
     def asked_to_stop(self) -> bool:
-        """Returns `should_stop`, and notes that the program's loop has asked."""
-        return self.last_iteration.asked(self.backend.stopping)
+        """Returns whether training should end, and notes that the program's loop has asked."""
+        return self.last_iteration.asked(self.backend.stopping or self.passed)
 
     def stop(self, reason: str) -> None:
         """Asks that the job end at the next step at which every worker can."""
@@ -276,6 +278,8 @@ class Worker:
         weight: float,
         examples: Sequence[Span],
         meanwhile: Callable[[], None] = lambda: None,
+        *,
+        counts: bool = True,
     ) -> PushResult | None:
         """Pushes the gradients in the flat buffers, and receives new values.
 
@@ -286,6 +290,8 @@ class Worker:
             weight: the number of examples that the gradient is the mean of.
             examples: the positions of the examples, where the ledger dealt them.
             meanwhile: called while the push is under way; it must not use the servers.
+            counts: whether the update is a step; otherwise its weight is 0, and servers apply each
+                update by itself.
 
         Returns:
             The result of the push, or of the previous push with prefetch; None where there is none.
@@ -300,13 +306,13 @@ class Worker:
         backend, liveness = self.backend, self.lifecycle.liveness
         try:
             if self._prefetches:
-                result = self._push_ahead(weight, examples)
+                result = self._push_ahead(weight, examples, counts=counts)
             else:
                 began = time.monotonic()
                 tables = self.setup.tables
-                rows: dict[str, Any] = {}
+                rows: dict[str, Any] = {} if counts else {"steps": 0}
                 if tables is not None:
-                    rows = {"rows": tables.updates(), "wanted": tables.wanted}
+                    rows |= {"rows": tables.updates(), "wanted": tables.wanted}
                 backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
                 pushed = time.monotonic()
                 meanwhile()
@@ -341,7 +347,9 @@ class Worker:
         self.setup.own_writes.remember()
         self._parameters.remember()
 
-    def _push_ahead(self, weight: float, examples: Sequence[Span]) -> PushResult | None:
+    def _push_ahead(
+        self, weight: float, examples: Sequence[Span], *, counts: bool
+    ) -> PushResult | None:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
         backend = self.backend
         basis, waiting = backend.step, time.monotonic()
@@ -350,7 +358,9 @@ class Worker:
         began = time.monotonic()
         self._under_way = False
         if before is None or not before.stop:
-            backend.push(weight, hyper=self._hyper.now(), examples=examples, pulled=basis)
+            named: dict[str, Any] = {} if counts else {"steps": 0}
+            hyper = self._hyper.now()
+            backend.push(weight, hyper=hyper, examples=examples, pulled=basis, **named)
             self._under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
         return before

@@ -540,12 +540,10 @@ def test_workers_leave_each_other_bytes_and_hear_who_left_what() -> None:
             worker.client.close()
 
 
-def test_an_end_is_set_once_asked_for_and_waited_for() -> None:
+def test_an_end_is_asked_for_and_waited_for() -> None:
     with servers(1) as made:
         worker = Worker(made, 0, Rule())
         worker.begin()
-        assert worker.client.set_end(5) == 5
-        assert worker.client.set_end(7) == 5
         worker.push()
         worker.client.wait()
         assert worker.client.stop("enough") == 2, "the update that it may compute is let in"

@@ -264,9 +264,7 @@ def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
 def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
     bench = Bench(SYNC)
     assert told(bench.stop()) == [("stop", Stopping(0))]
-    assert told(bench.set_end(9)) == [("end", Stopping(0))]
     late = Bench(SYNC)
-    assert told(late.set_end(2)) == [("end", Stopping(2))]
     assert told(late.drain()) == []
     late.retire(0)
     assert told(late.retire(1)) == [("retire 1", Done()), ("drain", Stopping(0))]

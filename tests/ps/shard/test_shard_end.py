@@ -9,9 +9,10 @@ from tests.ps.bench import (
     applied,
     told,
 )
-from trireme.ps.messages import Done, PullReply, PushReply, Stale, Stopping
+from trireme.ps.messages import Done, Lease, PullReply, PushReply, Refused, Span, Stale, Stopping
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import PushesCommitted, PushesStaged
+from trireme.ps.shard.participants import Participant
 
 # The end ---------------------------------------------------------------------------------------
 
@@ -89,13 +90,6 @@ def test_a_stop_before_anybody_has_come_is_not_forgotten() -> None:
     assert told(bench.pull(0)) == [("pull 0", PullReply(0, True))]
 
 
-def test_an_end_may_be_set_once() -> None:
-    bench = Bench(workers=(0,))
-    assert told(bench.set_end(1)) == [("end", Stopping(1))]
-    assert told(bench.set_end(9)) == [("end", Stopping(1))]
-    assert told(bench.push()) == [("push 0.1", applied(1, stop=True))]
-
-
 def test_a_drain_waits_until_nobody_trains() -> None:
     bench = Bench(ending(1))
     assert bench.drain() == []
@@ -103,3 +97,43 @@ def test_a_drain_waits_until_nobody_trains() -> None:
     assert told(bench.view(0, 1)) == []
     assert told(bench.retire(1)) == [("retire 1", Done()), ("drain", Stopping(0))]
     assert told(bench.drain()) == [("drain", Stopping(0))]
+
+
+def test_who_retires_gives_back_what_it_holds_and_what_it_would_have_been_dealt() -> None:
+    bench = Bench(Rule(aggregate=0, staleness=0))
+    assert bench.lease(0) == (Span("d", 0, 4),)
+    assert bench.lease(1) == (Span("d", 4, 8),)
+    bench.lease(0)
+    bench.retire(1)
+    others = bench.lease(0, count=3, until=20)
+    assert others == (Span("d", 4, 8), Span("d", 12, 16), Span("d", 16, 20))
+
+
+def test_what_was_left_out_is_finished_and_in_no_step() -> None:
+    bench = Bench(workers=(0,))
+    assert bench.lease(0) == (Span("d", 0, 4),)
+    assert not bench.leased(0, count=0, until=4).finished
+    assert bench.leased(0, count=0, until=4, left_out=((0, 4),)).finished
+    assert bench.shard.state.examples.consumed() == (Span("d", 0, 4),)
+    assert bench.shard.state.step == 0
+    request = Lease(1, "d", 100, 4, 1, left_out=((0, 400),))
+    ((_, answer),) = told(bench.shard.lease(0.0, "lease", Participant(0, 1), request))
+    assert isinstance(answer, Refused) and "were not dealt" in answer.reason
+
+
+def test_a_worker_without_examples_hears_that_a_round_waits_for_it() -> None:
+    bench = Bench(Rule(aggregate=0, staleness=0))
+    assert not bench.leased(1, count=0).awaited
+    bench.push(0)
+    assert bench.leased(1, count=0).awaited
+    assert not bench.leased(0, count=0).awaited
+    bench.push(1, weight=0.0)
+    assert not bench.leased(1, count=0).awaited
+
+
+def test_an_update_without_examples_is_no_step_where_each_is_applied_by_itself() -> None:
+    bench = Bench(Rule(staleness=1))
+    assert told(bench.push(0, weight=0.0, steps=0)) == [("push 0.1", applied(0))]
+    assert bench.shard.state.table.records[0].clock == 1
+    (reply,) = [r for _, r in told(bench.push(1, steps=0))]
+    assert isinstance(reply, PushReply) and "may be of 1 to 1" in reply.verdict.reason  # type: ignore[union-attr]

@@ -359,7 +359,6 @@ class Client:
 
     lease = _carried_out(ClientProtocol.lease)
     stop = _carried_out(ClientProtocol.stop)
-    set_end = _carried_out(ClientProtocol.set_end)
     drain = _carried_out(ClientProtocol.drain)
     status = _carried_out(ClientProtocol.status)
     share = _carried_out(ClientProtocol.share)

@@ -48,7 +48,6 @@ from trireme.ps.messages import (
     Refused,
     Retire,
     ServerStatus,
-    SetEnd,
     Share,
     Span,
     Stale,
@@ -444,10 +443,6 @@ class ClientProtocol:
     def stop(self, reason: str) -> Operation[int]:
         """Asks to end the job; returns the global step at which it will end."""
         return (yield from self._ask_first(StopJob(reason), Stopping)).step
-
-    def set_end(self, max_steps: int) -> Operation[int]:
-        """Sets the job's last step if it has none; returns the last step."""
-        return (yield from self._ask_first(SetEnd(max_steps), Stopping)).step
 
     def drain(self) -> Operation[int]:
         """Waits until every worker has retired, and pulls the values; returns their global step.

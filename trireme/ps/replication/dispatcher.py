@@ -36,7 +36,6 @@ from trireme.ps.messages import (
     PullRows,
     Push,
     Retire,
-    SetEnd,
     Share,
     Status,
     StopJob,
@@ -92,7 +91,6 @@ class Dispatcher(Generic[_S]):
         self._current: set[_S] = set()  # those in `_speaking`: quicker to look up
         self._requests: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             StopJob: shard.stop,
-            SetEnd: shard.set_end,
             Collect: shard.collect,
             Freeze: shard.freeze,
             Cut: shard.cut,

@@ -84,6 +84,8 @@ class ExampleLedgers:
     def _deal(self, worker: int, request: Lease) -> Leased:
         if not request.size:
             return Leased((), epoch=self.epoch(request.dataset))
+        if request.left_out:
+            self._leave_out(worker, request)
         if (epoch := self._left_behind(request)) is not None:
             return Leased((), finished=True, epoch=epoch)
         ledger = self._ledger(worker, request)
@@ -95,6 +97,20 @@ class ExampleLedgers:
             spans = ledger.lease(worker, request.batch, request.count, end, until)
         dealt = tuple(Span(request.dataset, start, stop) for start, stop in spans)
         return Leased(dealt, until is not None and ledger.finished(until), ledger.epoch())
+
+    def _leave_out(self, worker: int, request: Lease) -> None:
+        """Counts as finished what a worker's program was dealt and left out.
+
+        Raises:
+            ValueError: it was not dealt.
+        """
+        spans = [Span(request.dataset, start, stop) for start, stop in request.left_out]
+        if self.senseless(spans):
+            raise ValueError(
+                f"worker:{worker} leaves out examples of {request.dataset!r} that were not dealt"
+            )
+        self.finish(worker, spans)
+        self._settle()
 
     def epoch(self, dataset: str, worker: int | None = None) -> int:
         """Returns the first epoch of a data set of which some examples are not finished.

@@ -85,6 +85,10 @@ class PushDecider:
         state = self._state
         return not state.synchronous and self._commits is None and state.barrier.token is None
 
+    def awaits(self, who: Participant) -> bool:
+        """Returns whether a round has updates of others, and waits for one of a participant."""
+        return bool(self._round.pending) and who not in self._round.pending
+
     def decide_one(self, pending: Pending, *, applied: bool) -> PushAnswer:
         """Decides a push by itself: applies it, or calls it stale; returns the answer."""
         if not applied:

@@ -6,7 +6,7 @@ simulator, the tests and a lone process all drive this same object.
     event                      what it is
     view                       the coordinator's newest view
     attach, load, pull, push   requests of workers
-    lease, stop, set_end       requests to shard 0: for examples, and for the job's end
+    lease, stop                requests to shard 0: for examples, and for the job's end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
     heard                      messages of other servers, where shard 0 decides the rounds or the
                                asynchronous pushes; or counts what each applies by itself
@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from trireme.cluster.view import View
@@ -59,7 +60,6 @@ from trireme.ps.messages import (
     RejectedVerdict,
     Retire,
     ServerStatus,
-    SetEnd,
     Share,
     Status,
     StopJob,
@@ -131,7 +131,7 @@ class Shard:
         for worker in sorted(table.records.keys() - staying):
             out += self._drop(worker)
         self._admit(clock)
-        state.examples.members(tuple(participants.incarnations))
+        state.examples.members(tuple(participants.live))
         for route in self._answers.take_fenced_pulls():
             out.append(self._refused(route, "fenced", "the view has changed"))
         out += self._abandon_cut("the view has changed")
@@ -339,6 +339,8 @@ class Shard:
             return fenced
         try:
             leased = self.state.examples.lease(who.worker, request)
+            if self._decider.awaits(who):
+                leased = msgspec.structs.replace(leased, awaited=True)
         except ValueError as error:
             return [self._refused(route, "rejected", str(error))]
         return [Reply(route, leased)]
@@ -378,11 +380,6 @@ class Shard:
         last = self.state.ending.stop(self.state.step)
         return [Reply(route, Stopping(last)), *self._proceed()]
 
-    def set_end(self, now: float, route: object, request: SetEnd) -> list[Instruction]:
-        """Sets the job's last step where none was known; a later call changes nothing."""
-        last = self.state.ending.set_last(self.state.step, request.max_steps)
-        return [Reply(route, Stopping(last)), *self._proceed()]
-
     def drain(
         self, now: float, route: object, who: Participant, request: Drain
     ) -> list[Instruction]:
@@ -394,10 +391,15 @@ class Shard:
     def retire(
         self, now: float, route: object, who: Participant, request: Retire
     ) -> list[Instruction]:
-        """Notes that a worker trains no more, though it stays: nobody waits for its updates."""
-        if self.state.participants.holds(who):
-            self.state.participants.retire(who.worker)
-            self.state.ending.done(who.worker)
+        """Notes that a worker trains no more, though it stays: nobody waits for its updates.
+
+        Others are dealt the examples that it holds.
+        """
+        state = self.state
+        if state.participants.holds(who):
+            state.participants.retire(who.worker)
+            state.ending.done(who.worker)
+            state.examples.members(tuple(state.participants.live))
         return [Reply(route, Done()), *self._proceed()]
 
     # -- what workers share ----------------------------------------------------------------------
@@ -552,7 +554,7 @@ class Shard:
         for worker in sorted(gone):
             out += self._drop(worker)
         self._admit(clock)
-        state.examples.members(tuple(state.participants.incarnations))
+        state.examples.members(tuple(state.participants.live))
         out += self._decider.take_view(view.number)
         if view.next_shards:  # the server has missed the views before the next reconfiguration
             out += [*self._freeze_for(now, view), *self._proceed()]

@@ -147,8 +147,9 @@ class ShardState:
             )
         if not 0 <= push.weight < float("inf"):
             return f"a push weighs {push.weight}: it must be finite and 0 or more"
-        if not 1 <= push.steps <= period:
-            return f"a push is of {push.steps} steps, and may be of 1 to {period}"
+        least = 1 if self.synchronous or push.weight else 0
+        if not least <= push.steps <= period:
+            return f"a push is of {push.steps} steps, and may be of {least} to {period}"
         if self.synchronous and push.pulled > self.step:
             return (
                 f"a push for step {push.pulled}, and {self._primary} is at {self.step}: pull the "

@@ -182,6 +182,8 @@ class Backend(ABC):
 
         Args:
             weight: the number of examples that the gradient is the mean of; 0 changes no values.
+                Servers that apply each update by itself take one of weight 0 as no step, with
+                `steps=0`.
             hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has
                 its own.
             examples: the positions of the examples, where they were leased.
@@ -285,10 +287,6 @@ class Backend(ABC):
     @abstractmethod
     def stop(self, reason: str) -> int:
         """Requests the end of the job; returns the global step at which it will end."""
-
-    @abstractmethod
-    def set_end(self, max_steps: int) -> int:
-        """Sets the job's last step if it has none; returns the last step."""
 
     def share(self, topic: str, data: bytes) -> None:
         """Shares bytes with the other workers under a topic, in place of earlier ones."""

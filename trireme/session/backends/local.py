@@ -216,11 +216,6 @@ class Local(Backend):
         self._end = soonest if self._end is None else min(self._end, soonest)
         return self._end
 
-    def set_end(self, max_steps: int) -> int:
-        if self._end is None:
-            self._end = max(max_steps, self.step + 1)
-        return self._end
-
     def drain(self) -> int:
         return self.step  # there is no other worker
 

@@ -118,13 +118,9 @@ class LocalSgd(ParameterServer):
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self.rule = rule
-        self._end = rule.max_steps if self._end is None else self._end
+        self._end = rule.max_steps
         super().start(optimizer, rule, first)
         self._begin()
-
-    def set_end(self, max_steps: int) -> int:
-        self._end = super().set_end(max_steps)
-        return self._end
 
     def stop(self, reason: str) -> int:
         """As `Backend.stop`; in synchronous jobs this worker's period ends with its next step.

@@ -11,8 +11,7 @@ from trireme.session.backends.base import Backend, FirstState
 class ParameterServer(Client, Backend):
     """The backend of parameter servers; see `Client` for the arguments."""
 
-    # What this worker has said of the job's end. It is lost with all copies of shard 0.
-    _max_steps: int | None = None
+    # Why this worker has asked for the job's end, which is lost with all copies of shard 0.
     _stop_reason: str | None = None
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
@@ -20,15 +19,9 @@ class ParameterServer(Client, Backend):
         state = None if loaded else first()
         if state is not None:
             self.load(state)
-        if self._max_steps is not None:
-            super().set_end(self._max_steps)
         if self._stop_reason is not None:
             super().stop(self._stop_reason)
         self.pull()
-
-    def set_end(self, max_steps: int) -> int:
-        self._max_steps = max_steps
-        return super().set_end(max_steps)
 
     def stop(self, reason: str) -> int:
         self._stop_reason = reason

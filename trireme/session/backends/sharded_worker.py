@@ -98,6 +98,17 @@ class Shards:
             [one.stop for one in said if one.stop is not None],
         )
 
+    def left_out(self, mine: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """Returns, in the leader, the positions that the programs of all replicas have left out."""
+        if self.replicas == 1:
+            return mine
+        said = self.group.gather(msgspec.msgpack.encode(mine))
+        return [
+            span
+            for data in said
+            for span in msgspec.msgpack.decode(data, type=list[tuple[int, int]])
+        ]
+
     def own(self, told: Leased) -> Leased:
         """Returns the share of this process in what its worker has leased."""
         spans = told.spans[self.group.replica :: self.replicas]
@@ -160,6 +171,7 @@ class Leader(ParameterServer):
         self.group = shards.group
         self._shards = shards
         self._undealt: dict[str, list[Span]] = {}  # leased; less than a batch each
+        self._left_out: dict[str, list[tuple[int, int]]] = {}  # by the programs; not told yet
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         super().start(optimizer, rule, first)
@@ -181,9 +193,12 @@ class Leader(ParameterServer):
         self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
     ) -> Leased:
         replicas = self._shards.replicas
+        left_out = self._left_out.setdefault(dataset, [])
+        left_out += self._shards.left_out(terms.pop("left_out", ()))
         spans = [*_cut(self._undealt.pop(dataset, []), batch)] if count else []
         told = Leased(())
         while len(spans) < replicas:  # examples of lost workers may come in short spans
+            terms["left_out"] = self._left_out.pop(dataset, ())
             told = super().lease(dataset, size, batch * replicas, count, **terms)
             terms["lacks"] = ()
             if not told.spans:  # no more are left
@@ -198,7 +213,8 @@ class Leader(ParameterServer):
         dealt = len(spans) // replicas * replicas
         if count:
             self._undealt[dataset] = spans[dealt:]
-        told = Leased(tuple(spans[:dealt]), told.finished and not dealt, told.epoch)
+        finished = told.finished and not dealt
+        told = Leased(tuple(spans[:dealt]), finished, told.epoch, told.awaited)
         self.group.broadcast(msgspec.msgpack.encode(told))
         return self._shards.own(told)
 
@@ -254,6 +270,7 @@ class Follower(Backend):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
     ) -> Leased:
+        self._shards.left_out(terms.get("left_out", ()))
         told = self.group.broadcast(None)
         return self._shards.own(msgspec.msgpack.decode(told, type=Leased))
 
@@ -264,9 +281,6 @@ class Follower(Backend):
         """
         self._wants_stop = reason
         return self.step + 1
-
-    def set_end(self, max_steps: int) -> int:
-        return max_steps
 
     def end(self) -> None:
         self.stopping = True
