@@ -398,6 +398,7 @@ class Worker:
         result = self._decided(result)
         if ended and not backend.stopping:
             raise self._went_back(before)
+        self.remember()
         return result
 
     def _retired(self) -> bool:
