@@ -35,10 +35,17 @@ Transform = Callable[[Any, torch.Generator], Any]
 
 @dataclass(slots=True)
 class _Epochs:
-    """The epoch in which a program iterates, by `Session.epochs`."""
+    """The epoch in which a program iterates, by `Session.epochs`.
+
+    Attributes:
+        epoch: its number.
+        last: whether the workers wait at its end until all of it is in the parameters.
+        leaves_out: whether what no step was made from by its end is left out.
+    """
 
     epoch: int
     last: bool
+    leaves_out: bool
 
 
 class DataFeed:
@@ -82,7 +89,8 @@ class DataFeed:
         Args:
             count: the number of epochs in all.
             name: the data set's name.
-            patient: whether the last epoch ends only when all of it is in the parameters.
+            patient: whether the last epoch ends only when all of it is in the parameters;
+                otherwise the step of the last batch may come after the end of its epoch.
         """
         count = check_whole("epochs", count, least=0)
         if self._epochs is not None:
@@ -92,7 +100,7 @@ class DataFeed:
         for epoch in range(self._first_epoch(name), count):
             if self._stopping():
                 return
-            self._epochs = _Epochs(epoch, last=patient and epoch + 1 == count)
+            self._epochs = _Epochs(epoch, patient and epoch + 1 == count, patient)
             try:
                 yield epoch
             finally:
@@ -301,7 +309,8 @@ class DataFeed:
                         if batch is None:
                             continue
                     elif batch is None:
-                        dealer.leave_out(self._handed.leave_out(loop))
+                        if within is None or within.leaves_out:
+                            dealer.leave_out(self._handed.leave_out(loop))
                         if not dealer.until or not self._more(dealer, patient=patient):
                             break
                         batches = self._ahead = Lookahead(iter(loader))

@@ -91,7 +91,7 @@ class LoopData:
 
     def updated(self) -> None:
         """Notes that a step was made from the batches handed out so far."""
-        self._feed.updated()
+        self._feed.updated(None)
         self._handed = None
 
 
