@@ -121,7 +121,8 @@ def test_a_server_that_dies_while_the_workers_save_is_not_started_again() -> Non
 def test_stop_while_a_server_is_started_again_ends_all() -> None:
     supervision = replicated(restarts=5)
     end(supervision, 1, "ps:1", -9)  # its new process has not joined yet
-    assert commands(supervision.interrupt(2)) == [Terminate("worker:0"), Terminate("worker:1")]
+    told = ("coordinator:0", "worker:0", "worker:1")
+    assert commands(supervision.interrupt(2)) == [Terminate(name) for name in told]
     for name in ("worker:0", "worker:1"):
         end(supervision, 3, name, 130)
     assert supervision.phase is Phase.ENDING

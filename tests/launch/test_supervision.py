@@ -15,7 +15,7 @@ from tests.launch.supervised import (
     raised,
     supervise,
 )
-from trireme.launch.exit_reason import ExitReason
+from trireme.launch.exit_reason import LEFT, ExitReason, describe_status
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
     Kill,
@@ -156,6 +156,36 @@ def test_a_crashed_worker_is_started_again_so_many_times(status: int, kind: str)
     assert supervision.verdict.failed is (status > 0)
 
 
+def left() -> ExitReason:
+    """Why a worker ended that SIGTERM has asked to leave."""
+    return describe_status(LEFT)
+
+
+def test_a_worker_that_leaves_is_started_again_or_the_others_go_on() -> None:
+    supervision = supervise(limits=SupervisionLimits(restarts=1))
+    first = end(supervision, 1, "worker:1", LEFT, left())
+    assert commands(first) == [Restart("worker:1")]
+    assert "worker:1 left: SIGTERM has asked it to; started again (1 of 1)" in notices(first)
+    second = end(supervision, 2, "worker:1", LEFT, left())
+    assert commands(second) == []
+    assert "worker:1 left: SIGTERM has asked it to; the job goes on with the 1 left" in notices(
+        second
+    )
+    end(supervision, 3, "worker:0", 0)
+    finish(supervision, 3)
+    assert supervision.verdict.status == 0
+
+
+def test_a_worker_that_leaves_when_all_are_asked_to_stop_has_not_failed() -> None:
+    supervision = supervise()
+    supervision.interrupt(1)
+    end(supervision, 2, "worker:1", LEFT, left())
+    end(supervision, 3, "worker:0", 130)
+    end(supervision, 3, "ps:0", 0)
+    end(supervision, 3, "coordinator:0", 130)
+    assert (supervision.verdict.status, supervision.verdict.failed) == (130, False)
+
+
 def test_a_worker_started_again_too_late_fails_nothing() -> None:
     supervision = supervise(limits=SupervisionLimits(restarts=1))
     end(supervision, 1, "worker:1", -9)
@@ -194,7 +224,8 @@ def test_a_server_that_dies_after_the_workers_have_finished_fails_nothing() -> N
 
 def test_asked_once_the_workers_save_and_end() -> None:
     supervision = supervise()
-    assert commands(supervision.interrupt(1)) == [Terminate("worker:0"), Terminate("worker:1")]
+    told = ("coordinator:0", "worker:0", "worker:1")
+    assert commands(supervision.interrupt(1)) == [Terminate(name) for name in told]
     end(supervision, 2, "worker:0", 130)
     end(supervision, 3, "worker:1", 130)
     assert supervision.phase is Phase.ENDING
@@ -278,7 +309,8 @@ def test_a_job_whose_workers_were_all_being_started_again_did_not_save() -> None
     supervision.membership_reported(1, True, {})
     end(supervision, 2, "worker:0", -9)
     end(supervision, 3, "worker:1", -9)
-    assert commands(supervision.interrupt(4)) == [Terminate("worker:0"), Terminate("worker:1")]
+    told = ("coordinator:0", "worker:0", "worker:1")
+    assert commands(supervision.interrupt(4)) == [Terminate(name) for name in told]
     end(supervision, 5, "worker:0", -15)  # they had not come so far as to save when they were told
     end(supervision, 5, "worker:1", -15)
     finish(supervision, 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -27,7 +28,7 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.environment.classic_flags import classic_strategy, classic_task
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
-from trireme.launch.exit_reason import INTERRUPTED, describe
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.launch.function import run_call
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
@@ -122,6 +123,8 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
     """
     if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
         take_turns()
+    if os.getpid() == 1:  # the first process of a container: the kernel drops what it does not take
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(LEFT))
     if task.role == "worker":
         if not program:
             raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
@@ -294,6 +297,13 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
         if launcher is None
         else membership_reports(launcher, lambda: _membership_report(coordinator)),
     ):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(
+                number,
+                lambda number, _: service.call_soon(
+                    partial(coordinator.signalled, signal.Signals(number).name)
+                ),
+            )
         service.run()
     if journal is not None:
         journal.close()

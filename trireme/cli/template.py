@@ -15,6 +15,7 @@ import gc
 import importlib
 import os
 import random
+import signal
 import socket
 import sys
 import time
@@ -26,7 +27,7 @@ import msgspec
 
 from trireme.cli.dispatch import main as run_command
 from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
-from trireme.launch.exit_reason import INTERRUPTED
+from trireme.launch.exit_reason import INTERRUPTED, LEFT
 from trireme.launch.forking.fork_request import (
     ERROR,
     LIMIT_BYTES,
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--room", help="makes room for the command lines of tasks")
     given = parser.parse_args(arguments)
     end_with_parent(given.tied_to)
+    # Whoever signals all processes of a job leaves it to the launcher to end this one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(given.socket, False)
     show_command_line(sys.orig_argv[:3])
     if not sys.flags.safe_path:
@@ -160,7 +163,7 @@ class _Template:
             status = run_command(request.arguments[3:])
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1
-        if status in (0, INTERRUPTED):
+        if status in (0, INTERRUPTED, LEFT):
             leave(status, kept)
         sys.exit(status)
 
@@ -170,6 +173,7 @@ class _Template:
         Raises:
             SystemExit: the launcher has ended, or does not take this process as its child.
         """
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         deadline = time.monotonic() + ADOPTION_SECONDS
         while os.getppid() != self._pid:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from trireme.clock import Clock, MonotonicClock
 from trireme.cluster.decision import Close
 from trireme.cluster.journal import Journal, resumed
-from trireme.cluster.membership import Closed, Event, Paused, Received, Tick, step
+from trireme.cluster.membership import Closed, Event, Paused, Received, Stop, Tick, step
 from trireme.cluster.messages import (
     CLUSTER_MESSAGES,
     Heartbeat,
@@ -107,6 +107,10 @@ class Coordinator:
         silent = isinstance(error, NetworkLost)
         self._handle(Closed(id(link), str(error) if error else "this side closed it", silent))
         del self._links[id(link)]
+
+    def signalled(self, signal: str) -> None:
+        """Stops the job, as a signal asks this process to end; in the service's thread."""
+        self._handle(Stop(signal))
 
     def tick(self, now: float) -> None:
         self._handle(Tick())

@@ -179,6 +179,7 @@ def resumed(now: float, state: State) -> State:
             since=now,
             heard=now,
             moved=now,
+            signalled=now,
         )
     under_way = state.reconfiguration
     return replace(

@@ -14,7 +14,15 @@ from typing import Self
 
 from trireme.cluster.member_protocol import ATTEMPT_SECONDS, MemberConfig, MemberProtocol
 from trireme.cluster.member_state import MemberState
-from trireme.cluster.messages import CLUSTER_CATALOG, MAX_LINE, Joined, Leave, Outcome, WaitingFor
+from trireme.cluster.messages import (
+    CLUSTER_CATALOG,
+    MAX_LINE,
+    Joined,
+    Leave,
+    Outcome,
+    Signalled,
+    WaitingFor,
+)
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import (
     AuthenticationError,
@@ -210,6 +218,18 @@ class Member(MemberState):
         """Sets what this task has to say beside its status; see `MemberState.reports`."""
         with self.change():
             self.reports = tuple(reports)
+        self._wakeup.wake()
+
+    def signal(self, name: str, *, stops: bool) -> None:
+        """Reports that a signal asks this process to end. Safe in a signal handler.
+
+        In answer `dismissed` or `interrupted` is set.
+
+        Args:
+            name: the signal's name.
+            stops: whether the whole job is to stop.
+        """
+        self.signalled = Signalled(name, stops)  # no lock, which this very thread may hold
         self._wakeup.wake()
 
     def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:

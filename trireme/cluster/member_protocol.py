@@ -21,6 +21,7 @@ from trireme.cluster.messages import (
     Dismissed,
     Heartbeat,
     HeartbeatHeard,
+    Interrupted,
     JobOver,
     JobOverHeard,
     Join,
@@ -120,7 +121,7 @@ class MemberProtocol:
         self._patience = config.connect_timeout
         # The current connection:
         self._joined = False
-        self._leave_sent = False
+        self._leave_sent = self._signal_sent = False
         self._reported: tuple[Message, ...] = ()  # over this connection
         self._next_heartbeat = 0.0
         self._unanswered_since: float | None = None  # since when an answer is due
@@ -135,7 +136,7 @@ class MemberProtocol:
 
     def connected(self, now: float) -> Join:
         """There is a new connection; returns the message that joins."""
-        self._joined = self._leave_sent = False
+        self._joined = self._leave_sent = self._signal_sent = False
         self._reported = ()
         self._close_deadline = None
         self._unanswered_since = now
@@ -176,6 +177,9 @@ class MemberProtocol:
                 with state.change():
                     state.dismissed = message
                 state.publish(message)
+        elif isinstance(message, Interrupted):
+            with state.change():
+                state.interrupted = message
         elif isinstance(message, Left):
             with state.change():
                 state.left = True
@@ -208,6 +212,9 @@ class MemberProtocol:
         if beats or self._state.reports != self._reported:
             self._reported = self._state.reports
             messages += self._reported
+        if self._state.signalled is not None and not self._signal_sent:
+            self._signal_sent = True
+            messages.append(self._state.signalled)
         if self._state.leaving is not None and not self._leave_sent:
             self._leave_sent = True
             messages.append(self._state.leaving)  # after the reports: nothing is heard of who left

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 
-from trireme.cluster.messages import MAX_LINE, Dismissed, JobOver, Leave, StatusValue, WaitingFor
+from trireme.cluster.messages import (
+    MAX_LINE,
+    Dismissed,
+    Interrupted,
+    JobOver,
+    Leave,
+    Signalled,
+    StatusValue,
+    WaitingFor,
+)
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 
@@ -34,6 +43,8 @@ class MemberState:
         term: the coordinator's term; 0 before the task has joined.
         view: the newest view; None before the first.
         dismissed: why this task is to leave; None while the job needs it.
+        signalled: the signal that asks this process to end; None for none.
+        interrupted: that the job stops before its end, and why; None while it does not.
         over: how the job ended, as far as this task knows, or why this task is not a member any
             more; None while it is.
         confirmed: whether `over` came from the coordinator; False if this task concluded it.
@@ -57,6 +68,8 @@ class MemberState:
         self.term = 0
         self.view: View | None = None
         self.dismissed: Dismissed | None = None
+        self.signalled: Signalled | None = None
+        self.interrupted: Interrupted | None = None
         self.over: JobOver | None = None
         self.confirmed = False
         self.waiting: tuple[WaitingFor, float] | None = None

@@ -47,6 +47,7 @@ from trireme.cluster.messages import (
     ReadyToSwitch,
     Refused,
     Scale,
+    Signalled,
     TaskEnded,
     TaskEndedHeard,
 )
@@ -58,6 +59,7 @@ from trireme.cluster.reconfiguration import (
     take_ready,
 )
 from trireme.cluster.scaling import admit_further, scale
+from trireme.cluster.signals import stop_job, take_signal
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import State, Task
 from trireme.wire.message import Message
@@ -99,12 +101,20 @@ class Tick:
     """Time has passed."""
 
 
-Event = Received | Closed | Paused | Tick
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A signal, `signal`, asks the coordinator's process to end: the job stops before its end."""
+
+    signal: str
+
+
+Event = Received | Closed | Paused | Tick | Stop
 
 _MEMBER_MESSAGES = (
     Heartbeat,
     LastStepSaved,
     Leave,
+    Signalled,
     JobOverHeard,
     CaughtUp,
     CopyLost,
@@ -131,6 +141,8 @@ def step(now: float, state: State, event: Event) -> Decision:
             return builder.decision()  # changes nothing else, and most events are heartbeats
     elif isinstance(event, Closed):
         _disconnect(builder, event)
+    elif isinstance(event, Stop):
+        stop_job(builder, "coordinator:0", f"{event.signal} to coordinator:0")
     elif isinstance(event, Paused):
         _extend_deadlines(builder, event.seconds)
     reconcile(builder)
@@ -165,6 +177,8 @@ def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Messag
     builder.update_task(task)
     if isinstance(message, Leave):
         _leave(builder, task, connection, message)
+    elif isinstance(message, Signalled):
+        take_signal(builder, task, message)
     elif isinstance(message, LastStepSaved) and task.role == "worker":
         _last_step_saved(builder, task, message.step)
     elif isinstance(message, CaughtUp) and task.role == "ps":
@@ -327,6 +341,9 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
         builder.update_task(task)
         return
     outcome = message.outcome
+    if task.departs and outcome == "interrupted" and not builder.state.stopping:
+        lose_task(builder, task, f"it left: {message.reason}")
+        return
     builder.update_task(
         replace(task, state="left", reason=said, since=builder.now, outcome=outcome)
     )

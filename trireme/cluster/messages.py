@@ -99,6 +99,21 @@ class LastStepSaved(Message, frozen=True, array_like=True):
     step: Number
 
 
+class Signalled(Message, frozen=True, array_like=True):
+    """A signal asks the process of the task to end. Sent once over each connection.
+
+    A worker hears in answer that it leaves (`Dismissed`) or that the job stops (`Interrupted`).
+
+    Attributes:
+        signal: its name, such as `SIGTERM`.
+        stops: whether the whole job is to stop, as after Ctrl-C.
+    """
+
+    kind: ClassVar[int] = 40
+    signal: Name
+    stops: bool = False
+
+
 class JobOverHeard(Message, frozen=True, array_like=True):
     """The answer to `JobOver`; nothing comes after it."""
 
@@ -252,12 +267,23 @@ class JobOver(Message, frozen=True, array_like=True):
 
 
 class Dismissed(Message, frozen=True, array_like=True):
-    """The job needs the task no more: it finishes its update, and leaves. `reason` says why.
+    """The job goes on without the task: it finishes its update, and leaves. `reason` says why.
 
     A server hears it once no shard lies on it any more.
     """
 
     kind: ClassVar[int] = 31
+    reason: str
+
+
+class Interrupted(Message, frozen=True, array_like=True):
+    """The job stops before its end: the worker ends at a step that all agree on, which is saved.
+
+    Attributes:
+        reason: why, in a line.
+    """
+
+    kind: ClassVar[int] = 41
     reason: str
 
 

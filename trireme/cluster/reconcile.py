@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from trireme.cluster import progress
 from trireme.cluster.decision import DecisionBuilder
-from trireme.cluster.messages import Dismissed, JobOver, ViewChanged, WaitingFor
+from trireme.cluster.messages import Dismissed, Interrupted, JobOver, ViewChanged, WaitingFor
 from trireme.cluster.placement import surviving
 from trireme.cluster.reconfiguration import renew_view
 from trireme.cluster.scaling import DISMISSAL, dismiss_those_to_leave
+from trireme.cluster.signals import DEPARTURE, answer_signals
 from trireme.cluster.state import State, Task, comes_back_until, missing
 
 
@@ -21,6 +22,7 @@ def reconcile(builder: DecisionBuilder) -> None:
     """Brings the job into line with its tasks and the time."""
     _lose_silent_tasks(builder)
     _lose_stuck_tasks(builder)
+    answer_signals(builder)
     if builder.state.phase == "forming":
         _form(builder)
     if builder.state.phase in ("forming", "running"):
@@ -80,7 +82,9 @@ def _inform_newcomer(builder: DecisionBuilder, *, renewed: bool) -> None:
         builder.send(newcomer, ViewChanged(state.view))
     task = state.holder(newcomer)
     if task is not None and task.told:
-        builder.send(newcomer, Dismissed(DISMISSAL))
+        builder.send(newcomer, Dismissed(DEPARTURE if task.departs else DISMISSAL))
+    if task is not None and task.role == "worker" and state.stopping:
+        builder.send(newcomer, Interrupted(state.stopping))
 
 
 def _lose_silent_tasks(builder: DecisionBuilder) -> None:

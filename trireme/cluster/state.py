@@ -35,6 +35,8 @@ class Policy:
         reconnect_grace: how long a task whose connection closed may take to come back before it
             is lost.
         end_grace: how long the coordinator stays to inform every task that the job is over.
+        settle: how long after a signal to one worker the coordinator waits for signals to the
+            others, before that worker leaves alone.
         notice_interval: how often the tasks are informed which ones the job waits for.
         wait_for_restart: how long the job waits for the new process of a lost worker before it
             fails, because all workers are lost. 0 where nothing starts one.
@@ -60,6 +62,7 @@ class Policy:
     heartbeat_timeout: float = 10.0
     reconnect_grace: float = 2.0
     end_grace: float = 5.0
+    settle: float = 2.0
     notice_interval: float = 5.0
     wait_for_restart: float = 0.0
     progress_timeout: float = 600.0
@@ -91,6 +94,7 @@ class Policy:
         for name in (
             "reconnect_grace",
             "end_grace",
+            "settle",
             "wait_for_restart",
             "progress_timeout",
             "rejoin_timeout",
@@ -124,9 +128,11 @@ class Task(msgspec.Struct, frozen=True):
             is the reason.
         start: the random number of its process; 0 if it has given none.
         dismissed: whether it is to leave, because the job was made smaller.
-        told: whether it was informed that it is.
+        told: whether it was informed that it leaves.
         silent: of a task that is not live, whether nothing is heard of its host any more, so that
             its process may live, and come back by itself.
+        signal: the signal that asks its process to end; "" for none. `signalled` is when the
+            coordinator heard of it.
     """
 
     role: str
@@ -151,11 +157,18 @@ class Task(msgspec.Struct, frozen=True):
     dismissed: bool = False
     told: bool = False
     silent: bool = False
+    signal: str = ""
+    signalled: float = 0.0
 
     @property
     def name(self) -> str:
         """The task's name, such as `ps:0`."""
         return task_name(self.role, self.index)
+
+    @property
+    def departs(self) -> bool:
+        """Whether a signal has it leave alone: another process may take its place."""
+        return self.told and not self.dismissed
 
     @property
     def active(self) -> bool:
@@ -214,6 +227,7 @@ class State(msgspec.Struct, frozen=True):
         reconfiguration: the one under way; None for none.
         plan_after: no reconfiguration is planned before this time.
         requests: how often somebody has asked for other numbers of tasks.
+        stopping: why the job stops before its end; "" while it does not.
         resumed: when this coordinator took the job over from an earlier one; None for the first.
         broken_links: between servers.
     """
@@ -232,6 +246,7 @@ class State(msgspec.Struct, frozen=True):
     reconfiguration: Reconfiguration | None = None
     plan_after: float = 0.0
     requests: int = 0
+    stopping: str = ""
     resumed: float | None = None
     broken_links: tuple[BrokenLink, ...] = ()
 

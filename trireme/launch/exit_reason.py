@@ -30,7 +30,10 @@ from trireme.errors import (
 INTERRUPTED = 130
 """The exit status of a task, or of a job, that was stopped and has saved."""
 
-Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "victim"]
+LEFT = 143
+"""The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""
+
+Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "victim"]
 
 _VICTIMS = (
     JobFailed,
@@ -78,7 +81,8 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
             errors; `exception`: anything else that was raised; `exit`: it ended with a status
             other than 0; `signal`: it was killed; `hung`: its launcher killed it because it no
             longer did anything; `gone`: so is the host that it ran on, or what watches it there;
-            `victim`: another task failed.
+            `left`: it is a worker that left its job when it was asked to; `victim`: another task
+            failed.
         summary: one line, such as `ValueError: boom (train.py:12)`.
         at: the time of day in seconds since 1970; the present by default.
         loss: what the job loses with this failure, in a sentence; "" where this task does not
@@ -94,8 +98,8 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
     @property
     def sudden(self) -> bool:
-        """Whether the task was killed, and did not fail by itself."""
-        return self.kind in ("signal", "hung", "gone")
+        """Whether the task was killed or asked to end, and did not fail by itself."""
+        return self.kind in ("signal", "hung", "gone", "left")
 
     @property
     def worth_a_restart(self) -> bool:
@@ -150,6 +154,8 @@ def describe_status(status: int) -> ExitReason:
     Args:
         status: as `subprocess` has it: minus the number of the signal that killed the process.
     """
+    if status == LEFT:
+        return ExitReason(kind="left", summary="SIGTERM has asked it to")
     if status >= 0:
         return ExitReason(kind="exit", summary=f"ended with status {status}")
     known = {number.value: number.name for number in signal.Signals}

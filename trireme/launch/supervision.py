@@ -2,13 +2,14 @@
 
 Pure: events go in, actions come out. `launcher.py` starts, kills and waits; tests move the time.
 
-A worker that finishes leaves the job. A worker that a signal kills is started again where restarts
-are allowed; otherwise the job goes on without it. A worker that fails by itself ends the job. A
-server that fails is started again likewise, if others hold copies of what it held; otherwise the
-job goes on with the other servers. A coordinator that keeps a journal is started again by itself.
-When a server or coordinator is lost that the job does not outlive, the whole job is started again
-where restarts are allowed; otherwise the job ends. A task that the coordinator has given up is
-killed by a signal. A task that is dismissed may end as it likes.
+A worker that finishes leaves the job. A worker that a signal kills, or that leaves as SIGTERM has
+asked it to, is started again where restarts are allowed; otherwise the job goes on without it. A
+worker that fails by itself ends the job. A server that fails is started again likewise, if others
+hold copies of what it held; otherwise the job goes on with the other servers. A coordinator that
+keeps a journal is started again by itself. When a server or coordinator is lost that the job does
+not outlive, the whole job is started again where restarts are allowed; otherwise the job ends. A
+task that the coordinator has given up is killed by a signal. A task that is dismissed may end as it
+likes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping
 
-from trireme.launch.exit_reason import ENDED_TOO_EARLY, INTERRUPTED, NO_WORKER_JOINED, ExitReason
+from trireme.launch.exit_reason import (
+    ENDED_TOO_EARLY,
+    INTERRUPTED,
+    LEFT,
+    NO_WORKER_JOINED,
+    ExitReason,
+)
 from trireme.launch.supervision_state import (
     Action,
     JobStart,
@@ -25,6 +32,7 @@ from trireme.launch.supervision_state import (
     Start,
     SupervisedTask,
     SupervisionLimits,
+    Terminate,
 )
 from trireme.launch.verdict import Failure, Verdict
 
@@ -77,9 +85,11 @@ class Supervision:
             return []  # it counted as ended already, and the kernel has ended it after all
         if task.given_up is not None and reason.kind == "signal":
             reason = task.given_up
-        sent = (-signal.SIGTERM,) * task.terminated + (-signal.SIGKILL,) * task.killed
+        asked = task.terminated or (task.coordinator and self.phase is Phase.STOPPING)
+        sent = (-signal.SIGTERM,) * asked + (-signal.SIGKILL,) * task.killed
         ended_by_us = status in sent and reason.kind in ("signal", "gone")
-        ended_well = status in (0, INTERRUPTED)
+        ended_by_us |= task.terminated and not task.worker  # whatever it says of the job's end
+        ended_well = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
         failure = None if ended_well or ended_by_us else Failure(name, reason)
         task.alive, task.due = False, None
         if self.phase is Phase.RESTARTING and task in self._restarting:
@@ -93,8 +103,8 @@ class Supervision:
                 actions += self._make_room(name, asked=True)
         elif ended_well:
             task.finished = task.worker
-            self._saved_early |= status == INTERRUPTED
-            self.verdict.interrupted |= status == INTERRUPTED
+            self._saved_early |= status != 0
+            self.verdict.interrupted |= status != 0
             self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
             self._job_over |= task.coordinator and not task.terminated
         elif failure is not None and task.worker and self._limits.together:
@@ -225,7 +235,10 @@ class Supervision:
             f"stopping: the workers have {self._limits.stop:.0f} s to save and end; "
             "ask once more to end at once"
         )
-        told = [task.terminate() for task in self._alive() if task.worker]
+        workers = [task for task in self._alive() if task.worker]
+        # The coordinator first: a signal to one worker alone would only have that one leave.
+        told = [Terminate(task.name) for task in self._alive() if task.coordinator and workers]
+        told += [worker.terminate() for worker in workers]
         return [notice, *told, *self._advance(now)]
 
     @property
@@ -317,11 +330,10 @@ class Supervision:
     def _worker_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         may_restart = self.restarts_left(task.name) > 0 and failure.reason.worth_a_restart
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
-            notice = Notify(
-                f"{task.name} failed: {failure.reason.summary}; started again "
-                f"({task.restarts + 1} of {self._limits.restarts})"
-            )
-            return [notice, task.restart()]
+            left = failure.reason.kind == "left"
+            how = str(failure) if left else f"{task.name} failed: {failure.reason.summary}"
+            again = f"started again ({task.restarts + 1} of {self._limits.restarts})"
+            return [Notify(f"{how}; {again}"), task.restart()]
         if failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING):
             self._note_absence(now, task, failure)
             return self._lose_worker(now, failure)

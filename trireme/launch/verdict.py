@@ -20,6 +20,8 @@ class Failure:
     def __str__(self) -> str:
         """Returns what happened, such as `worker:1 was killed by SIGKILL`."""
         verb = "was" if self.reason.sudden else "failed:"
+        if self.reason.kind == "left":
+            verb = "left:"
         return f"{self.name} {verb} {self.reason.summary}"
 
 
@@ -129,6 +131,7 @@ _ADVICE: Mapping[Kind, str] = {
     f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}",
     "signal": f"it crashed in native code, or somebody sent it the signal; {_AGAIN}",
     "gone": f"see whether that node lives (`ray status`), then {_AGAIN}",
+    "left": f"see who sent it the signal, then {_AGAIN}",
     "exception": f"correct what the traceback shows, then {_AGAIN}",
     "usage": "correct the error in its message above: the same command would be refused again",
     "error": f"see its message above; then {_AGAIN}",

@@ -69,7 +69,8 @@ class Connection:
         """Saves and leaves the job; an exception fails it.
 
         Raises:
-            SystemExit: with status 130, where the job was interrupted and saved.
+            SystemExit: with status 130, where the job was interrupted and saved, or 143, where
+                this worker leaves it.
         """
         worker = self._worker
         if worker is None:
@@ -80,8 +81,7 @@ class Connection:
                 worker.fail(error)
                 return
             self.finish()
-            reason = worker.lifecycle.interrupted
-            worker.lifecycle.leave("interrupted" if reason else "finished", reason or "")
+            worker.lifecycle.leave_well()
         except BaseException as failure:
             worker.fail(failure)
             raise
@@ -90,8 +90,8 @@ class Connection:
             worker.progress.close()
             if self._signals is not None:
                 self._signals.restore()
-        if worker.lifecycle.interrupted is not None:
-            raise SystemExit(130)
+        if worker.lifecycle.exit_status:
+            raise SystemExit(worker.lifecycle.exit_status)
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -198,8 +198,9 @@ class Connection:
 
     @property
     def interrupted(self) -> bool:
-        """Whether this worker was asked to stop, by Ctrl-C or `trireme stop`."""
-        return self._joined().lifecycle.interrupted is not None
+        """Whether the job stops before its end, or this worker is to leave it."""
+        lifecycle = self._joined().lifecycle
+        return lifecycle.interrupted is not None or lifecycle.dismissed is not None
 
     @property
     def life(self) -> int:

@@ -85,7 +85,9 @@ def distribute(
     usual. Its `step` pushes the gradients and brings the new values into the model. Under plain
     `python` it updates the model itself. The process leaves the job when it ends, or at `close`:
     with parameter servers, once the loops of all workers have ended, and the chief saves then.
-    After Ctrl-C or SIGTERM the workers stop at a step that all agree on, and the chief saves it.
+    After Ctrl-C the workers stop at a step that all agree on, and the chief saves it; `close`, or
+    the end of the program, ends the process with status 130 then. After SIGTERM to one worker of a
+    job with parameter servers, that worker leaves, with status 143, and the others go on.
 
     Several optimizers, such as a generator's and a discriminator's, are given in one call, in a
     list or by name in a dict, and are returned in the same form. Each updates only the parameters
@@ -286,7 +288,8 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
 
         Raises:
             ConfigurationError: the loop continues after training has ended; its result is saved.
-            SystemExit: with status 130, where training has ended because the job was interrupted.
+            SystemExit: with status 130, where training has ended because the job was interrupted,
+                or 143, where this worker leaves it.
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         goes_on = self._job.goes_on()
@@ -452,7 +455,12 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         )
 
     def close(self) -> None:
-        """Saves, and leaves the job, with all its optimizers. May be called again."""
+        """Saves, and leaves the job, with all its optimizers. May be called again.
+
+        Raises:
+            SystemExit: with status 130, where the job was interrupted and saved, or 143, where this
+                worker leaves it, as SIGTERM has asked it to.
+        """
         self._job.close()
 
 

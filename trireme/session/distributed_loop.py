@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
+from trireme.launch.process_setup.leaving import leave
 from trireme.launch.process_setup.program import ProgramEnd
 from trireme.parallel.stages import called_modules
 from trireme.ps.joint_optimizer import JointOptimizer
@@ -140,6 +141,10 @@ class LoopJob:
         self.recorder.step(result, began, computed)
         if worker.storage.completed:
             self._announce_checkpoints()
+        if worker.lifecycle.exit_status:
+            # At exit this process leaves the job first: it calls the other functions itself then.
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
 
     def _announce_checkpoints(self) -> None:
         for path in self.worker.storage.take_completed():
@@ -295,7 +300,12 @@ class LoopJob:
     # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Saves, and leaves the job. May be called again."""
+        """Saves, and leaves the job. May be called again.
+
+        Raises:
+            SystemExit: with status 130, where the job was interrupted and saved, or 143, where this
+                worker leaves it.
+        """
         if self not in _JOINED:
             return
         try:
@@ -306,9 +316,10 @@ class LoopJob:
             self.worker.fail(error)
             raise
         self._release()
-        self.worker.lifecycle.leave(
-            "interrupted" if self.worker.lifecycle.interrupted else "finished"
-        )
+        lifecycle = self.worker.lifecycle
+        lifecycle.leave_well()
+        if lifecycle.exit_status:
+            raise SystemExit(lifecycle.exit_status)
 
     def _finish_training(self) -> None:
         if not self._finished:
@@ -364,8 +375,12 @@ class LoopJob:
         """Leaves the job when the program ends, with the exception that ended it, if any."""
         error = self._end.error
         if error is None or self not in _JOINED:
-            with suppress(KeyboardInterrupt):  # the worker has left, and nothing else is to come
+            try:
                 self.close()
+            except KeyboardInterrupt:
+                pass  # the worker has left, and nothing else is to come
+            except SystemExit:  # nothing that is raised here changes the exit status
+                leave(self.worker.lifecycle.exit_status)
             return
         self._release()
         self.worker.fail(error)

@@ -25,7 +25,7 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
-from trireme.launch.exit_reason import describe
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.ps.client.server_links import ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
@@ -39,6 +39,7 @@ from trireme.wire.handshake import new_epoch
 _log = logging.getLogger(__name__)
 
 _REJOIN_SECONDS = 30.0  # for the coordinator to be heard of after the last update
+_UNANSWERED_SECONDS = 5.0  # after a signal, until a worker stops the job without the coordinator
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 _WAIT_SHOWN_AGAIN = 5.0  # seconds
 
@@ -61,7 +62,7 @@ class Lifecycle:
         setup, progress: the arguments.
         task: the identity of this process.
         backend: applies the updates; set by `join`.
-        interrupted: why the job was requested to stop before its end; None if it was not.
+        departed: whether this worker leaves alone, as a signal has asked it to.
         state: the present state, such as `training`.
         member: the connection to the coordinator; None where there is no coordinator.
         servers: the backend, where it is connected to parameter servers.
@@ -88,7 +89,9 @@ class Lifecycle:
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
-        self.interrupted: str | None = None
+        self.departed = False
+        self._signal = ""  # that asks this process to end
+        self._signalled_at = 0.0
         self._last_chief = LastChief(self.task.index)
 
     # -- joining --------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ class Lifecycle:
             share_memory=self.task.config.transport == "auto",
             overlap=self.task.config.overlap,
             waiting=self._say_waiting,
-            hurries=lambda: self.interrupted is not None,
+            hurries=lambda: bool(self._signal),
         )
         if group is not None:
             from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
@@ -358,9 +361,57 @@ class Lifecycle:
         view = self.view
         return 0 if view is None else view.number
 
-    def interrupt(self, reason: str) -> None:
-        """Requests to stop the job at a step that all agree on. Safe in a signal handler."""
-        self.interrupted = reason
+    def interrupt(self, signal: str) -> None:
+        """Takes a signal that asks this process to end. Safe in a signal handler.
+
+        The coordinator decides whether this worker leaves alone or the job stops; see
+        `trireme.cluster.signals`. Where there is none, the job stops.
+
+        Args:
+            signal: its name. Only SIGTERM is meant for this worker alone.
+        """
+        self._signal, self._signalled_at = signal, time.monotonic()
+        if self.member is not None:
+            self.member.signal(signal, stops=signal != "SIGTERM")
+
+    @property
+    def interrupted(self) -> str | None:
+        """Why the job stops before its end, at a step that all agree on; None if it does not.
+
+        A worker that gets no answer of the coordinator stops the job by itself.
+        """
+        member = self.member
+        if member is None:
+            return self._signal or None
+        if member.interrupted is not None:
+            return member.interrupted.reason
+        unanswered = time.monotonic() - self._signalled_at >= _UNANSWERED_SECONDS
+        if self._signal and unanswered and member.dismissed is None:
+            return f"{self._signal} to {self.task.name}, which the coordinator has not answered"
+        return None
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the job is over because it was interrupted."""
+        over = None if self.member is None else self.member.over
+        return over is not None and over.outcome == "interrupted"
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why this worker ends before its job has reached its end; None if it does not."""
+        return self._signal if self.departed else self.interrupted
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of this worker's process, if it has not failed."""
+        if self.departed:
+            return LEFT
+        return 0 if self.interrupted is None else INTERRUPTED
+
+    def depart(self) -> bool:
+        """Returns whether the job goes on without this worker, and notes if a signal is why."""
+        self.departed = bool(self._signal) and self.dismissed is not None
+        return self.dismissed is not None
 
     def lost_with(self, error: BaseException) -> str:
         """Returns the name of the task whose loss ended the job, as far as this worker knows."""
@@ -382,6 +433,11 @@ class Lifecycle:
         self.report({})
 
     # -- leaving --------------------------------------------------------------------------------
+
+    def leave_well(self) -> None:
+        """Ends this worker's part in the job, which has ended or goes on without it."""
+        reason = self.ended_early
+        self.leave("interrupted" if reason else "finished", reason or "")
 
     def leave(self, outcome: Outcome, reason: str = "", *, told: bool = True) -> None:
         """Ends this worker's part in the job. Only the first call has an effect.

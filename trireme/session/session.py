@@ -191,7 +191,8 @@ class Session(SummaryMethods, DataMethods):
         """Saves and leaves the job, also after `sys.exit(0)`; another exception fails the job.
 
         Raises:
-            SystemExit: with status 130, where the job was interrupted and saved.
+            SystemExit: with status 130, where the job was interrupted and saved, or 143, where
+                this worker leaves it, as SIGTERM has asked it to.
         """
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None  # the program ends without an error
@@ -200,8 +201,8 @@ class Session(SummaryMethods, DataMethods):
         finally:
             self._handlers.restore()
             self.worker.progress.close()
-        if error is None and self.worker.lifecycle.interrupted is not None:
-            raise SystemExit(130)
+        if error is None and self.worker.lifecycle.exit_status:
+            raise SystemExit(self.worker.lifecycle.exit_status)
 
     def _close(self, error: BaseException | None) -> None:
         worker = self.worker
@@ -215,9 +216,8 @@ class Session(SummaryMethods, DataMethods):
             return
         try:
             self._finish_training()
-            reason = worker.lifecycle.interrupted  # perhaps while it waited for the others
-            for hook in self.options.hooks:
-                hook.on_stop(self, reason or "finished")
+            for hook in self.options.hooks:  # perhaps interrupted while it waited for the others
+                hook.on_stop(self, worker.lifecycle.ended_early or "finished")
             self._recorder.finish()
         except BaseException as failure:
             worker.fail(failure)
@@ -225,7 +225,7 @@ class Session(SummaryMethods, DataMethods):
             raise
         finally:
             self._recorder.close()
-        worker.lifecycle.leave("interrupted" if reason else "finished", reason or "")
+        worker.lifecycle.leave_well()
 
     def _tell_hooks(self, error: BaseException) -> None:
         """Calls `on_fail` of all hooks; what they raise does not hide the error."""
@@ -374,7 +374,8 @@ class Session(SummaryMethods, DataMethods):
             ConfigurationError: the loop continues after training has ended (its result is saved);
                 the session was not entered; there is no such optimizer; or another process that
                 makes the step together with this one steps another optimizer.
-            SystemExit: with status 130, where training has ended because the job was interrupted.
+            SystemExit: with status 130, where training has ended because the job was interrupted,
+                or 143, where this worker leaves it.
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; the message says where and why.
         """

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from trireme.launch.process_setup.loader_processes import shield_loader_processes
+
 _MOST_LEFT_OUT = 1000
 
 
@@ -71,7 +73,9 @@ class Signals:
     """Handlers of SIGINT and SIGTERM, from now to `restore`; none outside the main thread.
 
     Args:
-        interrupt: called with the name of the first signal; a second raises KeyboardInterrupt.
+        interrupt: called with the name of the first signal. After it SIGINT raises
+            KeyboardInterrupt. SIGTERM changes nothing any more: a launcher passes it on to tasks
+            that have it from whoever signals all processes.
     """
 
     def __init__(self, interrupt: Callable[[str], None]) -> None:
@@ -81,6 +85,7 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
+            shield_loader_processes(self)
 
     def restore(self) -> None:
         """Restores the previous handlers."""
@@ -90,6 +95,8 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._seen:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self._seen = True
         self._interrupt(signal.Signals(number).name)

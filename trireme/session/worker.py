@@ -17,6 +17,7 @@ from trireme.errors import (
     TriremeError,
     WaitTimeout,
 )
+from trireme.launch.exit_reason import INTERRUPTED
 from trireme.ps.messages import OptimizerSpec, Span, Stale
 from trireme.ps.optimizers import name_of, spec_of
 from trireme.ps.results import PushResult
@@ -152,6 +153,8 @@ class Worker:
             self._receive_first()
         except TriremeError as error:
             lifecycle.fail(error)
+            if isinstance(error, JobFailed) and lifecycle.was_interrupted:
+                raise SystemExit(INTERRUPTED) from error
             raise
         except BaseException:
             storage.close()  # an interactive console continues, and may try again
@@ -225,16 +228,16 @@ class Worker:
 
         Raises:
             ConfigurationError: the loop continues after training has ended; its result is saved.
-            SystemExit: with status 130, where the job was interrupted: the loop would go on for
-                nothing.
+            SystemExit: with status 130, where the job was interrupted, or 143, where this worker
+                leaves it: the loop would go on for nothing.
         """
         if not self.backend.stopping or self._under_way:
             return True
         if self.last_iteration.leaves_out():
             return False
         finish()
-        if self.lifecycle.interrupted is not None:
-            raise SystemExit(130)
+        if self.lifecycle.exit_status:
+            raise SystemExit(self.lifecycle.exit_status)
         raise after_the_end(self.task.index, self.backend.global_step)
 
     @property
@@ -530,10 +533,10 @@ class Worker:
 
     def _leaves(self) -> bool:
         """Returns whether the job goes on without this worker; says why."""
-        reason = self.lifecycle.dismissed
-        if reason is not None:
-            self.progress.message(f"this worker leaves: {reason}")
-        return reason is not None
+        leaves = self.lifecycle.depart()
+        if leaves:
+            self.progress.message(f"this worker leaves: {self.lifecycle.dismissed}")
+        return leaves
 
     def _drain(self) -> bool:
         """Waits until every worker has made its last update, and receives the final values.

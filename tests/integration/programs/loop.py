@@ -13,6 +13,7 @@ import trireme
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-steps", type=int, default=12)
+    parser.add_argument("--close", action="store_true", help="leave the job at the end")
     options = parser.parse_args()
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = trireme.distribute(
@@ -29,6 +30,8 @@ def main() -> None:
         joined = getattr(parameter, "full_tensor", None)
         total += float((parameter if joined is None else joined()).double().abs().sum())
     print(f"replica {optimizer.replica} of {optimizer.replicas}: {total:.12f}", flush=True)
+    if options.close:
+        optimizer.close()
 
 
 main()

@@ -22,7 +22,7 @@ from types import TracebackType
 import msgspec
 
 from trireme.errors import JobFailed, TriremeError, UsageError
-from trireme.launch.exit_reason import INTERRUPTED, describe
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.launch.task_messages import LauncherPipe
 from trireme.printable import printable
 
@@ -191,7 +191,7 @@ def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
     status = error.code if isinstance(error.code, int) else 1
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr)
-    if status != INTERRUPTED:
+    if status not in (INTERRUPTED, LEFT):
         _FAILED.append(error)
         if launcher is not None:
             launcher.send(describe(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -41,6 +43,8 @@ from trireme.wire.service import Handler, Service
 from trireme.wire.shared_memory import available
 from trireme.wire.transport import Listener, listen
 from trireme.wire.transports.shm import shm_address
+
+_ALONE_SECONDS = 5.0  # without a coordinator, until a server that is asked to end does
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +180,7 @@ class _Server:
         )
         self._member.extra_status = self._liveness
         self._member.able = self._is_able
+        self._told = False  # to end, by a signal
         self._over: JobOver | None = None
         self._failure: Exception | None = None
 
@@ -184,6 +189,9 @@ class _Server:
         self._member.subscribe(self._heard)
         joining = threading.Thread(target=self._join, name="join", daemon=True)
         joining.start()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._signalled)
         try:
             self._service.run()
             self._record(self._handler.status(), True)
@@ -211,6 +219,24 @@ class _Server:
         self._liveness()
         return not self._watch.overdue
 
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        """Stops the job; this server stays until the workers have saved, and the job is over."""
+        if self._told:  # by all who signal every process, and by Ctrl-C twice
+            if number == signal.SIGINT:
+                self._service.stop()
+            return
+        self._told = True
+        if self._member.incarnation:
+            self._member.signal(signal.Signals(number).name, stops=True)
+        else:
+            self._service.stop()  # it is in no job yet
+
+    def _stop_if_alone(self) -> None:
+        """Ends a server that is asked to end, if no coordinator is there to end it with its job."""
+        away = self._member.away_since
+        if self._told and away is not None and time.monotonic() - away >= _ALONE_SECONDS:
+            self._service.stop()
+
     def _join(self) -> None:
         try:
             self._member.join()
@@ -237,6 +263,7 @@ class _Server:
             self._service.stop()
 
     def _report(self, status: Mapping[str, float | str]) -> None:
+        self._stop_if_alone()
         self._member.report(status)
         self._record(status, False)
 

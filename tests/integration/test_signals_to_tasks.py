@@ -1,0 +1,162 @@
+"""SIGTERM to one worker, to all tasks, and to all processes; Ctrl-C at a task by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.processes import free_ports
+from tests.integration.shell import PROGRAMS, PYTHON, Ended, Running, Shell
+from trireme.launch.run_directory import read_record
+from trireme.session.checkpoint import latest
+from trireme.session.checkpoint.worker_checkpoints import LACKS
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+TRAIN = (PROGRAMS / "train.py", "--out", "out", "--max-steps", 10**9, "--pause", 0.01)
+LOADERS = PROGRAMS / "loaders.py"
+
+
+class ByHand:
+    """Two servers and two workers, each started by hand."""
+
+    def __init__(self, shell: Shell, program: tuple[object, ...] = TRAIN) -> None:
+        self.shell, self.program = shell, program
+        one, two = free_ports(2)
+        self.hosts = (
+            f"--ps_hosts=127.0.0.1:{one},127.0.0.1:{two}",
+            "--worker_hosts=127.0.0.1:1,127.0.0.1:2",
+        )
+        self.tasks = {f"ps:{index}": self.start("ps", index) for index in (0, 1)}
+        self.tasks |= {f"worker:{index}": self.worker(index) for index in (0, 1)}
+
+    def start(self, role: str, index: int, *words: object) -> Running:
+        """Starts a task."""
+        return self.shell.start(
+            "task", f"--job_name={role}", "--task_index", index, *self.hosts, *words
+        )
+
+    def worker(self, index: int) -> Running:
+        """Starts a worker."""
+        return self.start("worker", index, "--run-dir", "run", *self.program)
+
+    def ended(self) -> dict[str, Ended]:
+        """How each task that is there now ends."""
+        return {name: task.ended() for name, task in self.tasks.items()}
+
+
+def check_saved(directory: Path, least: int) -> int:
+    """Checks that the newest checkpoint is a whole one; returns its step."""
+    data = latest(directory / "run", lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert data is not None and data.step >= least
+    assert not data.state.get(LACKS)
+    return data.step
+
+
+def step_of(running: Running, least: int) -> int:
+    """Waits until a worker shows a step of at least so many; returns it."""
+    found = running.until(rf"global (?:step )?(\d{{{len(str(least))},}})/")
+    return int(found[1])
+
+
+def test_one_worker_leaves_and_the_others_go_on_until_all_are_asked(shell: Shell) -> None:
+    job = ByHand(shell)
+    for name in ("worker:0", "worker:1"):
+        step_of(job.tasks[name], 10)
+    chief = job.tasks["worker:0"]
+    chief.send(signal.SIGTERM)
+    left = chief.ended()
+    assert left.status == 143, left.text
+    assert "leaves" in left.out and "Traceback" not in left.text
+    job.tasks["worker:0"] = job.worker(0)  # another process takes its place
+    step_of(job.tasks["worker:0"], 10)
+    for task in job.tasks.values():
+        task.send(signal.SIGTERM)
+    ends = job.ended()
+    assert {name: end.status for name, end in ends.items()} == {
+        "ps:0": 0, "ps:1": 0, "worker:0": 130, "worker:1": 130,
+    }, [end.text[-1500:] for end in ends.values()]  # fmt: skip
+    assert ends["ps:1"].out.splitlines()[-1] == "ps:1 ends: the job is interrupted"
+    step = check_saved(shell.directory, 10)
+    assert f"saved run/checkpoints/step-{step:09d}" in ends["worker:0"].text + ends["worker:1"].text
+
+
+def test_ctrl_c_at_one_worker_interrupts_all(shell: Shell) -> None:
+    job = ByHand(shell)
+    for name in ("worker:0", "worker:1"):
+        step_of(job.tasks[name], 10)
+    job.tasks["worker:1"].send(signal.SIGINT)
+    ends = job.ended()
+    for name in ("worker:0", "worker:1"):
+        assert ends[name].status == 130, ends[name].text
+        assert "finished" not in ends[name].out
+    check_saved(shell.directory, 10)
+
+
+def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
+    words = ("run", "--ps", 1, "--workers", 2, "--max-restarts", 1, "--run-dir", "run")
+    running = shell.start(*words, *TRAIN)
+    step_of(running, 10)
+    os.kill(read_record(shell.directory / "run").pids["worker:1"], signal.SIGTERM)
+    running.until(r"worker:1 left: SIGTERM has asked it to; started again \(1 of 1\)")
+    running.until(r"worker:1 \| training(?s:.*)worker:1 \| training")
+    stopped = shell.run("stop", "run")
+    assert "has ended: interrupted" in stopped.text
+    ended = running.ended()
+    assert ended.status == 130 and "Traceback" not in ended.text, ended.text
+    check_saved(shell.directory, 10)
+
+
+@pytest.mark.parametrize("launcher", ["run", "by hand"])
+def test_sigterm_to_all_processes_saves_whole(shell: Shell, launcher: str) -> None:
+    """As `scancel` and systemd do: also loader processes, the launcher, and its helpers."""
+    program = (LOADERS, "--save-seconds", 4)
+    if launcher == "run":
+        words = ("run", "--ps", 2, "--workers", 2, "--run-dir", "run")
+        tasks = {"launcher": shell.start(*words, *program)}
+        step_of(tasks["launcher"], 10)
+    else:
+        tasks = ByHand(shell, program).tasks
+        for name in ("worker:0", "worker:1"):
+            step_of(tasks[name], 10)
+    everybody = shell.processes()
+    assert sum("loaders.py" in " ".join(each.cmdline()) for each in everybody) > 4
+    for process in everybody:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    ends = {name: task.ended() for name, task in tasks.items()}
+    for name, end in ends.items():
+        assert end.status == (0 if name.startswith("ps") else 130), end.text
+        assert "Traceback" not in end.text and "killed by" not in end.text
+    check_saved(shell.directory, 10)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_loop_of_its_own_under_plain_python_ends_with_130(shell: Shell, closes: bool) -> None:
+    words = ("--max-steps", 10**9, *(["--close"] if closes else []))
+    running = shell.start(PROGRAMS / "loop.py", *words, command=PYTHON)
+    running.until(r"training")
+    running.send(signal.SIGINT)
+    ended = running.ended()
+    assert ended.status == 130, ended.text
+    assert re.search(r"replica 0 of 1: \d", ended.out), "what the program does after its loop"
+    assert "Traceback" not in ended.text
+
+
+def test_stopping_a_loop_of_its_own_without_servers_ends_with_130(shell: Shell) -> None:
+    running = shell.start(
+        *("run", "--workers", 2, "--run-dir", "run"), PROGRAMS / "loop.py", "--max-steps", 10**9
+    )
+    running.until(r"worker:0 \| training")
+    stopped = shell.run("stop", "run")
+    assert "has ended: interrupted" in stopped.text
+    ended = running.ended()
+    assert ended.status == 130, ended.text
+    assert "interrupted after" in ended.text
+    check_saved(shell.directory, 1)

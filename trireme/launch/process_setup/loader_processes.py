@@ -1,0 +1,41 @@
+"""Keeps the processes of a `DataLoader` alive until their worker ends them.
+
+Whoever signals all processes of a job, such as Slurm, systemd or a shell, signals these too. If
+they ended before their worker has made its last step, the worker would fail.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.util import register_after_fork
+
+_MODULE = "torch.utils.data._utils.worker"
+
+
+def shield_loader_processes(owner: object) -> None:
+    """Has loader processes heed SIGTERM only from their worker, and SIGINT not at all.
+
+    This counts for those that this process forks from now on, for as long as `owner` lives.
+    """
+    register_after_fork(owner, _shield)
+
+
+def _shield(owner: object) -> None:
+    """Runs in a process that `multiprocessing` has forked."""
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    if getattr(target, "__module__", "") != _MODULE:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Blocked, and not ignored: torch sets a handler later, and a loader ends by its parent's.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_end_with_worker, name="SIGTERM", daemon=True).start()
+
+
+def _end_with_worker() -> None:
+    """Ends the process at a SIGTERM of its parent, as torch and `multiprocessing` send it."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+        pass
+    os._exit(0)
