@@ -146,15 +146,15 @@ def test_a_chief_whose_loop_ends_first_saves_what_the_others_learn(
     assert checkpoint is not None and checkpoint.step == made + STEPS
 
 
-@pytest.mark.parametrize("called", ["interrupted", "dismissed"])
+@pytest.mark.parametrize("called", ["interrupted", "leaves", "dismissed"])
 def test_a_worker_that_waits_for_the_others_can_be_called_away(
     tmp_path: Path, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted chief asks the job to stop, and saves. A dismissed worker leaves."""
+    """An interrupted chief asks the job to stop, and saves. Others leave, also as chief."""
     monkeypatch.setattr(shard, "NOTICE_SECONDS", 0.05)
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
     waits, left, pause = Event(), Event(), Event()
-    waiter = 0 if called == "interrupted" else 1
+    waiter = 1 if called == "dismissed" else 0
 
     def program(session: Session) -> None:
         lifecycle, backend = session.worker.lifecycle, session.worker.backend
@@ -167,7 +167,8 @@ def test_a_worker_that_waits_for_the_others_can_be_called_away(
         if called == "dismissed":
             Observer(lifecycle.task.coordinator, JOB, SECRET).scale(workers=1)
         else:
-            sessions[waiter].worker.lifecycle.interrupt("SIGTERM")
+            number = "SIGINT" if called == "interrupted" else "SIGTERM"
+            sessions[waiter].worker.lifecycle.interrupt(number)
         while not (session.should_stop() or left.is_set()):
             session.step(batch)
             assert session.global_step < 10_000
@@ -181,12 +182,16 @@ def test_a_worker_that_waits_for_the_others_can_be_called_away(
     cluster = Cluster(2, 1, "async", scheme="tcp", run_dir=tmp_path, policy={"elastic": True})
     ran = run_job(cluster, lambda worker: sessions.setdefault(worker, session(worker)), program)
     ended = {worker: repr(error) for worker, error in ran.raised.items()}
-    assert ended == ({waiter: "SystemExit(130)"} if called == "interrupted" else {})
+    assert ended == {
+        "interrupted": {0: "SystemExit(130)", 1: "SystemExit(130)"},
+        "leaves": {0: "SystemExit(143)"},
+        "dismissed": {},
+    }[called]
     checkpoint = latest(tmp_path, lambda path, error: None)
     assert checkpoint is not None
     assert checkpoint.step == sessions[1 - waiter].worker.global_step > 2
     assert sessions[waiter].worker.lifecycle.state == (
-        "interrupted" if called == "interrupted" else "finished"
+        "finished" if called == "dismissed" else "interrupted"
     )
 
 
@@ -456,10 +461,11 @@ def test_a_worker_that_is_interrupted_while_the_chief_saves_says_what_it_waits_f
 
     def show(text: str) -> None:
         shown.append(text)
-        if text.startswith("SIGTERM: training has ended"):
+        if text.startswith("SIGTERM to worker:1: training has ended"):
             said.set()
 
     cluster = Cluster(2, 1, "async", run_dir=tmp_path)
     ran = run_job(cluster, lambda worker: sessions.setdefault(worker, session(worker)), program)
-    assert {worker: repr(error) for worker, error in ran.raised.items()} == {1: "SystemExit(130)"}
-    assert "a second signal ends it at once" in "".join(shown)
+    ended = {worker: repr(error) for worker, error in ran.raised.items()}
+    assert ended == {0: "SystemExit(130)", 1: "SystemExit(130)"}
+    assert "Ctrl-C (SIGINT) ends it at once" in "".join(shown)

@@ -46,6 +46,8 @@ def test_an_interrupted_loop_saves_and_ends_though_it_never_asks(tmp_path: Path)
             if steps == 5:
                 signal.raise_signal(signal.SIGTERM)
     assert optimizer.should_stop() and steps < 10
+    with pytest.raises(SystemExit, match="130"):
+        optimizer.close()
     optimizer.close()
     assert saved(tmp_path) == [f"step-{optimizer.global_step:09d}"]
     assert signal.getsignal(signal.SIGTERM) is before

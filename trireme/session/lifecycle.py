@@ -284,7 +284,7 @@ class Lifecycle:
                 heard = True
                 self.progress.message(
                     f"{self.interrupted}: training has ended, and this worker ends when the last "
-                    "step is saved; a second signal ends it at once"
+                    "step is saved; Ctrl-C (SIGINT) ends it at once"
                 )
             if now - shown >= _WAIT_SHOWN_AGAIN:
                 shown = now
