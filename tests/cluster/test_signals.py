@@ -159,12 +159,20 @@ def test_a_job_that_forms_ends_at_once() -> None:
     )
 
 
-def test_a_job_without_a_worker_that_could_save_has_failed() -> None:
+def test_a_worker_that_is_started_again_saves_a_job_that_stops() -> None:
     job = Driver(workers=1, servers=1, elastic=True, wait_for_restart=60.0)
     server, worker = job.join("ps:0"), job.join("worker:0")
     job.hang_up(worker)
     job.wait(3.0, server)
-    assert job.state.over is None
     job.feed(Received(server, TERM))
+    assert job.state.over is None
+    assert Interrupted("SIGTERM to ps:0") in job.to(job.join("worker:0", pid=8))
+
+
+def test_a_job_without_a_worker_fails_if_none_is_started_again() -> None:
+    job = Driver(workers=1, servers=1, elastic=True, wait_for_restart=60.0)
+    server, worker = job.join("ps:0"), job.join("worker:0")
+    job.hang_up(worker)
+    job.wait(3.0, server)
+    job.feed(Stop("SIGTERM", final=True))
     assert job.state.over is not None and job.state.over.outcome == "failed"
-    assert "no worker is there that could save" in job.state.over.reason

@@ -137,6 +137,17 @@ def test_sigterm_to_all_processes_saves_whole(shell: Shell, launcher: str) -> No
     check_saved(shell.directory, 10)
 
 
+def test_a_signal_to_one_process_of_a_group_interrupts_all(shell: Shell) -> None:
+    """Without servers the others cannot go on: they end with it, and have not finished."""
+    running = shell.start("run", "--workers", 2, "--run-dir", "run", *TRAIN)
+    step_of(running, 10)
+    os.kill(read_record(shell.directory / "run").pids["worker:1"], signal.SIGTERM)
+    ended = running.ended()
+    assert ended.status == 130, ended.text
+    assert len(re.findall(r"worker:\d \| interrupted", ended.out)) == 2, ended.text
+    check_saved(shell.directory, 10)
+
+
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_loop_of_its_own_under_plain_python_ends_with_130(shell: Shell, closes: bool) -> None:
     words = ("--max-steps", 10**9, *(["--close"] if closes else []))

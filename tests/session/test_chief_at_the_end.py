@@ -182,11 +182,12 @@ def test_a_worker_that_waits_for_the_others_can_be_called_away(
     cluster = Cluster(2, 1, "async", scheme="tcp", run_dir=tmp_path, policy={"elastic": True})
     ran = run_job(cluster, lambda worker: sessions.setdefault(worker, session(worker)), program)
     ended = {worker: repr(error) for worker, error in ran.raised.items()}
-    assert ended == {
+    ends = {
         "interrupted": {0: "SystemExit(130)", 1: "SystemExit(130)"},
         "leaves": {0: "SystemExit(143)"},
         "dismissed": {},
-    }[called]
+    }
+    assert ended == ends[called]
     checkpoint = latest(tmp_path, lambda path, error: None)
     assert checkpoint is not None
     assert checkpoint.step == sessions[1 - waiter].worker.global_step > 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from tests.simulation.launcher import Home, Launcher
@@ -146,6 +147,32 @@ class Faults:
                 self._place.launcher.start_awaited()
 
         self._place.coordinator.tell(scale, heard)
+
+    # -- signals ----------------------------------------------------------------------------------
+
+    def _signal_worker(self, fault: Fault) -> None:
+        workers = sorted(self._place.launcher.members)
+        if workers:
+            worker = workers[fault.target % len(workers)]
+            self._place.launcher.signal_worker(worker, fault.seconds)
+
+    def _signal_chief(self, fault: Fault) -> None:
+        chief = self._place.coordinator.view.chief
+        if chief in self._place.launcher.members:
+            self._place.launcher.signal_worker(chief, fault.seconds)
+
+    def _signal_all(self, fault: Fault) -> None:
+        """Signals all workers, one after the other, and not all within the settling time."""
+        launcher, rng = self._place.launcher, self._place.network.rng
+        for worker in sorted(launcher.members):
+            self._place.loop.after(
+                rng.uniform(0, 0.3), partial(launcher.signal_worker, worker, fault.seconds)
+            )
+
+    def _signal_server(self, fault: Fault) -> None:
+        server = self._server(fault)
+        if server is not None:
+            self._place.launcher.servers[server].member.signal("SIGTERM")
 
     # -- others -----------------------------------------------------------------------------------
 

@@ -300,7 +300,8 @@ class InvariantChecker:
         whole = not self._rule.uncommitted or not self.lost
         stay = not (self.lost or self.counts["dismissed"])
         exact = self._rule.synchronous or self._rule.staleness is None or stay
-        most = self._rule.period - 1 if self._rule.max_steps is None else 0
+        asked = self._rule.max_steps is None or len(self.ends) > 1
+        most = self._rule.period - 1 if asked else 0
         most += sum(who[3] == accounts[0].view.life for who in self._half)
         ends = {end for end in self.ends if 0 <= steps[0] - end <= most} or not self.ends
         if (whole and len(set(steps)) > 1) or (exact and not ends):

@@ -51,6 +51,7 @@ class Launcher:
         self._home = home
         self._by_address: dict[str, Server] = {}
         self._processes: dict[int, Process] = {}
+        self._signalled: dict[int, float | None] = {}  # when another process takes its place
         self._pids = itertools.count(1)
         self._tells = home.network.rng.random() < 0.5
 
@@ -125,6 +126,13 @@ class Launcher:
         self.members[index], self._processes[index] = member, process
         member.connect()
 
+    def signal_worker(self, worker: int, restart: float | None) -> None:
+        """Asks a worker's process to end; another one is started so long after it has left."""
+        member = self.members.get(worker)
+        if member is not None:
+            self._signalled[worker] = restart
+            member.signal("SIGTERM")
+
     def process(self, worker: int) -> Process:
         """Returns the process of a worker that lives."""
         return self._processes[worker]
@@ -158,8 +166,23 @@ class Launcher:
         self._processes[index].after(self._home.network.rng.uniform(0, 0.05), trains.task.begin)
 
     def _dismiss(self, index: int) -> None:
-        """A process that does not train leaves, as the job needs it no more."""
-        self.members.pop(index).leave("finished")
+        """A process leaves: a signal asks it to, or the job was made smaller."""
+        again = self._again(index, self._signalled.pop(index, None))
+        member = self.members.pop(index)
+        if member.state.signalled is None:
+            member.leave("finished")
+            return
+        member.leave("interrupted")
+        if again is None:
+            self.gone.add(index)
+        else:
+            self.start_worker(index, again)
+
+    def _again(self, index: int, restart: float | None) -> float | None:
+        """Returns when another process takes a worker's place: always, where it is the last one."""
+        others = self.members.keys() - {index}
+        last = not any(self._wanted("worker", other) for other in others)
+        return 0.5 if restart is None and last else restart
 
     def _end_process(self, index: int, restart: float | None) -> None:
         """A process ends; another one may be started after so many seconds."""
@@ -173,9 +196,13 @@ class Launcher:
         index, home = worker.index, self._home
         del self.workers[index]
         home.checker.counts[how] += 1
-        if how in ("left", "dismissed"):
-            self.finished = self.finished or how == "left"
-            stops = how == "left" and home.schedule.stop_at is not None
+        if how in ("dismissed", "departed"):
+            self._dismiss(index)
+            return
+        if how == "left":
+            self.finished = True
+            state = worker.member.state
+            stops = home.schedule.stop_at is not None or state.interrupted is not None
             worker.member.leave("interrupted" if stops else "finished")
             del self.members[index]
             return
@@ -183,9 +210,7 @@ class Launcher:
         if how == "evicted":
             self._train(index)
         elif how in ("crashed", "late"):
-            others = self.members.keys() - {index}
-            last = not any(self._wanted("worker", other) for other in others)
-            again = 0.5 if restart is None and last else restart
+            again = self._again(index, restart)
             if again is None:
                 self.gone.add(index)
             self._end_process(index, again)

@@ -10,7 +10,7 @@ from tests.simulation.network import Network, Wire
 from tests.simulation.process import Process
 from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
 from trireme.cluster.member_state import MemberState, Subscriber
-from trireme.cluster.messages import Leave, Outcome
+from trireme.cluster.messages import Leave, Outcome, Signalled
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import ConnectionRefused, PeerClosed, WireTimeout
 from trireme.wire.handshake import Identity
@@ -93,6 +93,12 @@ class Member:
     def tell(self, reports: Sequence[Message]) -> None:
         """Sends what the task has to say beside its status."""
         self.state.reports = tuple(reports)
+        self._due = self._network.loop.now
+        self._tick(self._due)
+
+    def signal(self, name: str) -> None:
+        """A signal asks the process to end."""
+        self.state.signalled = Signalled(name)
         self._due = self._network.loop.now
         self._tick(self._due)
 

@@ -60,7 +60,7 @@ class Fault:
 
     Attributes:
         at: when.
-        kind: what: one of `KINDS`.
+        kind: what: one of `KINDS`, or of `SIGNALS`.
         target: to which task, among those that there are.
         other: which is the other end, where it happens to a connection.
         seconds: how long it lasts, or until a process is started again; None for ever.
@@ -91,6 +91,9 @@ KINDS = (
     "kill coordinator",
 )
 """What happens to a job beside what becomes of single workers."""
+
+SIGNALS = ("signal worker", "signal worker", "signal chief", "signal all", "signal server")
+"""What process managers do."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,7 @@ def draw(mode: str, seed: int) -> Schedule:
     rounds = rng.randint(2, 10 if faulty else 5) * (1 if rule.synchronous else workers)
     steps = rounds * rule.period + rng.randint(0, 2)
     counts = mode == "counts"
+    signals = _signals(random.Random(f"{mode} {seed} signals"))
     last = _last_crashes(random.Random(f"{mode} {seed} saves"), workers)
     return Schedule(
         mode=mode,
@@ -263,7 +267,7 @@ def draw(mode: str, seed: int) -> Schedule:
         replicas=replicas,
         survives=rng.random() < 0.8,
         hosts=rng.choice((1, 2, 4)),
-        faults=_faults(rng) if faulty else (),
+        faults=(*_faults(rng), *signals) if faulty else (),
     )
 
 
@@ -279,6 +283,20 @@ def _faults(rng: random.Random) -> tuple[Fault, ...]:
         for _ in range(rng.choice((0, 1, 1, 2, 3)))
     ]
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _signals(rng: random.Random) -> tuple[Fault, ...]:
+    """Returns the signals of a schedule: one in four of those with faults has some."""
+    return tuple(
+        Fault(
+            at=rng.uniform(0.1, 2.5),
+            kind=rng.choice(SIGNALS),
+            target=rng.randrange(64),
+            other=0,
+            seconds=rng.choice((0.1, 1.0, None)),
+        )
+        for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 2)))
+    )
 
 
 def _weather(rng: random.Random) -> Weather:

@@ -61,8 +61,8 @@ class Place(Protocol):
     def ended(self, worker: Worker, *, how: str, restart: float | None = None) -> None:
         """A worker is over.
 
-        It `left`, was `dismissed`, `crashed`, was `evicted`, the job was `over`, or it had ended
-        training when the job was rolled back: `late`.
+        It `left`, was `dismissed`, has `departed` by a signal, `crashed`, was `evicted`, the job
+        was `over`, or it had ended training when the job was rolled back: `late`.
         """
 
     def copied(self, client: Client, copy: Copy) -> None:
@@ -119,7 +119,9 @@ class Worker:
             self.end("crashed", _RESTART)  # by its own update, or by one of the same round
             return
         self.place.check_held((self.index, self.incarnation), self._spans)
-        self.end("left" if self.member.state.dismissed is None else "dismissed")
+        state = self.member.state
+        alone = "dismissed" if state.signalled is None else "departed"
+        self.end("left" if state.dismissed is None else alone)
 
     def _train(self) -> Process:
         """Trains until the job has told it to stop; retires."""
@@ -135,6 +137,8 @@ class Worker:
                     if not self._spans:
                         yield from self._lease()
                     yield from self._update()
+                    if self.member.state.interrupted is not None and not protocol.stopping:
+                        yield from self.client.run(protocol.stop("interrupted"))
                     protocol.stopping = protocol.stopping or self.member.state.dismissed is not None
                 self.last_chief.settle(self.member.view.chief == self.index)
                 yield from self.client.run(protocol.retire())

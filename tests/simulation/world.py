@@ -368,6 +368,7 @@ def _policy(schedule: Schedule) -> Policy:
         end_grace=2.0,
         wait_for_restart=5.0,
         progress_timeout=0.0,
+        settle=0.2,
         replicas=schedule.replicas,
         slots=8,
         survives_loss=schedule.survives,

@@ -301,7 +301,11 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
             signal.signal(
                 number,
                 lambda number, _: service.call_soon(
-                    partial(coordinator.signalled, signal.Signals(number).name)
+                    partial(
+                        coordinator.signalled,
+                        signal.Signals(number).name,
+                        final=launcher is not None,
+                    )
                 ),
             )
         service.run()

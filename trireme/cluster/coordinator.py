@@ -108,9 +108,14 @@ class Coordinator:
         self._handle(Closed(id(link), str(error) if error else "this side closed it", silent))
         del self._links[id(link)]
 
-    def signalled(self, signal: str) -> None:
-        """Stops the job, as a signal asks this process to end; in the service's thread."""
-        self._handle(Stop(signal))
+    def signalled(self, signal: str, *, final: bool) -> None:
+        """Stops the job, as a signal asks this process to end; in the service's thread.
+
+        Args:
+            signal: its name.
+            final: whether no process of the job is started again from now on.
+        """
+        self._handle(Stop(signal, final))
 
     def tick(self, now: float) -> None:
         self._handle(Tick())

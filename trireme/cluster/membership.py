@@ -24,6 +24,7 @@ A connection is a number that the coordinator assigns. A task holds at most one.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -103,9 +104,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A signal, `signal`, asks the coordinator's process to end: the job stops before its end."""
+    """A signal asks the coordinator's process to end: the job stops before its end.
+
+    Attributes:
+        signal: its name.
+        final: whether no process of the job is started again from now on.
+    """
 
     signal: str
+    final: bool = False
 
 
 Event = Received | Closed | Paused | Tick | Stop
@@ -142,6 +149,9 @@ def step(now: float, state: State, event: Event) -> Decision:
     elif isinstance(event, Closed):
         _disconnect(builder, event)
     elif isinstance(event, Stop):
+        if event.final:
+            policy = dataclasses.replace(builder.state.policy, wait_for_restart=0.0)
+            builder.state = replace(builder.state, policy=policy)
         stop_job(builder, "coordinator:0", f"{event.signal} to coordinator:0")
     elif isinstance(event, Paused):
         _extend_deadlines(builder, event.seconds)

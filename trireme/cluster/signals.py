@@ -52,7 +52,7 @@ def answer_signals(builder: DecisionBuilder) -> None:
 
 
 def stop_job(builder: DecisionBuilder, task: str, reason: str) -> None:
-    """Has the workers end at a step that is saved; ends the job at once where there is none.
+    """Has the workers end at a step that is saved; ends the job at once if it has not begun.
 
     Args:
         builder: the decision.
@@ -64,11 +64,9 @@ def stop_job(builder: DecisionBuilder, task: str, reason: str) -> None:
         return
     builder.state = replace(state, stopping=reason)
     builder.add_reason(f"the job stops: {reason}")
-    workers = [worker for worker in state.of("worker") if worker.active]
     if state.phase == "forming":
         builder.end(JobOver("interrupted", task, f"{reason}, before the job had begun"))
-    elif not workers:
-        builder.end(JobOver("failed", task, f"{reason}, and no worker is there that could save"))
-    for worker in workers:
-        if worker.connection is not None and builder.state.over is None:
+        return
+    for worker in state.of("worker"):
+        if worker.active and worker.connection is not None:
             builder.send(worker.connection, Interrupted(reason))

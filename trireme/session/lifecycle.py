@@ -373,6 +373,8 @@ class Lifecycle:
         self._signal, self._signalled_at = signal, time.monotonic()
         if self.member is not None:
             self.member.signal(signal, stops=signal != "SIGTERM")
+        elif self._joined:
+            self.backend.interrupted = True
 
     @property
     def interrupted(self) -> str | None:
@@ -382,7 +384,8 @@ class Lifecycle:
         """
         member = self.member
         if member is None:
-            return self._signal or None
+            others = self._joined and self.backend.interrupted
+            return self._signal or ("a signal to another process" if others else None)
         if member.interrupted is not None:
             return member.interrupted.reason
         unanswered = time.monotonic() - self._signalled_at >= _UNANSWERED_SECONDS

@@ -48,6 +48,8 @@ class Backend(ABC):
         wants_save: whether this process, as chief, requests to save the step of the next exchange.
         saves: whether the last exchange agreed to save the step that it made; None where the chief
             saves without the other workers.
+        interrupted: whether a signal asks this process, or one that steps together with it without
+            servers, to end.
         streams: whether the tensors of `saving` can be read within its block only, one at a time,
             and all processes take part in the last save.
         local_optimizers: the optimizers of workers that train locally between exchanges; None where
@@ -70,6 +72,7 @@ class Backend(ABC):
     group: ProcessGroup | None = None
     wants_save: bool = False
     saves: bool | None = None
+    interrupted: bool = False
     streams: bool = False
     local_optimizers: LocalOptimizers | None = None
     closure: Callable[[], Any] | None = None

@@ -162,8 +162,8 @@ class Collective(Local):
 
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
-        written = self._own_writes.votes()
-        self.group.votes = [float(self._wants_stop), float(self.wants_save), *written]
+        votes = self._wants_stop, self.wants_save, self.interrupted
+        self.group.votes = [*map(float, votes), *self._own_writes.votes()]
         self._agree(_Action.STEP)
 
     # -- training -------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Collective(Local):
             ConfigurationError: the programs of the processes have written different values.
         """
         assert self._vote_totals is not None, "there was no exchange to end"
-        stop, save, *written = self._vote_totals()
+        stop, save, interrupted, *written = self._vote_totals()
         self._vote_totals = None
         if not stop:  # a process whose program has ended writes nothing any more
             self._own_writes.agree(written, self.group.size)
@@ -192,6 +192,7 @@ class Collective(Local):
         self._watch.step_ended(self.step)
         self.saves = save > 0
         self.stopping |= stop > 0
+        self.interrupted |= interrupted > 0
         return msgspec.structs.replace(result, stop=self.stopping)
 
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
