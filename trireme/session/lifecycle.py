@@ -154,7 +154,7 @@ class Lifecycle:
             share_memory=self.task.config.transport == "auto",
             overlap=self.task.config.overlap,
             waiting=self._say_waiting,
-            hurries=lambda: bool(self._signal),
+            hurries=lambda: bool(self._signal or self.interrupted),
         )
         if group is not None:
             from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
