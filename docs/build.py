@@ -26,6 +26,7 @@ import guide_tables
 import msgspec
 import push_drawing
 import push_path
+import reference_text
 import site_pages
 import translations
 
@@ -84,6 +85,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         *REGIONS,
         *guide_tables.REGIONS,
         *chinese_tables.regions(),
+        *reference_text.regions(),
         ("docs/architecture.md", "push", lambda: push_path.listing(path)),
     )
     pages: dict[Path, str] = {}
