@@ -1,7 +1,8 @@
 # Each target builds .venv itself when it is missing or older than what it is built from.
 #
 #   make demo     train a small network on one parameter server and two workers
-#   make test     tests of everything, in minutes   make test PYTEST_ARGS='-k wire -x'
+#   make test     tests of everything, some five minutes on two quiet cores
+#                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make test-all all tests: every case of every strategy, more random schedules and examples
 #   make test-slow   what takes too long for that: still more of them, every page's commands
@@ -20,6 +21,7 @@
 #   make wheel    a wheel and an sdist of the distribution trireme-train, in dist/
 #   make wheel-test    installs it into an empty environment and trains there; with 3.12 and 3.13 too,
 #                 where there is such a Python; else only their dependencies are resolved
+#   make release  checks and builds a release, and says what a person types to publish it
 #   make lint     style, types, direction of imports
 #   make bench    the benchmarks               make bench BENCH_ARGS='--only a,b --quick'
 #   make bench-peers   the environments of those that the benchmarks compare with
@@ -31,6 +33,7 @@
 #
 # On a machine without a GPU, PyTorch's own index has a build that is ten times smaller:
 #   make venv PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# Leave that out where the index cannot be reached: pip would wait minutes for each package.
 
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -61,11 +64,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
 # The first Python that really runs (a version manager's stub may not) and is new enough.
+# Connects to every index of PIP_EXTRA_INDEX_URL; with a proxy pip alone knows the way.
+REACH := import socket as s, sys, urllib.parse as p; \
+    [s.create_connection((u.hostname, u.port or (80 if u.scheme == "http" else 443)), 10).close() \
+    for u in map(p.urlsplit, sys.argv[1].split()) if u.hostname]
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all test-slow fuzz soak random-faults chaos recovery test-ray test-recipes browser-test parity mutants wheel wheel-test lint bench \
+.PHONY: venv demo test test-all test-slow fuzz soak random-faults chaos recovery test-ray test-recipes browser-test parity mutants wheel wheel-test release lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -74,6 +81,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "make: no Python 3.11 or newer here: install one, or say make PYTHON=/path/to/it" >&2; \
 	  exit 1; fi
+	@if [ -n "$$PIP_EXTRA_INDEX_URL" ] && [ -z "$$https_proxy$$HTTPS_PROXY$$ALL_PROXY" ] && \
+	  ! "$(PYTHON)" -c '$(REACH)' "$$PIP_EXTRA_INDEX_URL" 2>/dev/null; then \
+	  echo "make: $$PIP_EXTRA_INDEX_URL cannot be reached within 10 s: leave PIP_EXTRA_INDEX_URL out" \
+	    "(the PyTorch of PyPI is larger, and works without a GPU too)" >&2; exit 1; fi
 	"$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
 	@touch $@
@@ -159,6 +170,13 @@ wheel: $(STAMP)
 
 wheel-test: wheel
 	$(BIN)/pytest -m slow tests/integration/test_wheel.py $(PYTEST_ARGS)
+
+release: $(STAMP)
+	$(BIN)/python -m tests.release
+	$(MAKE) lint
+	$(MAKE) test-all
+	$(MAKE) wheel-test
+	$(BIN)/python -m tests.release --built
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
