@@ -10,6 +10,7 @@ import time
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.launch.environment.detect import detect
@@ -29,6 +30,8 @@ def main() -> None:
     entropy = nn.CrossEntropyLoss()
     inputs, targets = torch.randn(16, 8), torch.randint(0, 2, (16,))
 
+    data = TensorDataset(torch.randn(4000, 8), torch.randint(0, 2, (4000,)))
+
     def leaves_out(step: int) -> bool:
         time.sleep(options.pace)
         if mine and step == int(at) and fault == "sleep":
@@ -39,9 +42,11 @@ def main() -> None:
     if options.way == "session":
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         with trireme.Session(model, entropy, sgd, log_every=1) as session:
-            for step in range(steps):
+            for step, batch in enumerate(session.loader(data, batch_size=8, epochs=None)):
+                if step == steps:
+                    break
                 if not leaves_out(step):
-                    session.step((inputs, targets))
+                    session.step(batch)
             print(f"made {session.global_step} steps", flush=True)
         return
     optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))

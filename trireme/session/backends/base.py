@@ -337,6 +337,14 @@ class Backend(ABC):
         """
         yield
 
+    def state_without_others(self) -> ModelState | None:
+        """Returns, in the chief, the state of the last step of processes that make none together.
+
+        Every process that has made as many steps calls it, after they have failed to make another
+        one. Returns None elsewhere, and where the state cannot be told exactly.
+        """
+        return None
+
     def end(self) -> None:
         """Makes `stopping` true for this worker alone: the job goes on without it."""
         raise NotImplementedError(f"{type(self).__name__} keeps its workers")

@@ -370,8 +370,14 @@ class WorkerCheckpoints:
             self._copy()  # sends this process's part
 
     def rescue(self, error: BaseException) -> None:
-        """Saves this worker's values if a server was lost, and reports what is lost with it."""
+        """Saves this worker's values if a server was lost, and reports what is lost with it.
+
+        Where processes without servers have made unequal numbers of steps, the chief saves the last
+        step that all have made.
+        """
         lifecycle = self._lifecycle
+        if self._backend.together and not lifecycle.left:
+            self._save_last_common_step()
         lost = lifecycle.lost_with(error)
         if (
             not lost.startswith(("ps:", "coordinator:"))
@@ -401,6 +407,18 @@ class WorkerCheckpoints:
             self._progress.warn(said)
             if isinstance(error, JobFailed | WireError):
                 error.loss = said
+
+    def _save_last_common_step(self) -> None:
+        try:
+            self.buffers.publish()
+            state = self._backend.state_without_others()
+            if state is None or not self._storage.scheduled or self._storage.has(state.step):
+                return
+            self._storage.settle(at_the_end=True)
+            self._storage.submit_last(self._checkpoint_of(state), self._lifecycle.view_number)
+            self._progress.message(f"saved step {state.step}, the last one that all have made")
+        except Exception as failure:  # the job's own error must stay visible
+            self._progress.warn(f"the last step is not saved: {type(failure).__name__}: {failure}")
 
     # -- describing -----------------------------------------------------------------------------
 
