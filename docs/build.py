@@ -134,7 +134,7 @@ def command_line_page() -> str:
         "<!-- Written by docs/build.py from the parser itself: change that, then `make pages`. -->",
         "",
         "Exit status: 0 the run finished; 1 a task failed; 2 bad usage; 130 interrupted after a "
-        "clean save.",
+        "clean save; 143, of a worker, it left as SIGTERM asked it to.",
         "",
     ]
     for name, (build, summary) in COMMANDS.items():

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from benchmarks.processes import free_ports
-from tests.integration.shell import PROGRAMS, PYTHON, Ended, Running, Shell
+from tests.integration.shell import PROGRAMS, PYTHON, TRIREME, Ended, Running, Shell
+from tests.integration.test_counting import BATCH, consumed, notes, saved, updates
 from trireme.launch.run_directory import read_record
 from trireme.session.checkpoint import latest
 from trireme.session.checkpoint.worker_checkpoints import LACKS
@@ -87,6 +88,7 @@ def test_one_worker_leaves_and_the_others_go_on_until_all_are_asked(shell: Shell
     assert f"saved run/checkpoints/step-{step:09d}" in ends["worker:0"].text + ends["worker:1"].text
 
 
+@pytest.mark.thorough
 def test_ctrl_c_at_one_worker_interrupts_all(shell: Shell) -> None:
     job = ByHand(shell)
     for name in ("worker:0", "worker:1"):
@@ -97,6 +99,25 @@ def test_ctrl_c_at_one_worker_interrupts_all(shell: Shell) -> None:
         assert ends[name].status == 130, ends[name].text
         assert "finished" not in ends[name].out
     check_saved(shell.directory, 10)
+
+
+def test_who_leaves_loses_no_update_and_no_example(shell: Shell) -> None:
+    steps = 300
+    program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps, "--pause", 0.02)
+    words = ("run", "--ps", 2, "--workers", 2, "--strategy", "sync", "--run-dir", "run")
+    running = shell.start(*words, *program, "--batch-size", BATCH)
+    step_of(running, 10)
+    os.kill(read_record(shell.directory / "run").pids["worker:1"], signal.SIGTERM)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    assert "worker:1 left: SIGTERM has asked it to; the job goes on with the 1 left" in ended.err
+    data, together = saved(shell, steps), notes(shell, 1)["applied"]
+    assert notes(shell, 1) == {"attempted": together, "applied": together}
+    assert notes(shell, 0) == {"attempted": steps, "applied": steps}
+    assert 0 < together < steps
+    assert updates(data) == [steps - together / 2, together / 2], "halves while there were two"
+    # What worker 1 held and had not used was used by worker 0.
+    assert consumed(data) == [[0, (steps + together) * BATCH]]
 
 
 def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
@@ -111,6 +132,36 @@ def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
     ended = running.ended()
     assert ended.status == 130 and "Traceback" not in ended.text, ended.text
     check_saved(shell.directory, 10)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of processes need root")
+def test_a_server_that_is_process_1_of_a_container_stops_its_job(shell: Shell) -> None:
+    """The kernel drops signals to process 1 that it does not handle."""
+    (port,) = free_ports(1)
+    hosts = (f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1")
+    contained = ("unshare", "--fork", "--pid", "--kill-child", *TRIREME)
+    server = shell.start("task", "--job_name=ps", *hosts, command=contained)
+    worker = shell.start("task", "--job_name=worker", *hosts, "--run-dir", "run", *TRAIN)
+    step_of(worker, 10)
+    psutil.Process(server.pid).children()[0].send_signal(signal.SIGTERM)
+    assert worker.ended().status == 130
+    ended = server.ended()
+    assert ended.status == 0, ended.text
+    assert "ps:0 ends: the job is interrupted" in ended.out
+    check_saved(shell.directory, 10)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of processes need root")
+def test_a_worker_that_is_process_1_and_waits_for_its_job_ends(shell: Shell) -> None:
+    (port,) = free_ports(1)
+    hosts = (f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1")
+    contained = ("unshare", "--fork", "--pid", "--kill-child", *TRIREME)
+    worker = shell.start("task", "--job_name=worker", *hosts, *TRAIN, command=contained)
+    worker.until("joining")
+    psutil.Process(worker.pid).children()[0].send_signal(signal.SIGTERM)
+    assert worker.ended().status == 143
 
 
 @pytest.mark.parametrize("launcher", ["run", "by hand"])
@@ -137,6 +188,7 @@ def test_sigterm_to_all_processes_saves_whole(shell: Shell, launcher: str) -> No
     check_saved(shell.directory, 10)
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_process_of_a_group_interrupts_all(shell: Shell) -> None:
     """Without servers the others cannot go on: they end with it, and have not finished."""
     running = shell.start("run", "--workers", 2, "--run-dir", "run", *TRAIN)

@@ -362,6 +362,7 @@ def overview() -> str:
             "",
             "  trireme COMMAND --help shows the options; trireme --version shows the versions.",
             "",
-            "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved",
+            "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved, "
+            "143 a worker that left",
         ]
     )

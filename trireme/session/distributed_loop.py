@@ -141,7 +141,7 @@ class LoopJob:
         self.recorder.step(result, began, computed)
         if worker.storage.completed:
             self._announce_checkpoints()
-        if worker.lifecycle.exit_status:
+        if worker.lifecycle.exit_status or worker.lifecycle.dismissed:
             # At exit this process leaves the job first: it calls the other functions itself then.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
