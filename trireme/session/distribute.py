@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""
 
-_NOT_OURS = ("precision", "accumulate", "l2", "nan", "hooks", "scheduler", "device", "pipeline")
+_NOT_OURS = (
+    *("precision", "accumulate", "l2", "nan", "hooks", "scheduler", "device", "pipeline"),
+    "weight",  # step(examples=...) says it
+)
 
 
 @overload

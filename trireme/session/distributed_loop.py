@@ -63,6 +63,7 @@ class LoopJob:
         self.loss: torch.Tensor | float | None = None
         self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
         self._ready = time.monotonic()  # since when the program computes the next step
+        self._size = 0  # of the batches of the last step; below 0 once it was said that they differ
         self._finished = False
         self._began = False  # the step that the next update is of
         part = self._setup.part
@@ -108,6 +109,7 @@ class LoopJob:
                 the batches that the job has dealt.
             closure: computes loss and gradients anew, where the optimizer calls it in its step.
         """
+        weighed = examples is not None
         if examples is None:
             examples = self.data.examples()
         if closure is not None:
@@ -126,14 +128,40 @@ class LoopJob:
             self.data.updated()
             self.drop_row_gradients()
         self._comparison.step_made()
-        self._record(pushed, began, computed)
+        number = self._batches.take_examples()
+        if not (weighed or self.data.deals):
+            self._check_sizes(number)
+        self._record(pushed, began, computed, number)
         if self._watch is not None:
             self._watch.forget(self.parameters[optimizer])
 
-    def _record(self, pushed: PushResult | None, began: float, computed: float) -> None:
+    def _check_sizes(self, number: int) -> None:
+        """Warns, once, where batches differ in size and the mean over workers takes them alike.
+
+        Args:
+            number: the number of examples that the model has seen since the last step.
+        """
+        averages = self._averages_on_servers or self._setup.reducer is not None
+        before = self._size
+        if not averages or self._setup.replicas == 1 or before < 0 or not number:
+            return
+        self._size = number
+        if before in (0, number):
+            return
+        self._size = -1
+        self.worker.progress.warn(
+            f"the batches of this loop differ in size ({before} examples, then {number}), and the "
+            "gradient of each worker counts alike in the mean, which is then not the mean over all "
+            "examples: say optimizer.step(examples=len(batch)), or the number of tokens where the "
+            "loss is their mean; or let the job deal the data (optimizer.epochs)"
+        )
+
+    def _record(
+        self, pushed: PushResult | None, began: float, computed: float, number: int
+    ) -> None:
         """Counts and records a step, and says which checkpoints are complete."""
         worker = self.worker
-        result = StepResult(self.loss, [], {}, self._batches.take_examples(), worker.global_step)
+        result = StepResult(self.loss, [], {}, number, worker.global_step)
         if pushed is not None:
             result.decide(pushed)
         self._ready = time.monotonic()

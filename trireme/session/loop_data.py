@@ -75,6 +75,11 @@ class LoopData:
                 self._handed = (self._handed or 0) + len(batch) * bool(batch.spans)
                 yield batch
 
+    @property
+    def deals(self) -> bool:
+        """Whether the job deals the data of the step to come."""
+        return self._handed is not None
+
     def examples(self) -> float:
         """Returns the number of examples of the step to come.
 

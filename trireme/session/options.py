@@ -80,6 +80,7 @@ class OptionValues(TypedDict, total=False):
     pipeline: PipelineConfig
     graph: GraphConfig
     tensor_plan: Mapping[str, str] | None
+    weight: Callable[[Any, Any], Any] | None
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Options:
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     tensor_plan: Mapping[str, str] | None = None
+    weight: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("float32", "bfloat16"))
@@ -134,6 +136,11 @@ class Options:
                 f"scheduler={self.scheduler!r}: give a function that builds one from the "
                 "optimizer, such as lambda optimizer: ExponentialLR(optimizer, 0.99), or a "
                 "scheduler of torch.optim.lr_scheduler over the session's optimizer"
+            )
+        if self.weight is not None and not callable(self.weight):
+            raise ConfigurationError(
+                f"weight={self.weight!r}: give a function of a batch and the model's outputs, such "
+                'as lambda batch, outputs: (batch["labels"] != -100).sum()'
             )
         if self.clip_norm is not None:
             _above("clip_norm", self.clip_norm, 0)

@@ -52,6 +52,7 @@ class StepResult:
             verdict.
         seconds: the duration of the step, without waiting for its data.
         examples: the number of examples in the batch.
+        weight: the number that the loss is the mean of: of the examples, or by `weight=`.
     """
 
     _loss: torch.Tensor | float | None
@@ -63,6 +64,7 @@ class StepResult:
     staleness: int = 0
     steps: int = 0
     seconds: float = 0.0
+    weight: float = 0.0
     _values: dict[str, float] | None = None
 
     @property

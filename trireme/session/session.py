@@ -70,7 +70,8 @@ class Session(SummaryMethods, DataMethods):
         precision (default "float32"): `bfloat16` computes forward and loss under autocast;
             parameters and updates keep their dtype.
         accumulate (default 1): the number of pieces in which each batch is computed, one after the
-            other, to save memory; the update is the same.
+            other, to save memory; the update is the same, with `weight` also where the loss is no
+            mean over examples.
         clip_norm (default None): the global L2 norm to which gradients are scaled down. Synchronous
             strategies clip the mean of the round, as one process would; others clip each push.
         ema (default None): the decay of an exponential moving average of the parameters, or an
@@ -105,6 +106,10 @@ class Session(SummaryMethods, DataMethods):
         tensor_plan (default None): under tensor parallelism, pattern of a module's name ->
             `column`, `row` or `gathered`; None derives a plan for transformer blocks and chains of
             linear layers.
+        weight (default None): (batch, outputs) -> the number that the mean loss of a batch is the
+            mean of, such as that of its tokens, by which workers, the pieces of `accumulate` and
+            the batches of an evaluation (metrics too) are weighed. None counts the examples; under
+            `model_loss`, the labels that are not -100.
 
     Raises:
         ConfigurationError: an option is unknown or out of range.
@@ -398,7 +403,7 @@ class Session(SummaryMethods, DataMethods):
         feed.updated(batch)
         if self._setup.tables is not None and self._setup.tables.looks_ahead:
             self._setup.tables.expect(feed.upcoming())
-        weight = float(result.examples) or _weight_of(batch)
+        weight = _weight_of(result, batch)
         pushed = worker.update(weight, spans, feed.prepare)
         if pushed is not None:
             result.decide(pushed)
@@ -436,9 +441,10 @@ class Session(SummaryMethods, DataMethods):
                 self.worker.buffers.adopt_final_values()
 
 
-def _weight_of(batch: Any) -> float:
-    """Returns the weight of an update without examples: above 0 unless it is to be left out."""
-    return _TAKES_PART if isinstance(batch, Batch) and not batch.spans else 0.0
+def _weight_of(result: StepResult, batch: Any) -> float:
+    """Returns the weight of an update: above 0 unless it is to be left out."""
+    takes_part = result.examples or (isinstance(batch, Batch) and not batch.spans)
+    return (result.weight or _TAKES_PART) if takes_part else 0.0
 
 
 def _with_profile(options: Options, task: TaskConfig) -> Options:

@@ -42,6 +42,7 @@ class Stepper:
         self._places: dict[str | int, int] = dict(zip(named, several, strict=False))
         self._options = setup.settings.options
         self._clip_norm = setup.settings.clip_norm
+        self._first = True
         self._overlaps = (
             setup.process_group is None
             and self._joint is None  # backward also makes gradients that are not to be sent
@@ -84,6 +85,16 @@ class Stepper:
         worker, joint, tables = self._worker, self._joint, self._worker.setup.tables
         if tables is not None:
             tables.forget()
+        if self._first:
+            self._first = False
+            if self._replica.leaves_out_labels(batch):
+                worker.progress.warn(
+                    "targets are -100, which losses of PyTorch leave out of their mean, and each "
+                    "batch counts by its examples: workers, the pieces of accumulate and the "
+                    "batches of evaluate are weighed wrongly where they have other numbers of "
+                    "labels. Give weight=lambda batch, outputs: (batch[1] != -100).sum(), or as "
+                    "your batches have their labels"
+                )
         if self._options.deterministic:
             step = worker.global_step
             seed = derive(self._options.seed, _SEED_STEP, self._replica_number, step)

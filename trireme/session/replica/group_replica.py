@@ -283,6 +283,11 @@ class PipelineReplica(ProcessGroupReplica):
                 "whole model: give the session a loss function of (outputs, targets), or use "
                 "--strategy fsdp"
             )
+        if options.weight is not None:
+            raise ConfigurationError(
+                "weight= with a pipeline: the loss is the mean over micro-batches of one size. "
+                "Leave it out, or use --strategy fsdp"
+            )
         super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
         self._reducer: Reducer = reducer
         self.pipeline: Pipeline = part.pipeline(
@@ -299,7 +304,7 @@ class PipelineReplica(ProcessGroupReplica):
         share = self._reducer.scale_factor(self._counted(examples))()
         with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
             loss, outputs = self.pipeline.step(inputs, targets, examples, share)
-        return StepResult(loss, list(outputs), self._metrics, examples)
+        return StepResult(loss, list(outputs), self._metrics, examples, weight=examples)
 
 
 class GraphReplica(ProcessGroupReplica):
@@ -366,7 +371,8 @@ class GraphReplica(ProcessGroupReplica):
             return not self._part.lean and divides(self.model, self._loss, batch, count)
 
         graph = self.pipeline.prepare(split, divided)
-        share = self._reducer.scale_factor(self._counted(examples))()
+        weight = self._weight(self._data, None, batch[1], examples)
+        share = self._reducer.scale_factor(self._counted(weight))()
         count = 1 if self._whole else graph.decision.pieces
         (whole,) = split(1)
         loss, outputs, same = self.pipeline.step(graph, split(count), whole[1], share)
@@ -381,7 +387,7 @@ class GraphReplica(ProcessGroupReplica):
             self._whole = True
             self.flat.zero_gradients()
             loss, outputs, _ = self.pipeline.step(graph, [whole], whole[1], share)
-        return StepResult(loss, list(outputs), self._metrics, examples)
+        return StepResult(loss, list(outputs), self._metrics, examples, weight=weight)
 
     def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
         piece: Piece = (arguments(inputs), targets, examples_of(inputs, targets))

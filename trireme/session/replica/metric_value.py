@@ -65,25 +65,25 @@ class MetricValue:
         self._metric = cast(Any, metric)
         self._keeps = _has_state(self._metric)
         self._total = 0.0
-        self._examples = 0
+        self._weight = 0.0
         if self._keeps:
             self._metric.reset()
 
-    def add(self, outputs: Any, targets: Any, examples: int) -> None:
+    def add(self, outputs: Any, targets: Any, weight: float) -> None:
         """Adds a batch.
 
         Args:
             outputs: the model's outputs.
             targets: the targets.
-            examples: the number of examples in the batch.
+            weight: the number that a mean over the batch is the mean of, such as of examples.
         """
-        self._examples += examples
+        self._weight += weight
         if self._keeps:
             self._follow_device((outputs, targets))
             self._metric.update(outputs, targets)
         else:
             value = self._metric(outputs, targets)
-            self._total += _number(self._name, value) * examples
+            self._total += _number(self._name, value) * weight
 
     def value(self) -> float:
         """Returns the value over all batches; 0 where there were none.
@@ -91,10 +91,10 @@ class MetricValue:
         Raises:
             ConfigurationError: the metric is not one number.
         """
-        if not self._examples:
+        if not self._weight:
             return 0.0
         if not self._keeps:
-            return self._total / self._examples
+            return self._total / self._weight
         value = _number(self._name, self._metric.compute())
         self._metric.reset()  # some keep all outputs
         return value

@@ -13,7 +13,7 @@ from torch import nn
 from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.reducer import Reducer
-from trireme.parallel.tensors import map_tensors, to_local
+from trireme.parallel.tensors import map_tensors, tensors_in, to_local
 from trireme.ps.module_names import named_parameters
 from trireme.session.options import Options
 from trireme.session.replica.batch import (
@@ -24,6 +24,7 @@ from trireme.session.replica.batch import (
     pieces,
 )
 from trireme.session.replica.metric_value import MetricValue
+from trireme.session.replica.weights import counted_labels, weight_of
 from trireme.session.result import Metric, StepResult
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class Replica:
         # A forward pass that is left out must leave no trace in running statistics either.
         self._kept = list(model.buffers()) if options.nan == "skip" else []
         self._stands_in = False  # whether the batch only takes part in a step of others
+        self._data: Any = None  # the batch, as `weight=` takes it
 
     def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
         """Computes the gradient of a batch's mean loss into the flat buffers.
@@ -206,8 +208,10 @@ class Replica:
             pair = data
         else:
             pair = inputs_and_targets(data, keep_targets=self._loss is model_loss)
+        self._data = data
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
+            self._data = None if self._options.weight is None else move(data, self.flat.device)
         if self._options.accumulate > 1:
             result = self._accumulate(pair)
         else:
@@ -225,39 +229,79 @@ class Replica:
                     "is from before this update"
                 )
             self.flat.zero_gradients()
-            result.examples = 0
+            result.examples, result.weight = 0, 0.0
             with torch.no_grad():
                 for buffer, value in zip(self._kept, before, strict=True):
                     buffer.copy_(value)
         if self._stands_in:
-            result.examples = 0
+            result.examples, result.weight = 0, 0.0
         return result
 
-    def _counted(self, examples: int) -> int:
-        """Returns how many of the batch's examples count."""
-        return 0 if self._stands_in else examples
+    def leaves_out_labels(self, batch: Any) -> bool:
+        """Returns whether a batch has labels of -100, and is weighed by its examples."""
+        if self._options.weight is not None or self._loss is model_loss:
+            return False
+        _, targets = inputs_and_targets(batch)
+        counted = counted_labels(self.model, targets)
+        return counted is not None and counted < targets.numel()
+
+    def _counted(self, weight: float) -> float:
+        """Returns how much the batch counts."""
+        return 0.0 if self._stands_in else weight
+
+    def _weight(self, batch: Any, outputs: Any, targets: Any, examples: int) -> float:
+        """Returns the number that the mean loss of a batch is the mean of."""
+        if self._options.weight is not None:
+            return weight_of(self._options.weight, batch, outputs)
+        labels = counted_labels(self.model, targets) if self._loss is model_loss else None
+        return examples if labels is None else labels
 
     def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
         """Computes the gradients of a batch's mean loss."""
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
         examples = inputs.shape[0] if plain else examples_of(inputs, targets)
-        if self._reducer is None:
-            loss, outputs = self.forward(inputs, targets)
-            scaled = loss
-        else:
-            factor = self._reducer.scale_factor(self._counted(examples))
-            loss, outputs = self.forward(inputs, targets)
+        own, share = self._options.weight is not None, 1.0
+        weight = 0.0 if own else self._weight(None, None, targets, examples)
+        # Where it follows from the batch, the numbers are exchanged while forward runs.
+        factor = None if own or self._reducer is None else self._scale_factor(weight)
+        loss, outputs = self._forward(inputs, targets)
+        if own:
+            weight = self._weight(self._data, _detached(outputs), targets, examples)
+            factor = None if self._reducer is None else self._scale_factor(weight)
+        if factor is not None:
             share = factor()
-            scaled = loss if share == 1.0 else loss * share
+        if self._reducer is not None:
             self._reducer.begin()
-        if begin is not None and not self._penalised and self._good(loss):
-            begin(float(examples))
-        _backward(scaled)
-        return StepResult(loss.detach(), [(outputs, targets)], self._metrics, examples)
+        if not weight:
+            loss, share = self._nothing(outputs), 1.0
+        if begin is not None and weight and not self._penalised and self._good(loss):
+            begin(weight)
+        _backward(loss if share == 1.0 else loss * share)
+        outputs = _detached(outputs)
+        return StepResult(
+            loss.detach(), [(outputs, targets)], self._metrics, examples, weight=weight
+        )
+
+    def _nothing(self, outputs: Any) -> torch.Tensor:
+        """Returns a loss of 0 with gradients of 0, for a batch of which nothing counts.
+
+        Its own loss, the mean over nothing, is not a number.
+        """
+        live = [each for each in tensors_in(outputs) if each.requires_grad and each.dim()]
+        live = live or [each for each in self.flat.parameters.values() if each.requires_grad]
+        return torch.stack([each.sum() * 0.0 for each in live]).sum()
+
+    def _scale_factor(self, weight: float) -> Callable[[], float]:
+        assert self._reducer is not None
+        return self._reducer.scale_factor(self._counted(weight))
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Returns the loss and the detached outputs."""
+        loss, outputs = self._forward(inputs, targets)
+        return loss, _detached(outputs)
+
+    def _forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         if self._autocast:
             with torch.autocast(self.flat.device.type, torch.bfloat16):
                 outputs = _call(self.model, inputs)
@@ -266,8 +310,7 @@ class Replica:
             plain = type(inputs) is torch.Tensor
             outputs = self.model(inputs) if plain else _call(self.model, inputs)
             loss = self._loss(outputs, targets)
-        loss, plain = scalar(loss), type(outputs) is torch.Tensor
-        return loss, outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
+        return scalar(loss), outputs
 
     def evaluate(
         self, batches: Iterable[Any], *, transform: Transform | None = None
@@ -283,35 +326,42 @@ class Replica:
         Raises:
             ConfigurationError: there are no examples.
         """
-        totals: dict[str, float] = {"examples": 0.0, "loss": 0.0}
+        totals: dict[str, float] = {"weight": 0.0, "loss": 0.0}
         values = {name: MetricValue(name, metric) for name, metric in self._metrics.items()}
         training = self.model.training
         self.model.eval()
         try:
             with torch.inference_mode():
                 for batch in batches:
+                    data = transform(batch) if transform else batch
+                    data = data.data if isinstance(data, Batch) else data
                     inputs, targets = inputs_and_targets(
-                        transform(batch) if transform else batch,
-                        keep_targets=self._loss is model_loss,
+                        data, keep_targets=self._loss is model_loss
                     )
                     inputs, targets = (move(each, self.flat.device) for each in (inputs, targets))
                     found = self._evaluated(inputs, targets)
                     if found is None:
                         continue
                     (loss, outputs), size = found, examples_of(inputs, targets)
-                    totals["examples"] += size
-                    totals["loss"] += float(loss) * size
+                    if self._options.weight is not None:
+                        data = move(data, self.flat.device)
+                    weight = self._weight(data, outputs, targets, size)
+                    if not weight:  # the mean over nothing is not a number
+                        continue
+                    totals["weight"] += weight
+                    totals["loss"] += float(loss) * weight
                     for value in values.values():
-                        value.add(outputs, targets, size)
+                        value.add(outputs, targets, weight)
                 for name, value in values.items():
-                    totals[name] = value.value() * totals["examples"]
+                    totals[name] = value.value() * totals["weight"]
         finally:
             self.model.train(training)
         totals = self._united(totals)
-        count = totals.pop("examples")
+        count = totals.pop("weight")
         if not count:
             raise ConfigurationError(
-                "session.evaluate: the data set has no examples, so there is no mean to compute"
+                "session.evaluate: the data set has no examples, or none that weighs anything, so "
+                "there is no mean to compute"
             )
         return {name: total / count for name, total in totals.items()}
 
@@ -333,20 +383,30 @@ class Replica:
             self._loss = own
 
     def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
-        total = examples_of(*batch)
+        count, examples = self._options.accumulate, examples_of(*batch)
+        cut = list(pieces(batch, count, examples))
+        own: Iterable[Any] = [None] * len(cut)
+        if self._options.weight is not None:
+            own = (piece for piece, _ in pieces(self._data, count, examples))
+        weights = [
+            self._weight(data, None, targets, size)
+            for data, ((_, targets), size) in zip(own, cut, strict=True)
+        ]
+        total = sum(weights)
         outputs: list[tuple[object, object]] = []
         mean = torch.zeros((), device=self.flat.device)
-        share = 1.0 if self._reducer is None else self._reducer.scale_factor(self._counted(total))()
-        left = total
-        for (inputs, targets), size in pieces(batch, self._options.accumulate, total):
-            loss, out = self.forward(inputs, targets)
-            left -= size
-            if not left and self._reducer is not None:
+        share = 1.0 if self._reducer is None else self._scale_factor(total)()
+        for number, ((inputs, targets), _) in enumerate(cut):
+            loss, out = self._forward(inputs, targets)
+            if number + 1 == len(cut) and self._reducer is not None:
                 self._reducer.begin()
-            _backward(loss * (share * size / total))
-            mean += loss.detach() * (size / total)
-            outputs.append((out, targets))
-        return StepResult(mean, outputs, self._metrics, total)
+            if weights[number]:
+                _backward(loss * (share * weights[number] / total))
+                mean += loss.detach() * (weights[number] / total)
+            else:
+                _backward(self._nothing(out))
+            outputs.append((_detached(out), targets))
+        return StepResult(mean, outputs, self._metrics, examples, weight=total)
 
     def _penalise(self) -> None:
         # The program may have frozen some since.
@@ -389,6 +449,11 @@ def _backward(loss: torch.Tensor) -> None:
         torch.autograd.backward(loss)
     else:
         _OPERATOR(loss, [])
+
+
+def _detached(outputs: Any) -> Any:
+    plain = type(outputs) is torch.Tensor
+    return outputs.detach() if plain else map_tensors(outputs, torch.Tensor.detach)
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
