@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -28,6 +28,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.cluster.observer import Observer
+from trireme.cluster.state import State
 from trireme.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -278,3 +279,63 @@ def test_done_is_said_once() -> None:
     assert not job.coordinator.done
     job.wait(2.0, ticks=20)
     assert job.coordinator.done and calls == [1]
+
+
+class CountingJournal:
+    """A journal that keeps the last state, and counts."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.rows = 0
+
+    def write(self, state: State) -> None:
+        self.state = state
+        self.rows += 1
+
+
+def test_what_comes_together_is_written_once_and_makes_one_view() -> None:
+    """Where a thousand workers leave at once, a view and a row for each of them took a minute."""
+    job, journal, later = Alone(), CountingJournal(), list[Callable[[], object]]()
+    policy = dataclasses.replace(FAST, workers=50, servers=0)
+    job.coordinator = Coordinator(policy, clock=job.clock, journal=journal)  # type: ignore[arg-type]
+    job.coordinator.later = later.append
+    rows = journal.rows
+    links = [job.join(index) for index in range(50)]
+    assert len(later) == 1 and not links[0].said
+    later.pop()()
+    assert journal.rows == rows + 1
+    for link in links:
+        assert [type(message) for message in link.said] == [Joined, ViewChanged]
+        link.said.clear()
+    for link in links[:30]:
+        job.say(link, Leave("finished", ""))
+    job.say(links[40], Heartbeat({}))
+    job.coordinator.closed(links[49], None)  # type: ignore[arg-type]
+    later.pop()()
+    assert journal.rows == rows + 2
+    assert [type(message) for message in links[0].said] == [Left, ViewChanged]
+    assert [type(message) for message in links[40].said] == [HeartbeatHeard, ViewChanged]
+    assert links[0].said[1] is links[40].said[1], "so that it is encoded once"
+    assert job.coordinator.state.tasks["worker:49"].state == "disconnected"
+    assert job.coordinator.state is journal.state
+    job.say(links[40], Heartbeat({}))
+    assert not later and type(links[40].said[-1]) is HeartbeatHeard, "it waits for nothing"
+
+
+def test_a_tick_decides_what_is_under_way() -> None:
+    job = Alone()
+    job.coordinator.later = lambda decide: None
+    link = job.join(0)
+    assert not link.said
+    job.coordinator.tick(job.clock.now())
+    assert type(link.said[0]) is Joined
+
+
+def test_a_newline_in_what_a_task_says_begins_no_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Alone()
+    link = job.join(0)
+    with caplog.at_level(logging.INFO, logger="trireme.cluster"):
+        job.say(link, Leave("finished", "bye\nworker:1 has won"))
+    assert not any(record.message.startswith("worker:1 has won") for record in caplog.records)

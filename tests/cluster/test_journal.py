@@ -212,3 +212,14 @@ def test_the_end_of_a_job_is_told_to_those_who_had_not_heard_of_it() -> None:
     again(job)
     connection = job.join("ps:0", 1, term=1)
     assert job.state.over in job.to(connection)
+
+
+def test_what_tasks_report_of_themselves_is_not_written(tmp_path: Path) -> None:
+    """It is two thirds of a state, and each task reports it again within a second."""
+    job, path = Job(), tmp_path / "journal"
+    tasks = {n: replace(t, status={"time/wait": 1.5}) for n, t in job.state.tasks.items()}
+    with Journal(path, resumes=False) as journal:
+        journal.write(replace(job.state, tasks=tasks))
+    assert b"time/wait" not in path.read_bytes()
+    with Journal(path, resumes=True) as journal:
+        assert journal.state == job.state

@@ -46,7 +46,7 @@ class End:
     ) -> None:
         self.identity = identity
         self.opened_here = opened_here
-        self.connection = SimpleNamespace(destination=None, lending=None)
+        self.connection = SimpleNamespace(destination=None, lending=None, unsent=0, bytes_sent=0)
         self.context: Any = None
         self.departing = False
         self.closed = False

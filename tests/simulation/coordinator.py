@@ -16,8 +16,8 @@ from tests.simulation.process import Process
 from trireme.cluster import coordinator as real
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.decision import Decision
-from trireme.cluster.membership import Event, Received
-from trireme.cluster.messages import Heartbeat, Scale, TaskEnded
+from trireme.cluster.membership import Event, is_routine
+from trireme.cluster.messages import Scale, TaskEnded
 from trireme.cluster.spec import OBSERVER
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import View
@@ -28,7 +28,7 @@ from trireme.wire.message import Message
 
 _TICK_SECONDS = 0.2
 
-Decide = Callable[[float, State, Event], Decision]
+Decide = Callable[..., Decision]
 """How the membership decides: `trireme.cluster.membership.step`."""
 
 
@@ -81,7 +81,10 @@ class CoordinatorHost:
         self._coordinator = self._start()
 
     def _start(self) -> Coordinator:
-        return Coordinator(self._policy, epoch="e", clock=_Clock(self._loop), journal=self._journal)
+        clock, process = _Clock(self._loop), self.process
+        made = Coordinator(self._policy, epoch="e", clock=clock, journal=self._journal)
+        made.later = lambda decide: process.after(0.0, lambda: self._feed(decide))
+        return made
 
     @property
     def state(self) -> State:
@@ -202,9 +205,9 @@ class CoordinatorHost:
     def deciding(self, decide: Decide) -> Iterator[None]:
         """Has the membership decide so."""
 
-        def told(now: float, state: State, event: Event) -> Decision:
-            decision = decide(now, state, event)
-            routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
+        def told(now: float, state: State, *events: Event) -> Decision:
+            decision = decide(now, state, *events)
+            routine = all(map(is_routine, events))
             if self._loop.note is not None and decision.reason and not routine:
                 self._note(f"coordinator: {decision.reason}")
             return decision

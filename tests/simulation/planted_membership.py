@@ -15,10 +15,10 @@ from trireme.cluster.state import State
 from trireme.cluster.view import View
 
 
-def tells_newcomers_nothing(now: float, state: State, event: Event) -> Decision:
+def tells_newcomers_nothing(now: float, state: State, *events: Event) -> Decision:
     """Who connects again does not hear of the view that was made while it was away."""
-    decision = step(now, state, event)
-    if not isinstance(event, Received) or not isinstance(event.message, Join):
+    decision = step(now, state, *events)
+    if not any(isinstance(each, Received) and isinstance(each.message, Join) for each in events):
         return decision
     if state.view is None or decision.state.view is not state.view:
         return decision
@@ -30,22 +30,25 @@ def tells_newcomers_nothing(now: float, state: State, event: Event) -> Decision:
     return decision._replace(instructions=tuple(kept))
 
 
-def admits_the_lost_as_they_were(now: float, state: State, event: Event) -> Decision:
+def admits_the_lost_as_they_were(now: float, state: State, *events: Event) -> Decision:
     """A process that was lost comes back under the incarnation under which it was given up."""
-    if isinstance(event, Received) and isinstance(event.message, Join):
+    said = list(events)
+    for place, event in enumerate(said):
+        if not isinstance(event, Received) or not isinstance(event.message, Join):
+            continue
         name = f"{event.message.role}:{event.message.index}"
         task = state.tasks[name]
         if task.state == "lost":
             before = msgspec.structs.replace(task, incarnation=task.incarnation - 1)
             join = msgspec.structs.replace(event.message, incarnation=0)
             state = msgspec.structs.replace(state, tasks={**state.tasks, name: before})
-            event = Received(event.connection, join)
-    return step(now, state, event)
+            said[place] = Received(event.connection, join)
+    return step(now, state, *said)
 
 
-def numbers_views_alike(now: float, state: State, event: Event) -> Decision:
+def numbers_views_alike(now: float, state: State, *events: Event) -> Decision:
     """A view without a worker that was lost has the number of the one with it."""
-    decision = step(now, state, event)
+    decision = step(now, state, *events)
     before, view = state.view, decision.state.view
     if before is None or view is None or len(view.workers) >= len(before.workers):
         return decision
@@ -59,14 +62,14 @@ def numbers_views_alike(now: float, state: State, event: Event) -> Decision:
     return Decision(msgspec.structs.replace(decision.state, view=alike), orders, decision.reason)
 
 
-def never_loses_anybody(now: float, state: State, event: Event) -> Decision:
+def never_loses_anybody(now: float, state: State, *events: Event) -> Decision:
     """A worker that is silent, or whose connection closed, is waited for."""
-    if state.phase == "running" and isinstance(event, Tick | Closed):
+    if state.phase == "running" and any(isinstance(each, Tick | Closed) for each in events):
         for task in state.tasks.values():
             if task.role == "worker" and task.active:
                 waited = msgspec.structs.replace(task, heard=now, since=now)
                 state = msgspec.structs.replace(state, tasks={**state.tasks, task.name: waited})
-    return step(now, state, event)
+    return step(now, state, *events)
 
 
 class KeepsItsIncarnation(MemberProtocol):

@@ -248,7 +248,7 @@ SEEN_AT = {
     "async-compares_only_positions": 2141,
     "async-counts_the_ready_of_an_earlier_view": 76,
     "clip-ReadsOverwrittenGradients": 147,
-    "ssp-CommitsTheLost": 147,
+    "ssp-CommitsTheLost": 158,
     "ssp-TakesAnyAnswer": 116,
     "sync-CutsWithoutHold": 45,
     "uncommitted-AppliesWhatTheLostHadHeld": 167,

@@ -153,6 +153,14 @@ def test_a_kind_of_another_conversation_is_refused() -> None:
         Catalog([Everything]).encode(Other())
 
 
+def test_a_message_for_many_is_encoded_once() -> None:
+    catalog, first, second = Catalog([Other]), Other(), Other()
+    encoded = catalog.encode(first)
+    assert catalog.encode(first) is encoded
+    assert catalog.encode(second) is not encoded
+    assert catalog.encode(first) == encoded
+
+
 def test_a_kind_is_taken_once() -> None:
     class Twin(Message, frozen=True, array_like=True):
         kind: ClassVar[int] = 201

@@ -271,6 +271,8 @@ def test_who_is_refused_too_often_costs_no_look_at_all_connections(
     limits = ServiceLimits(tries=1, try_seconds=1e9)
     with running(EchoHandler(), service_limits=limits) as run:
         tasks = [run.client(f"worker:{index}") for index in range(8)]
+        for task in tasks:
+            ask(task, "it is known by now")
         strangers_host[0] = "192.0.2.8"
         bad = run.stranger()
         write_all(bad, bytes(100))

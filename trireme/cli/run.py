@@ -24,7 +24,11 @@ from trireme.launch.launcher import Job
 from trireme.launch.local import run_local
 from trireme.launch.output import Console, terminal_console
 from trireme.launch.process_setup.program import check_program, program_name, run_program
-from trireme.launch.process_setup.resources import thread_variables, threads_of_task
+from trireme.launch.process_setup.resources import (
+    allow_many_descriptors,
+    thread_variables,
+    threads_of_task,
+)
 from trireme.launch.program_directory import unlink_name
 from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     check_program(program)
     if given.dry_run:
         return _dry_run(task, program)
+    allow_many_descriptors()
     console = terminal_console()
 
     def watch(run: Path) -> AbstractContextManager[object]:

@@ -33,6 +33,7 @@ from trireme.launch.function import run_call
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
 from trireme.launch.process_setup.resources import (
+    allow_many_descriptors,
     keep_freed_memory,
     return_freed_memory,
     take_turns,
@@ -132,6 +133,7 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
             return run_call(task, audience.launcher)
         name = audience.name.strip()
         return run_program(program, task=name, launcher=audience.launcher)
+    allow_many_descriptors()
     with BackgroundWriter("terminal") as terminal:  # its loop waits for no terminal
         _log_to_stderr(audience.name, terminal)
         return _serve(task, audience, terminal)
@@ -281,6 +283,7 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
         serves=("coordinator:0",),
         limits=Limits(payload=0),
     )
+    coordinator.later = service.call_soon
     _write_address(audience, listener.address)
     membership = MembershipMetrics()
     launcher = audience.launcher

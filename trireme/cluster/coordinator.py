@@ -7,15 +7,23 @@ one that is started again goes on. Meanwhile the tasks go on training with their
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.cluster.decision import Close
 from trireme.cluster.journal import Journal, resumed
-from trireme.cluster.membership import Closed, Event, Paused, Received, Stop, Tick, step
+from trireme.cluster.membership import (
+    Closed,
+    Event,
+    Paused,
+    Received,
+    Stop,
+    Tick,
+    is_routine,
+    step,
+)
 from trireme.cluster.messages import (
     CLUSTER_MESSAGES,
-    Heartbeat,
     Join,
     Leave,
     Scale,
@@ -54,6 +62,10 @@ class Coordinator:
     Attributes:
         state: the state of the job. It is immutable, so that any thread may read it.
         done: whether the job is over and every task was informed.
+        later: has the service call a function in its next turn; None where there is no service.
+            What comes until then is decided together: it makes one view, and is written to the
+            journal once. Where a thousand tasks come or leave at once, a view and a row for each of
+            them take minutes.
     """
 
     messages = CLUSTER_MESSAGES
@@ -81,7 +93,10 @@ class Coordinator:
             journal.write(self.state)
         self._links: dict[int, Link] = {}  # by id, which is the number of the connection
         self._last_fed: float | None = None
+        self._events: list[Event] = []  # that are not decided yet
+        self._closed: list[Link] = []  # of these
         self.done = False
+        self.later: Callable[[Callable[[], object]], object] | None = None
 
     def authenticated(self, link: Link) -> None:
         self._links[id(link)] = link
@@ -104,9 +119,9 @@ class Coordinator:
 
     def closed(self, link: Link, error: WireError | None) -> None:
         # After a stall the membership gives tasks up first, and may close this very link.
+        self._closed.append(link)  # which keeps its id from being another one's
         silent = isinstance(error, NetworkLost)
         self._handle(Closed(id(link), str(error) if error else "this side closed it", silent))
-        del self._links[id(link)]
 
     def signalled(self, signal: str, *, final: bool) -> None:
         """Stops the job, as a signal asks this process to end; in the service's thread.
@@ -118,27 +133,46 @@ class Coordinator:
         self._handle(Stop(signal, final))
 
     def tick(self, now: float) -> None:
-        self._handle(Tick())
+        self._events.append(Tick())
+        self._decide()
         if not self.done and everybody_told(now, self.state):
             self.done = True
             if self._on_done is not None:
                 self._on_done()
 
     def _handle(self, event: Event) -> None:
-        now = self._clock.now()
+        first, routine = not self._events, is_routine(event)
+        self._events.append(event)
+        if self.later is None or (first and routine):
+            self._decide()
+        elif first:
+            self.later(self._decide)
+
+    def _decide(self) -> None:
+        """Decides all that has happened, and carries out what follows from that."""
+        now, events, closed = self._clock.now(), self._events, self._closed
+        if not events:
+            return  # the tick was first
+        self._events, self._closed = [], []
         usual = min(_STALL_SECONDS, _STALL_SHARE * self.state.policy.heartbeat_timeout)
         paused = 0.0 if self._last_fed is None else now - self._last_fed - usual
         self._last_fed = now
-        for each in (Paused(paused), event) if paused > 0 else (event,):
-            self.state, instructions, reason = step(now, self.state, each)
-            routine = isinstance(each, Received) and isinstance(each.message, Heartbeat)
-            if self._journal is not None and (instructions or reason) and not routine:
-                self._journal.write(self.state)
-            if reason:
-                _log.log(logging.DEBUG if routine else logging.INFO, "%s", reason)
-            for instruction in instructions:
-                link = self._links[instruction.connection]
-                if isinstance(instruction, Close):
-                    link.close()
-                else:
-                    link.offer(instruction.message, sequence=instruction.sequence)
+        if paused > 0:
+            self._carry_out(now, [Paused(paused)])
+        self._carry_out(now, events)
+        for link in closed:
+            del self._links[id(link)]
+
+    def _carry_out(self, now: float, events: Sequence[Event]) -> None:
+        self.state, instructions, reason = step(now, self.state, *events)
+        routine = all(map(is_routine, events))
+        if self._journal is not None and (instructions or reason) and not routine:
+            self._journal.write(self.state)
+        for line in filter(None, reason.split("\n")):
+            _log.log(logging.DEBUG if routine else logging.INFO, "%s", line)
+        for instruction in instructions:
+            link = self._links[instruction.connection]
+            if isinstance(instruction, Close):
+                link.close()
+            else:
+                link.offer(instruction.message, sequence=instruction.sequence)

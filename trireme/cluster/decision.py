@@ -33,12 +33,12 @@ Instruction = Send | Close
 
 
 class Decision(NamedTuple):
-    """The result of an event.
+    """The result of one event, or of several that came together.
 
     Attributes:
         state: the new state.
         instructions: what to do, in this order.
-        reason: why, for the log; not empty where there are instructions.
+        reason: why, for the log, a line for each event; not empty where there are instructions.
     """
 
     state: State
@@ -52,29 +52,36 @@ class DecisionBuilder:
     Attributes:
         now: the time of the event.
         state: the state so far.
-        newcomer: the connection of a task that has just joined and must be informed.
+        newcomers: the connections of tasks that have just joined and must be informed.
         shards: the shards of the newest view, as the event has changed them; () if it has not.
     """
 
     def __init__(self, now: float, state: State) -> None:
         self.now = now
         self.state = state
-        self.newcomer: int | None = None
+        self.newcomers: list[int] = []
         self.shards: Shards = ()
         self._instructions: list[Instruction] = []
-        self._reasons: list[str] = []
+        self._reasons: list[list[str]] = []  # by event
 
     def decision(self) -> Decision:
         """Returns the decision."""
-        return Decision(self.state, tuple(self._instructions), "; ".join(self._reasons))
+        reason = "\n".join("; ".join(reasons) for reasons in self._reasons if reasons)
+        return Decision(self.state, tuple(self._instructions), reason)
 
     def update_task(self, task: Task) -> None:
         """Replaces a task in the state."""
         self.state = replace(self.state, tasks={**self.state.tasks, task.name: task})
 
+    def begin_event(self) -> None:
+        """Notes that what follows is due to a further event: its reason is a line of its own."""
+        self._reasons.append([])
+
     def add_reason(self, reason: str) -> None:
         """Adds to the decision's reason."""
-        self._reasons.append(reason)
+        if not self._reasons:
+            self.begin_event()
+        self._reasons[-1].append(reason.replace("\n", " "))
 
     def send(self, connection: int, message: Message, sequence: int = 0) -> None:
         """Adds an instruction to send."""
@@ -97,6 +104,6 @@ class DecisionBuilder:
         self.state = replace(
             self.state, phase=over.outcome, reason=over.reason, over=over, over_since=self.now
         )
-        self.newcomer = None
+        self.newcomers.clear()
         self.add_reason(f"the job is over, {over.outcome}: {over.reason}")
         self.broadcast(over)

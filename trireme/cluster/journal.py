@@ -80,10 +80,13 @@ class Journal:
     def write(self, state: State) -> None:
         """Writes a state. It is on the disk when this returns.
 
+        What the tasks report of themselves is left out: they report it again.
+
         Raises:
             ClusterError: it cannot be written.
         """
-        content = self._encoder.encode(state)
+        tasks = {name: replace(task, status={}) for name, task in state.tasks.items()}
+        content = self._encoder.encode(replace(state, tasks=tasks))
         try:
             self._database.execute(
                 "INSERT OR REPLACE INTO state (id, content, digest) VALUES (1, ?, ?)",

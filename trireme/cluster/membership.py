@@ -1,6 +1,6 @@
 """The membership of a job: a pure state machine from events to a new state and instructions.
 
-`step(now, state, event)` opens nothing, reads no clock and keeps no state of its own. The
+`step(now, state, *events)` opens nothing, reads no clock and keeps no state of its own. The
 coordinator, the simulator and the tests use it alike. It works in two parts: this module updates
 the task that the event concerns, then `reconcile` brings the job into line.
 
@@ -130,33 +130,39 @@ _MEMBER_MESSAGES = (
 )
 
 
-def step(now: float, state: State, event: Event) -> Decision:
-    """Decides how to respond to an event.
+def step(now: float, state: State, *events: Event) -> Decision:
+    """Decides how to respond to an event, or to several that came together.
 
     Args:
         now: the time in seconds, on the clock that `state` was made with.
         state: the state so far, which is not modified.
-        event: the event.
+        events: the events, in their order. The job is brought into line once, after the last.
 
     Returns:
         The new state, the instructions, and the reason.
     """
     builder = DecisionBuilder(now, state)
-    if isinstance(event, Received):
-        _receive(builder, event)
-        if isinstance(event.message, Heartbeat):
-            return builder.decision()  # changes nothing else, and most events are heartbeats
-    elif isinstance(event, Closed):
-        _disconnect(builder, event)
-    elif isinstance(event, Stop):
-        if event.final:
-            policy = dataclasses.replace(builder.state.policy, wait_for_restart=0.0)
-            builder.state = replace(builder.state, policy=policy)
-        stop_job(builder, "coordinator:0", f"{event.signal} to coordinator:0")
-    elif isinstance(event, Paused):
-        _extend_deadlines(builder, event.seconds)
-    reconcile(builder)
+    for event in events:
+        builder.begin_event()
+        if isinstance(event, Received):
+            _receive(builder, event)
+        elif isinstance(event, Closed):
+            _disconnect(builder, event)
+        elif isinstance(event, Stop):
+            if event.final:
+                policy = dataclasses.replace(builder.state.policy, wait_for_restart=0.0)
+                builder.state = replace(builder.state, policy=policy)
+            stop_job(builder, "coordinator:0", f"{event.signal} to coordinator:0")
+        elif isinstance(event, Paused):
+            _extend_deadlines(builder, event.seconds)
+    if not all(map(is_routine, events)):
+        reconcile(builder)
     return builder.decision()
+
+
+def is_routine(event: Event) -> bool:
+    """Returns whether an event changes nothing else, as most do: it is a heartbeat."""
+    return isinstance(event, Received) and isinstance(event.message, Heartbeat)
 
 
 def _receive(builder: DecisionBuilder, event: Received) -> None:
@@ -277,7 +283,7 @@ def _admit(
             policy.rejoin_timeout,
         ),
     )
-    builder.newcomer = connection
+    builder.newcomers.append(connection)
 
 
 def _asks_again(known: Task, join: Join) -> bool:

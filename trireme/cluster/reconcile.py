@@ -28,7 +28,7 @@ def reconcile(builder: DecisionBuilder) -> None:
     if builder.state.phase in ("forming", "running"):
         _end_if_due(builder)
     renewed = builder.state.phase == "running" and renew_view(builder)
-    _inform_newcomer(builder, renewed=renewed)
+    _inform_newcomers(builder, renewed=renewed)
     if builder.state.over is None:
         dismiss_those_to_leave(builder)
     _notify_waiting(builder)
@@ -70,21 +70,20 @@ def lacks_copies(state: State) -> bool:
     )
 
 
-def _inform_newcomer(builder: DecisionBuilder, *, renewed: bool) -> None:
-    """Sends a task that has just joined what it may have missed."""
-    state, newcomer = builder.state, builder.newcomer
-    if newcomer is None:
-        return
-    if state.over is not None:
-        builder.send(newcomer, state.over)
-        return
-    if state.view is not None and not renewed:
-        builder.send(newcomer, ViewChanged(state.view))
-    task = state.holder(newcomer)
-    if task is not None and task.told:
-        builder.send(newcomer, Dismissed(DEPARTURE if task.departs else DISMISSAL))
-    if task is not None and task.role == "worker" and state.stopping:
-        builder.send(newcomer, Interrupted(state.stopping))
+def _inform_newcomers(builder: DecisionBuilder, *, renewed: bool) -> None:
+    """Sends the tasks that have just joined what they may have missed."""
+    state = builder.state
+    for newcomer in builder.newcomers:
+        if state.over is not None:
+            builder.send(newcomer, state.over)
+            continue
+        if state.view is not None and not renewed:
+            builder.send(newcomer, ViewChanged(state.view))
+        task = state.holder(newcomer)
+        if task is not None and task.told:
+            builder.send(newcomer, Dismissed(DEPARTURE if task.departs else DISMISSAL))
+        if task is not None and task.role == "worker" and state.stopping:
+            builder.send(newcomer, Interrupted(state.stopping))
 
 
 def _lose_silent_tasks(builder: DecisionBuilder) -> None:

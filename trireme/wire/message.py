@@ -131,6 +131,8 @@ class Catalog:
 
     def __init__(self, types: Iterable[type[Message]]) -> None:
         self._encoder = msgspec.msgpack.Encoder()
+        # One that goes to many is encoded once.
+        self._last: tuple[Message | None, bytes] = None, b""
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         for message_type in types:
             kind = message_type.kind
@@ -146,9 +148,14 @@ class Catalog:
         Raises:
             ValueError: the message's type is not in this catalog.
         """
+        last, encoded = self._last  # read at once: threads share a catalog
+        if message is last:
+            return encoded
         if message.kind not in self._decoders:
             raise ValueError(f"{type(message).__name__} is not part of this conversation")
-        return self._encoder.encode(message)
+        encoded = self._encoder.encode(message)
+        self._last = message, encoded
+        return encoded
 
     def decode(self, kind: int, metadata: bytes | bytearray | memoryview) -> Message:
         """Reads the metadata of a frame of the given kind.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ _THREAD_VARIABLES = (
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 1 << 30
 _RETURNED_BYTES = 1 << 20
+_MOST_DESCRIPTORS = 1 << 20  # where the hard limit is above: tables of them take memory
 _ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -60,6 +62,23 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
         Whether the allocator was configured. The allocators of other systems are left alone.
     """
     return _configure_allocator(environ, _KEPT_BYTES)
+
+
+def allow_many_descriptors() -> int:
+    """Raises the number of descriptors that this process may open; returns it.
+
+    A server has a connection to each worker, and the launcher pipes to each task. The soft limit,
+    which most systems set to 1,024, is meant for programs that wait by `select`, which none of
+    these does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return soft
+    with suppress(OSError, ValueError):  # a container may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return soft
 
 
 def return_freed_memory(environ: Mapping[str, str]) -> bool:

@@ -147,6 +147,8 @@ class _Server:
             serves=(identity.task, *(("coordinator:0",) if epoch else ())),
             beside=beside(listener.address) if server.config.transport == "auto" else (),
         )
+        if server.coordinator is None:
+            coordinator.later = self._service.call_soon
         self._service.turned = self._handler.turn_over
         self._peers = PeerLinks(
             self._service,

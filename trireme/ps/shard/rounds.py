@@ -192,9 +192,10 @@ class RoundLeader:
         common = self._common(current, live)
         if len(common) < needed:
             return [], None
-        came = [member for member in current.pending if member in common]
+        everywhere = set(common)
+        came = [member for member in current.pending if member in everywhere]
         members = tuple(sorted(came[:needed]))  # those whose updates came here first
-        if len(self._proposed) >= needed and set(self._proposed) <= set(common):
+        if len(self._proposed) >= needed and everywhere.issuperset(self._proposed):
             members = self._proposed  # their norms are known already, or on their way
         if self._rule.clip_norm is None:
             return self._close(current, Decision(members, 1.0))
@@ -222,7 +223,8 @@ class RoundLeader:
             return ()
         held = current.held(live)
         for message in self._heard.values():
-            held = tuple(member for member in held if member in message.members)
+            there = set(message.members)
+            held = tuple(member for member in held if member in there)
         return held
 
     def _close(self, current: Round, decision: Decision) -> tuple[list[Send], Decision]:
@@ -270,6 +272,9 @@ class RoundFollower:
     def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
         if self._decision is not None:
             return [], self._decision
+        few = not 0 < _needed(self._rule, live) <= len(current.pending)
+        if few and not self._proposed:
+            return [], None  # mostly: to look at all for each that comes is quadratic
         held = current.held(live)
         if not self._proposed and not 0 < _needed(self._rule, live) <= len(held):
             return [], None
