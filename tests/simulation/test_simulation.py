@@ -250,7 +250,7 @@ SEEN_AT = {
     "clip-ReadsOverwrittenGradients": 147,
     "ssp-CommitsTheLost": 158,
     "ssp-TakesAnyAnswer": 116,
-    "sync-CutsWithoutHold": 45,
+    "sync-CutsWithoutHold": 47,
     "uncommitted-AppliesWhatTheLostHadHeld": 167,
 }
 """The first seeds that show the bugs which few schedules show."""
