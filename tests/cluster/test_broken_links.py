@@ -123,6 +123,8 @@ def test_what_comes_too_late_is_ignored(late: str) -> None:
 def test_parting_takes_no_last_copy() -> None:
     shards = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1), ShardEntry(2, 3, 1, (2, 0)))
     assert parted(shards, 0, 1) == (*shards[:2], ShardEntry(2, 3, 0, (2,)))
+    filling = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1, (), (0,)))
+    assert parted(filling, 0, 1) == (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1))
     assert parted(shards, 1, 2) == (*shards[:2], ShardEntry(2, 3, 1, (0,)))
 
 

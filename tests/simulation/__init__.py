@@ -6,7 +6,9 @@ Everything is drawn from a seed, so that what fails once fails always. The objec
 those of a real job; the network, the clock and the processes are simulated. Processes die and come
 back, heartbeats stay out, connections break, servers hear of views at different times, copies are
 taken in the middle. Servers are killed, stopped and cut off, join and leave, and the coordinator is
-started again from its journal. An invariant checker that shares no code with the shards checks that
+started again from its journal. In the modes `links` and `sync-links` pairs of servers are cut from
+each other, and loops of servers are stuck; a checker looks from outside whether that is noticed in
+time. An invariant checker that shares no code with the shards checks that
 every acknowledged update is in the values once, on every server; that copies of a shard are equal;
 that nobody has seen values that are lost; that rounds are exact means; that nobody runs too far
 ahead, that examples are used once, and that nobody waits for ever.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import sys
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ _SHOWN = ("pushes", "applied", "stale", "duplicate", "fenced", "crashed", "evict
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     options = _parse(arguments)
+    logging.disable(logging.WARNING)  # what servers warn of is what happens all the time
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     gc.freeze()  # what is loaded only slows down the collection of what is simulated

@@ -11,6 +11,7 @@ from trireme.cluster.messages import Message, Scale, Scaled
 
 _MOST_SERVERS, _MOST_WORKERS = 5, 6
 _STAY_CUT = 3.0  # seconds, where a schedule says for ever
+_PAIR_STAYS_CUT = 20.0  # likewise; longer than most jobs take
 
 
 class Place(Home, Protocol):
@@ -101,6 +102,30 @@ class Faults:
         one, other = self._ends(fault)
         for pair in ((one, other), (other, one)):
             self._place.network.cut(*pair, fault.seconds or _STAY_CUT)
+
+    def _cut_pair(self, fault: Fault) -> None:
+        """Two servers do not hear each other; all others hear both."""
+        servers = sorted(self._place.launcher.servers)
+        if len(servers) > 1:
+            one = servers[fault.target % len(servers)]
+            others = [server for server in servers if server != one]
+            self._part(f"ps:{one}", f"ps:{others[fault.other % len(others)]}", fault)
+
+    def _cut_worker(self, fault: Fault) -> None:
+        """A server and a worker do not hear each other; all others hear both."""
+        server, workers = self._server(fault), sorted(self._place.launcher.workers)
+        if server is not None and workers:
+            self._part(f"ps:{server}", f"worker:{workers[fault.other % len(workers)]}", fault)
+
+    def _part(self, one: str, other: str, fault: Fault) -> None:
+        self._place.network.part(one, other, fault.seconds or _PAIR_STAYS_CUT)
+
+    def _stick_server(self, fault: Fault) -> None:
+        """The loop of a server is stuck in a call, and its heart beats."""
+        server = self._server(fault)
+        if server is not None:
+            self._may_lose()
+            self._place.launcher.servers[server].process.stop(fault.seconds or _STAY_CUT)
 
     def _ends(self, fault: Fault) -> tuple[str, str]:
         servers = [f"ps:{index}" for index in sorted(self._place.launcher.servers)] or ["ps:0"]

@@ -73,7 +73,8 @@ class Member:
         loop = self._network.loop
         if self._protocol.finished or not self._process.alive:
             return
-        if loop.now < self._silent_until or not self._coordinator.process.alive:
+        stuck = self.state.incarnation and not self.state.able()
+        if loop.now < self._silent_until or not self._coordinator.process.alive or stuck:
             self._retry()
             return
         wire = self._network.wire(lambda: self._process.run(lambda: self._broke(wire)))

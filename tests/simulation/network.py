@@ -12,6 +12,9 @@ UP, DOWN = 0, 1
 """The two ways of a connection: from who made it, and back."""
 
 
+_BREAKS_AFTER = 2.0
+"""A connection over which nothing passes breaks after so many seconds, as TCP's do."""
+
 _LATEST = 1.0
 """So many seconds after a connection broke, what was under way on it may still arrive."""
 
@@ -40,12 +43,15 @@ class Network:
 
     Attributes:
         broken: how many connections broke.
+        parted: by two names: until when nothing passes between the two.
     """
 
     def __init__(self, loop: Loop, rng: random.Random, weather: Weather) -> None:
         self.loop = loop
         self.rng = rng
         self.broken = 0
+        self._wires: list[Wire] = []
+        self.parted: dict[tuple[str, str], float] = {}
         self._weather = weather
         self._cuts: dict[tuple[str, str], float] = {}  # from, to: until when nothing passes
 
@@ -62,11 +68,28 @@ class Network:
             ended: called after the last of what it has brought up, however it came to its end.
             ends: the names of who makes it and of the other end.
         """
-        return Wire(self, broke, ended, ends)
+        self._wires = [each for each in self._wires if each.whole]
+        self._wires.append(made := Wire(self, broke, ended, ends))
+        return made
 
     def cut(self, source: str, target: str, seconds: float) -> None:
         """Lets nothing pass from one to the other for so long; it arrives later."""
         self._cuts[source, target] = self.loop.now + seconds
+
+    def part(self, one: str, other: str, seconds: float) -> None:
+        """Lets nothing pass between two for so long; it arrives later."""
+        self.cut(one, other, seconds)
+        self.cut(other, one, seconds)
+        pair = min(one, other), max(one, other)
+        self.parted[pair] = until = self.loop.now + seconds
+        if seconds > _BREAKS_AFTER:
+            self.loop.after(_BREAKS_AFTER, lambda: self._break_parted(pair, until))
+
+    def _break_parted(self, pair: tuple[str, str], until: float) -> None:
+        """Breaks the connections of two that have not heard each other for long."""
+        if self.parted[pair] == until:
+            for wire in [each for each in self._wires if each.whole and each.joins(pair)]:
+                wire.break_()
 
     def latency(self, way: int) -> float:
         """Draws how long a message takes."""
@@ -112,6 +135,10 @@ class Wire:
         self._ends = ends
         self._free = [0.0, 0.0]  # by way: when the last message on it arrives
         self._spent = [False, False]  # by way: whether anything was lost; then so is all later
+
+    def joins(self, pair: tuple[str, str]) -> bool:
+        """Returns whether it is between these two."""
+        return set(self._ends) == set(pair)
 
     def carry(self, way: int, deliver: Callable[[], None]) -> None:
         """Sends a message: `deliver` is called when it arrives, if it does."""

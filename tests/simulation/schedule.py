@@ -60,7 +60,7 @@ class Fault:
 
     Attributes:
         at: when.
-        kind: what: one of `KINDS`, or of `SIGNALS`.
+        kind: what: one of `KINDS`, of `SIGNALS`, or of `LINK_KINDS`.
         target: to which task, among those that there are.
         other: which is the other end, where it happens to a connection.
         seconds: how long it lasts, or until a process is started again; None for ever.
@@ -94,6 +94,13 @@ KINDS = (
 
 SIGNALS = ("signal worker", "signal worker", "signal chief", "signal all", "signal server")
 """What process managers do."""
+
+LINK_KINDS = (
+    *("cut pair",) * 6,
+    *("cut worker",) * 2,
+    *("stick server",) * 4,
+)
+"""What happens beside to jobs in the modes of broken links and stuck loops."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,11 @@ class Schedule:
         return self.mode == "counts"
 
     @property
+    def links(self) -> bool:
+        """Whether single links break and loops of servers are stuck, and who notices is checked."""
+        return self.mode in ("links", "sync-links")
+
+    @property
     def tables(self) -> tuple[TableSpec, ...]:
         """The sparse tables that the model has beside its values: one that counts, or none."""
         return (COUNTS,) if self.mode in ("rows", "sync-rows") else ()
@@ -222,6 +234,8 @@ MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "deltas": _deltas,
     "rows": _asynchronous,
     "sync-rows": _sync,
+    "links": _asynchronous,
+    "sync-links": _sync,
 }
 """How the rule of each kind of job is drawn."""
 
@@ -242,6 +256,7 @@ def draw(mode: str, seed: int) -> Schedule:
     rounds = rng.randint(2, 10 if faulty else 5) * (1 if rule.synchronous else workers)
     steps = rounds * rule.period + rng.randint(0, 2)
     counts = mode == "counts"
+    kinds = (*KINDS, *LINK_KINDS) if "links" in mode else KINDS
     signals = _signals(random.Random(f"{mode} {seed} signals"))
     last = _last_crashes(random.Random(f"{mode} {seed} saves"), workers)
     return Schedule(
@@ -267,15 +282,15 @@ def draw(mode: str, seed: int) -> Schedule:
         replicas=replicas,
         survives=rng.random() < 0.8,
         hosts=rng.choice((1, 2, 4)),
-        faults=(*_faults(rng), *signals) if faulty else (),
+        faults=(*_faults(rng, kinds), *signals) if faulty else (),
     )
 
 
-def _faults(rng: random.Random) -> tuple[Fault, ...]:
+def _faults(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
     faults = [
         Fault(
             at=rng.uniform(0.1, 2.5),
-            kind=rng.choice(KINDS),
+            kind=rng.choice(kinds),
             target=rng.randrange(64),
             other=rng.randrange(64),
             seconds=rng.choice((0.2, 1.0, 3.0, None)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tests.simulation.connection import Deliver, End, Payload
@@ -14,7 +15,8 @@ from tests.simulation.network import DOWN, UP, Network, Wire
 from tests.simulation.process import Process
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.member_state import News
-from trireme.cluster.messages import Dismissed, ReadyToSwitch
+from trireme.cluster.messages import Dismissed, ReadyToSwitch, StatusValue
+from trireme.cluster.progress import STEPS
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError
 from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
@@ -22,23 +24,30 @@ from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import Address
 from trireme.ps.server.handler import ShardHandler
+from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.shard.push_table import PushTable
 from trireme.wire.handshake import Identity
 from trireme.wire.link import Link
 from trireme.wire.message import Message
 
-_TICK_SECONDS = 0.5
+_TICK_SECONDS, _OFTEN_SECONDS = 0.5, 0.1  # the latter where who notices what is checked
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 
 
 class Cluster(Protocol):
-    """Where a server lives."""
+    """Where a server lives.
+
+    Attributes:
+        patience: after so many seconds without progress servers report another one, and are lost
+            themselves when their loop is stuck; infinite where nobody does.
+    """
 
     network: Network
     members_network: Network
     coordinator: CoordinatorHost
     counts: Counter[str]
+    patience: float
 
     def server_at(self, address: str) -> Server | None:
         """Returns the process that listens at an address."""
@@ -60,10 +69,14 @@ class _Handler(ShardHandler):
     """The handler of a server, whose shards are made by the simulator."""
 
     def __init__(
-        self, index: int, now: Callable[[], float], make: Callable[[int], Dispatcher[Link]]
+        self,
+        index: int,
+        now: Callable[[], float],
+        make: Callable[[int], Dispatcher[Link]],
+        patience: float,
     ) -> None:
         self._made = make
-        super().__init__(index, now)
+        super().__init__(index, now, patience=patience)
 
     def _make(self, number: int) -> Dispatcher[Link]:
         dispatcher = self._made(number)
@@ -91,6 +104,7 @@ class Server:
             index,
             lambda: cluster.network.loop.now,
             lambda number: cluster.make_dispatcher(self, number),
+            cluster.patience,
         )
         self.handler.peers_changed = self._want
         self.handler.peer_gone = self._lost
@@ -104,6 +118,12 @@ class Server:
             self._hear,
         )
         self.handler.report = self.member.tell
+        self._often = cluster.patience < math.inf
+        self._watch = LoopWatch(cluster.patience, math.inf)
+        self._turns = 0
+        if self._often:
+            self.member.state.extra_status = self._liveness
+            self.member.state.able = self._is_able
         self._links: dict[tuple[Peer, ServerEntry], PeerLink] = {}
         self._turning = False
 
@@ -116,6 +136,19 @@ class Server:
         """Joins, and lets time pass."""
         self.member.connect()
         self.process.after(_TICK_SECONDS, self._tick)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its loop is stuck, and its heart beats."""
+        return self.process.alive and self.process.stopped and not self._membership.stopped
+
+    def _liveness(self) -> Mapping[str, StatusValue]:
+        self._watch.look(self.cluster.network.loop.now, self._turns, 0.0)
+        return {STEPS: self._watch.signs}
+
+    def _is_able(self) -> bool:
+        self._liveness()
+        return not self._watch.overdue
 
     def stop(self, seconds: float) -> None:
         """Stops the process for so long."""
@@ -138,7 +171,7 @@ class Server:
     def _tick(self) -> None:
         self.handler.tick(self.cluster.network.loop.now)
         self._turn()
-        self.process.after(_TICK_SECONDS, self._tick)
+        self.process.after(_OFTEN_SECONDS if self._often else _TICK_SECONDS, self._tick)
 
     def _turn(self) -> None:
         """Has the handler told that a turn of its loop is over, which may take several events."""
@@ -149,6 +182,7 @@ class Server:
 
     def _turn_over(self) -> None:
         self._turning = False
+        self._turns += 1
         self.handler.turn_over()
         self._check_that_it_says_what_has_stopped()
 

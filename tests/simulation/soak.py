@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import gc
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
@@ -99,6 +100,7 @@ def run_block(first: int) -> list[tuple[str, int, str]]:
 
 def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    logging.disable(logging.WARNING)  # what servers warn of is what happens all the time
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     gc.freeze()

@@ -17,6 +17,7 @@ from tests.simulation import (
     Violation,
     draw,
     planted,
+    planted_links,
     planted_membership,
     planted_replication,
     simulate,
@@ -85,6 +86,8 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
     assert mode not in ("backup", "clip") or counts["stale"] > 2
     assert mode == "uncommitted" or not counts["half-applied"]
     assert (counts["clipped"] > 2) == (mode == "clip")
+    for event in ("cut pair", "cut worker", "stick server"):
+        assert (counts[event] > 0) == ("links" in mode)
 
 
 # Without commits a refusal by some servers counts as a half-applied push.
@@ -231,6 +234,29 @@ REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule]
 ]
 
 
+def of_pairs(schedule: Schedule) -> bool:
+    """Returns whether servers with copies are cut from each other."""
+    cut = any(fault.kind == "cut pair" for fault in schedule.faults)
+    return cut and schedule.replicas > 1
+
+
+def of_loops(schedule: Schedule) -> bool:
+    """Returns whether a server's loop is stuck."""
+    return any(fault.kind == "stick server" for fault in schedule.faults)
+
+
+LINK_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule], bool]]] = [
+    ("links", planted_links.reports_no_copy_without_progress, of_pairs),
+    ("sync-links", planted_links.reports_no_copy_without_progress, of_pairs),
+    ("links", planted_links.reports_no_missing_connection_to_shard_0, of_pairs),
+    ("links", planted_links.hears_of_no_broken_link, of_pairs),
+    ("links", planted_links.places_copies_there_at_once, of_pairs),
+    ("sync-links", planted_links.takes_the_copies_alone, of_pairs),
+    ("links", planted_links.takes_a_stuck_loop_for_live, of_loops),
+    ("links", planted_links.joins_again_while_it_is_stuck, of_loops),
+]
+
+
 def bug_name(value: object) -> str:
     if callable(value) and not isinstance(value, Makers):
         return getattr(value, "__name__", str(value))
@@ -274,7 +300,7 @@ def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
     pytest.fail(f"{PLENTY} schedules went by unnoticed")
 
 
-@pytest.mark.parametrize(("mode", "bug", "shows"), REPLICATION_BUGS, ids=bug_name)
+@pytest.mark.parametrize(("mode", "bug", "shows"), [*REPLICATION_BUGS, *LINK_BUGS], ids=bug_name)
 def test_a_planted_bug_of_replication_is_found(
     mode: str, bug: planted_replication.Patch, shows: Callable[[Schedule], bool]
 ) -> None:
@@ -318,7 +344,7 @@ def test_a_seed_is_one_schedule_and_one_run() -> None:
 
 
 def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0:40"]) == 0
+    assert main(["--seeds", f"0:{4 * len(MODES)}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
 

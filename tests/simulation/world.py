@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from tests.simulation.makers import Makers
 from tests.simulation.member import Member
 from tests.simulation.model import Model, layout_over
 from tests.simulation.network import Network, Weather
+from tests.simulation.notice_checker import NoticeChecker
 from tests.simulation.process import Process as OsProcess
 from tests.simulation.schedule import Crash, Schedule
 from tests.simulation.server import Server
@@ -60,6 +62,7 @@ class World:
         last: the last state that was copied from it.
         last_at: when it was.
         fails: whether the job may fail, because it does not survive what happens to it.
+        patience: as of `Cluster`.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class World:
         self.last_at = 0.0
         self.fails = False
         self.policy = _policy(schedule)
+        self.patience = self.policy.heartbeat_timeout if schedule.links else math.inf
         self.coordinator = CoordinatorHost(self.members_network, self.policy, self._viewed)
         self.launcher = Launcher(self)
         self.watches: dict[int, ShardChecker] = {}  # by the identity of the shard
@@ -138,6 +142,8 @@ class World:
         if self.schedule.stop_at is not None:
             self._launch(self.schedule.stop_at, self._stop)
         Faults(self).plan()
+        if self.schedule.links:
+            NoticeChecker(self).begin()
 
     def _launch(self, at: float, live: Callable[[Client], Process]) -> None:
         """Starts a process that trains nothing at a time, or later if there is no view yet."""
@@ -358,7 +364,7 @@ class World:
 
 def _policy(schedule: Schedule) -> Policy:
     """Returns how long tasks may be silent: longer than a message and its answer take."""
-    timeout = 0.3 + 1.2 * schedule.view_delay
+    timeout = (1.0 if schedule.links else 0.3) + 1.2 * schedule.view_delay
     return Policy(
         workers=schedule.workers,
         servers=schedule.servers,

@@ -104,6 +104,8 @@ def parted(shards: Shards, one: int, other: int) -> Shards:
                 shards = (*shards[:number], replace(shard, backups=backups), *shards[number + 1 :])
             if other == shard.primary or leader == shard.primary:
                 shards = emptied(shards, number, other)
+            if other == shards[number].primary:  # it has the last copy
+                shards = emptied(shards, number, leader)
         return shards
     for number, shard in enumerate(shards):
         if shard.primary in (one, other):
