@@ -94,7 +94,8 @@ def _check_outcome(world: World) -> None:
     state = world.coordinator.state
     assert state.over is not None
     world.counts[f"job {state.over.outcome}"] += 1
-    said = {task.outcome for task in state.of("worker") if task.state == "left"}
+    left = [task for task in state.of("worker") if task.state == "left"]
+    said = {task.outcome for task in left if not task.dismissed}  # which have not finished the job
     if state.over.outcome == "failed":
         apart = world.coordinator.longest_without(state.over.culprit)
         cut_off = apart > world.policy.reconnect_grace and not world.schedule.survives

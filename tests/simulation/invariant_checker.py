@@ -241,7 +241,8 @@ class InvariantChecker:
         if finished:
             self._check_last_step(accounts)
             self._check_whole(accounts, half_applied)
-        if self._rule.aggregate == 0 and not self.lost and not self.schedule.resizes_workers:
+        stay = not (self.lost or self.schedule.resizes_workers or self.counts["departed"])
+        if self._rule.aggregate == 0 and stay:
             self._check_batches(life, accounts)
         if self._rule.synchronous:
             for account in accounts:
@@ -308,7 +309,7 @@ class InvariantChecker:
             raise Violation(f"the job ended at steps {steps}; it should at {self.ends}")
 
     def _check_batches(self, life: int, accounts: Sequence[Account]) -> None:
-        """Where nobody was lost, each round used the examples that one process would have used."""
+        """Where nobody was lost or left early, each round used the examples that one process would have used."""
         before = accounts[0].dealing.before
         if before != set(range(len(before))):
             return
