@@ -309,7 +309,7 @@ class InvariantChecker:
             raise Violation(f"the job ended at steps {steps}; it should at {self.ends}")
 
     def _check_batches(self, life: int, accounts: Sequence[Account]) -> None:
-        """Where nobody was lost or left early, each round used the examples that one process would have used."""
+        """Where nobody was lost or left early, the rounds used examples as one process does."""
         before = accounts[0].dealing.before
         if before != set(range(len(before))):
             return

@@ -75,6 +75,7 @@ class Network:
     def cut(self, source: str, target: str, seconds: float) -> None:
         """Lets nothing pass from one to the other for so long; it arrives later."""
         self._cuts[source, target] = self.loop.now + seconds
+        self.parted.pop((min(source, target), max(source, target)), None)  # it may end sooner
 
     def part(self, one: str, other: str, seconds: float) -> None:
         """Lets nothing pass between two for so long; it arrives later."""
@@ -87,7 +88,7 @@ class Network:
 
     def _break_parted(self, pair: tuple[str, str], until: float) -> None:
         """Breaks the connections of two that have not heard each other for long."""
-        if self.parted[pair] == until:
+        if self.parted.get(pair) == until:
             for wire in [each for each in self._wires if each.whole and each.joins(pair)]:
                 wire.break_()
 
