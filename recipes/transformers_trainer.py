@@ -21,10 +21,12 @@ args = TrainingArguments(
     report_to="none",
 )
 trainer = Trainer(model, args, train_dataset=data[:384], eval_dataset=data[384:])
-optimizer = trireme.distribute(model, trainer.create_optimizer(), clip_norm=1.0)
-trainer.optimizer = optimizer
-trainer.train_dataset = data[optimizer.replica : 384 : optimizer.replicas]
+trainer.optimizer = optimizer = trireme.distribute(model, trainer.create_optimizer(), clip_norm=1.0)
+args.save_strategy = "epoch" if optimizer.is_chief else "no"
+loader = optimizer.prepare(trainer.get_train_dataloader(), epochs=2)
+trainer.get_train_dataloader = lambda: loader
+schedule = trainer.create_scheduler(2 * len(loader))
+for _ in range(optimizer.loop_steps):
+    schedule.step()
 trainer.train()
-if optimizer.is_chief:
-    trainer.save_model("trained")
 print("loss", trainer.evaluate()["eval_loss"])
