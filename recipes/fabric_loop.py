@@ -5,7 +5,7 @@ import sys
 import torch
 from lightning.fabric import Fabric
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 import trireme
 from trireme.data import digits
@@ -17,15 +17,13 @@ model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 optimizer = trireme.distribute(model, optimizer, clip_norm=1.0)
-part = DistributedSampler(train, optimizer.replicas, optimizer.replica, shuffle=False)
+loader = DataLoader(train, batch_size)
 fabric = Fabric(accelerator="cpu", devices=1)
 model, optimizer = fabric.setup(model, optimizer)
-loader = fabric.setup_dataloaders(DataLoader(train, batch_size, sampler=part))
-for _ in range(2):
-    for images, labels in loader:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        fabric.backward(loss)
-        optimizer.step()
+for _, (images, labels) in optimizer.epochs(loader, 2):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    fabric.backward(loss)
+    optimizer.step()
 images, labels = test.tensors
 print("loss", nn.functional.cross_entropy(model(images), labels).item())

@@ -5,7 +5,7 @@ import sys
 import lightning
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 import trireme
 from trireme.data import digits
@@ -29,20 +29,21 @@ class Classifier(lightning.LightningModule):
         self.log("loss", self.training_step(batch, index))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
-        optimizer = trireme.distribute(self, optimizer, clip_norm=1.0)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 150)
+        for _ in range(optimizer.loop_steps):
+            schedule.step()
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def train_dataloader(self):
-        job = self.optimizers()
-        part = DistributedSampler(train, job.replicas, job.replica, shuffle=False)
-        return DataLoader(train, batch_size, sampler=part)
+        return optimizer.prepare(DataLoader(train, batch_size), epochs=2)
 
 
-options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **options)
 module = Classifier()
+optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+optimizer = trireme.distribute(module, optimizer, clip_norm=1.0)
+options = {"logger": False, "enable_progress_bar": False, "default_root_dir": "runs/lightning"}
+options["enable_checkpointing"] = optimizer.is_chief
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **options)
 trainer.fit(module)
 trainer.validate(module, DataLoader(test, 100), verbose=False)
 print("loss", trainer.callback_metrics["loss"].item())

@@ -36,9 +36,9 @@ class Classifier(lightning.LightningModule):
         return DataLoader(train, batch_size)
 
 
-options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **options, gradient_clip_val=1.0)
 module = Classifier()
+options = {"logger": False, "enable_progress_bar": False, "default_root_dir": "runs/lightning"}
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **options, gradient_clip_val=1.0)
 trainer.fit(module)
 trainer.validate(module, DataLoader(test, 100), verbose=False)
 print("loss", trainer.callback_metrics["loss"].item())

@@ -214,3 +214,19 @@ def train_on_the_same(case: str, same: bool) -> list[str]:
         made.step()
     made.close()
     return said
+
+
+def train_with_a_norm(case: str) -> list[str]:
+    """Trains where the loop clips to a norm that gradients do not have; returns the warnings."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
+    inputs, targets = (tensor[made.replica :: made.replicas] for tensor in data_of(case).tensors)
+    for rows in torch.arange(len(inputs)).split(BATCH):
+        made.zero_grad()
+        loss_of(model(inputs[rows]), targets[rows]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # as libraries find the norm
+        made.step()
+    made.close()
+    return said

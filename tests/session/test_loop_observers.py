@@ -76,5 +76,16 @@ def test_examples_are_counted_as_the_model_is_called_in_training() -> None:
     assert watch.take_examples() == 0
 
 
+def test_a_module_whose_children_are_called_is_watched_too() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    watch = BatchWatch(model)
+    model[1](model[0](torch.ones(4, 3)))  # as a LightningModule's training_step
+    assert (watch.take_examples(), len(watch.digests)) == (4, 2)
+    for _ in range(2):
+        model(torch.ones(4, 3))
+    assert watch.take_examples() == 8
+    watch.close()
+
+
 def test_a_job_without_records_yet_has_just_begun() -> None:
     assert from_records("train.py", "running", [], 1795707715.0).seconds == 0.0

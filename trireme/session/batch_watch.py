@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from trireme.parallel.stages import called_modules
 from trireme.parallel.tensors import digest, tensors_in
@@ -29,10 +31,16 @@ class BatchWatch:
     def __init__(self, model: nn.Module) -> None:
         self.digests: list[bytes] = []
         self._examples: dict[nn.Module, int] = {}
-        self._handles = [
-            module.register_forward_pre_hook(self._called, with_kwargs=True)
-            for module in called_modules(model)
-        ]
+        self._handles: list[RemovableHandle] = []
+        for module in called_modules(model):
+            # A LightningModule is not called itself, but its children are.
+            children = [
+                each.register_forward_pre_hook(self._called, with_kwargs=True)
+                for each in module.children()
+            ]
+            own = module.register_forward_pre_hook(partial(_remove, children))
+            called = module.register_forward_pre_hook(self._called, with_kwargs=True)
+            self._handles += [*children, own, called]
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
@@ -58,3 +66,10 @@ class BatchWatch:
         """Looks at no more batches."""
         for handle in self._handles:
             handle.remove()
+
+
+def _remove(handles: list[RemovableHandle], module: nn.Module, args: Any) -> None:
+    """Removes the hooks of a module's children, as it is called itself."""
+    if not torch.compiler.is_compiling():
+        while handles:
+            handles.pop().remove()

@@ -83,14 +83,15 @@ class DataFeed:
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def epochs(self, count: int, name: str, *, patient: bool = True) -> Iterator[int]:
+    def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
         """Iterates over the epochs of a data set that are not finished; see `Session.epochs`.
 
         Args:
             count: the number of epochs in all.
             name: the data set's name.
-            patient: whether the last epoch ends only when all of it is in the parameters;
-                otherwise the step of the last batch may come after the end of its epoch.
+            leaves_out: whether a batch is left out that no step was made from by the end of its
+                epoch. Otherwise its step may come later, and this worker does not wait for others
+                while it holds one.
         """
         count = check_whole("epochs", count, least=0)
         if self._epochs is not None:
@@ -100,7 +101,7 @@ class DataFeed:
         for epoch in range(self._first_epoch(name), count):
             if self._stopping():
                 return
-            self._epochs = _Epochs(epoch, patient and epoch + 1 == count, patient)
+            self._epochs = _Epochs(epoch, epoch + 1 == count, leaves_out)
             try:
                 yield epoch
             finally:
@@ -311,7 +312,8 @@ class DataFeed:
                     elif batch is None:
                         if within is None or within.leaves_out:
                             dealer.leave_out(self._handed.leave_out(loop))
-                        if not dealer.until or not self._more(dealer, patient=patient):
+                        waits = patient and not self._handed.holds(loop)
+                        if not dealer.until or not self._more(dealer, patient=waits):
                             break
                         batches = self._ahead = Lookahead(iter(loader))
                         continue

@@ -346,8 +346,9 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
     ) -> PreparedLoader:
         """Returns a loader of this worker's batches, for a loop that is a library's.
 
-        Each iteration over it is one epoch of the job, dealt as by `epochs`: whatever the library
-        counts, the first goes on where the job is.
+        Each iteration over it has this worker's share of an epoch, dealt as by `epochs`: whatever
+        the library counts, the first goes on where the job is. Of a data set without a length, an
+        iteration is an epoch of the job.
 
         Args:
             loader: loads all examples; see `epochs`.

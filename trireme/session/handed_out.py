@@ -86,6 +86,10 @@ class HandedOut:
         """Notes that a program has left a loop with the batches that it was handed last."""
         self._ended = {*self._ended, loop}.intersection(self._batches.values())
 
+    def holds(self, loop: int) -> bool:
+        """Returns whether a loop has a batch that no update was made from."""
+        return loop in self._batches.values()
+
     def leave_out(self, loop: int) -> list[tuple[int, int]]:
         """Leaves out what is not finished of a loop that has come to its end.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -55,18 +56,21 @@ class LoopData:
         """Returns a loader of this worker's batches; see `DistributedOptimizer.prepare`."""
         request = _request(loader)
         count = sys.maxsize if epochs is None else epochs
-        # A library may ask for a batch before it has made the step of the last one: whoever waited
-        # for that step would wait for ever.
-        driver = self._feed.epochs(count, name, patient=False)
+        # A library may ask for a batch before it has made the step of the last one.
+        epochs_left = self._feed.epochs(count, name, leaves_out=False)
 
         def epoch() -> Iterator[Any]:
-            if next(driver, None) is not None:
+            if next(epochs_left, None) is not None:
                 for batch in self._batches(request, name):
                     yield batch.data
 
-        replicas = self._worker.setup.replicas
-        length = None if is_stream(request.dataset) else -(-len(loader) // replicas)
-        return PreparedLoader(loader, epoch, length)
+        if is_stream(request.dataset):
+            return PreparedLoader(loader, epoch, None)
+        # A library makes so many steps of an epoch, whatever is there. Where a fast worker has
+        # taken some of another's share, that one takes its rest from the next epoch.
+        share = -(-len(loader) // self._worker.setup.replicas)
+        everything = (batch.data for _ in epochs_left for batch in self._batches(request, name))
+        return PreparedLoader(loader, lambda: islice(everything, share), share)
 
     def _batches(self, request: Request, name: str) -> Iterator[Batch]:
         batches = self._feed.batches(request, name=name, transform=None, epochs=None, resized=False)
@@ -101,11 +105,11 @@ class LoopData:
 
 
 class PreparedLoader(Iterable[Any]):
-    """The batches of this worker: each iteration is an epoch of the job, or what is left of one.
+    """The batches of this worker: each iteration has its share of an epoch, while there are any.
 
     Args:
         loader: the loader of all examples.
-        epoch: begins the job's next epoch.
+        epoch: begins an iteration.
         length: the number of batches of one worker in an epoch; None where it is unknown.
 
     Attributes:
@@ -121,13 +125,11 @@ class PreparedLoader(Iterable[Any]):
         self._length = length
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterates over the next epoch of the job; over nothing after the last one."""
+        """Iterates over this worker's share of an epoch; over nothing after the last one."""
         return self._epoch()
 
     def __len__(self) -> int:
-        """Returns a worker's share of the batches of an epoch.
-
-        It may have more or fewer under asynchronous strategies, and fewer after a resume.
+        """Returns the number of batches in an iteration; there are fewer in the last one.
 
         Raises:
             TypeError: the data set has no length.
