@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import compare_with_table
-from tests.chaos.accounts import Note, accounts
+from tests.chaos.accounts import Account, Incarnation, Note, accounts
 from tests.chaos.job import PROGRAM, counted
 from tests.faults.hosts import Host, Network, NoHosts, network
 from tests.integration.conftest import clean_shell
-from tests.integration.shell import TRIREME, Running, Shell
+from tests.integration.shell import TRIREME, Ended, Running, Shell
 from trireme.session.checkpoint import list_checkpoints, load
 
 pytestmark = pytest.mark.processes
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.processes
 START_SECONDS = 120.0
 END_SECONDS = 120.0
 BACK_SECONDS = 60.0
+PARTED_SECONDS = 75.0
 
 
 @dataclass
@@ -40,6 +41,7 @@ class ByHand:
     shell: Shell
     network: Network
     data: Path
+    options: Sequence[object] = ()
     tasks: dict[str, Running] = field(default_factory=dict)
 
     @property
@@ -62,7 +64,7 @@ class ByHand:
             role, _, index = task.partition(":")
             words: list[object] = [*TRIREME, "task", f"--job_name={role}", f"--task_index={index}"]
             words += [f"--ps_hosts={servers}", f"--worker_hosts={workers}", "--replicas", "2"]
-            words += [f"--coordinator={self.network.own}:2221", "--certs", certs]
+            words += [f"--coordinator={self.network.own}:2221", "--certs", certs, *self.options]
             if role == "worker":
                 words += ["--run-dir", "run", PROGRAM, "--data-dir", self.data.resolve()]
                 words += ["--notes", "out", "--until", "out/enough"]
@@ -75,6 +77,11 @@ class ByHand:
         text = [str(word) for word in words]
         command = text if place is None else self.host(place).command(text)
         return self.shell.start(command=tuple(command))
+
+    def end(self) -> dict[str, Ended]:
+        """Ends the loops of both workers; returns what came of each task."""
+        (self.directory / "out" / "enough").touch()
+        return {name: task.ended(END_SECONDS) for name, task in self.tasks.items()}
 
     def acknowledged(self) -> Counter[int]:
         """How many updates of each worker are acknowledged."""
@@ -114,17 +121,49 @@ def test_a_worker_whose_cable_was_out_comes_back_by_itself_and_every_update_coun
                 time.sleep(min(left, 5.0))
             hosts.heal(job.host("damson"))
             job.wait_for_updates(0, 1, seconds=BACK_SECONDS)
-            (shell.directory / "out" / "enough").touch()
-            ended = {name: task.ended(END_SECONDS) for name, task in job.tasks.items()}
+            ended = job.end()
     except NoHosts as error:
         pytest.skip(f"NO HOSTS ARE TESTED: {error}")
     told = ended["worker:1"].text
-    assert {name: each.status for name, each in ended.items()} == dict.fromkeys(ended, 0), told
     assert re.search(r"waiting for ps:.*out of reach, tried for \d+ s more", told)
+    found = check_counts(job, ended)
+    assert compare_with_table(found, load(list_checkpoints(tmp_path / "run")[-1])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_worker_that_reaches_all_but_one_server_is_out_until_it_reaches_it_again(
+    tmp_path: Path, mnist_dir: Path
+) -> None:
+    """Other workers, which may be five updates ahead of it, would wait for it."""
+    try:
+        with (
+            network(["alder", "birch", "cedar", "damson"]) as hosts,
+            clean_shell(tmp_path) as shell,
+        ):
+            job = ByHand(shell, hosts, mnist_dir, ("--strategy", "ssp", "--staleness", "5"))
+            job.start()
+            hosts.part(job.host("damson"), job.host("alder"))
+            parted = time.monotonic()
+            job.wait_for_updates(0, seconds=PARTED_SECONDS)
+            job.wait_for_updates(0)
+            assert time.monotonic() - parted < PARTED_SECONDS
+            hosts.heal(job.host("damson"))
+            job.wait_for_updates(0, 1, seconds=BACK_SECONDS)
+            ended = job.end()
+    except NoHosts as error:
+        pytest.skip(f"NO HOSTS ARE TESTED: {error}")
+    check_counts(job, ended)
+
+
+def check_counts(job: ByHand, ended: dict[str, Ended]) -> dict[Incarnation, Account]:
+    """Checks that all tasks have ended well, and that every update counts once; returns them."""
+    told = ended["worker:1"].text
+    assert {name: each.status for name, each in ended.items()} == dict.fromkeys(ended, 0), told
     assert "this worker was taken for lost and comes back" in told
-    data = load(list_checkpoints(tmp_path / "run")[-1])
+    data = load(list_checkpoints(job.directory / "run")[-1])
     found = accounts(job.notes(), counted(data))
     assert {worker for worker, _ in found} == {0, 1}
     assert max(incarnation for worker, incarnation in found if worker == 1) >= 2
     assert [each.problem() for each in found.values() if each.problem()] == []
-    assert compare_with_table(found, data) == []
+    return found

@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.driver import Driver, Job
 from trireme.cluster.membership import Paused, Tick
 from trireme.cluster.messages import Heartbeat, Refused, StatusValue
-from trireme.cluster.progress import FIRST_BATCH
+from trireme.cluster.progress import FIRST_BATCH, UNREACHED, is_absent
 from trireme.cluster.state import cluster_status
 from trireme.errors import ConfigurationError
 from trireme.monitor.job_state import findings, from_cluster
@@ -239,3 +239,27 @@ def test_a_stall_of_the_coordinator_is_no_standstill_of_a_server() -> None:
     stuck.job.now += 30.0
     stuck.go(4, stuck=True)
     assert stuck.job.state.tasks["ps:1"].state == "live"
+
+
+def test_a_worker_that_cannot_reach_a_server_is_out_but_for_a_look_now_and_then() -> None:
+    def absent(now: float) -> bool:
+        return is_absent(now, 100.0, 30.0)
+
+    assert not absent(129.9)
+    assert absent(130.0) and absent(159.9)
+    assert not absent(160.0) and not absent(164.9)
+    assert absent(165.0) and not absent(195.0)
+
+
+def test_a_worker_that_cannot_reach_a_server_is_lost_and_may_come_back() -> None:
+    job = Driver(workers=2, servers=1)
+    tasks = job.join_all()
+    job.say(tasks["worker:1"], Heartbeat({UNREACHED: "ps:0"}))
+    job.feed(Tick())
+    assert job.workers == {0: 1}
+    assert "it lives, and cannot reach ps:0" in job.reason
+    job.say(tasks["worker:0"], Heartbeat({UNREACHED: "ps:0"}))
+    job.feed(Tick())
+    assert job.workers == {} and job.state.over is None, "the servers may be within reach again"
+    job.join("worker:1", incarnation=1)
+    assert job.workers == {1: 2}

@@ -310,7 +310,9 @@ class Member(MemberState):
     def _connect(self) -> Connection:
         config = self._config
         if self.incarnation and not self.able():
-            raise WireTimeout(f"{config.name} does not join again while its own service is stuck")
+            raise WireTimeout(
+                f"{config.name} does not join again while it cannot take part in the job"
+            )
         left = self._protocol.reconnect_deadline - time.monotonic()
         timeout = max(0.01, min(ATTEMPT_SECONDS, left))
         stream = connect(config.coordinator, timeout=timeout, certificates=config.certificates)

@@ -25,6 +25,11 @@ FIRST_BATCH = "its first batch is made"
 STUCK = "stuck"
 """The name that the coordinator adds to the status of a worker that is late."""
 
+UNREACHED = "unreached"
+"""The name in the status of a worker that reaches its coordinator, and not these servers."""
+
+LOOK_SECONDS = 5.0
+
 _USUAL_STEPS = 10
 _LEAST_SECONDS = 10.0
 _FIRST_BATCH_SECONDS = 60.0
@@ -94,6 +99,21 @@ def standstill(now: float, task: Task) -> str:
         text += f", where its steps take {task.usual:.2g} s"
     location = task.status.get(LOCATION)
     return f"{text}; its main thread is at {location}" if location else text
+
+
+def is_absent(now: float, since: float, patience: float) -> bool:
+    """Returns whether a worker that cannot reach servers stays out of its job for now.
+
+    The others do not wait for it then. Now and then it comes back to see whether other servers have
+    the parameters.
+
+    Args:
+        now: the time.
+        since: since when it cannot reach them.
+        patience: the seconds after which it leaves, and for which it stays away.
+    """
+    absent = now - since - patience
+    return absent >= 0 and absent % (patience + LOOK_SECONDS) < patience
 
 
 def _counts(task: Task) -> bool:

@@ -109,7 +109,10 @@ def _lose_stuck_tasks(builder: DecisionBuilder) -> None:
         if progress.is_overdue(builder.now, builder.state.policy, task):
             lose_task(builder, task, progress.standstill(builder.now, task))
     for task in builder.state.of("worker"):
-        if progress.is_overdue(builder.now, builder.state.policy, task):
+        unreached = task.status.get(progress.UNREACHED)
+        if task.state == "live" and unreached:
+            lose_task(builder, task, f"it lives, and cannot reach {unreached}", silent=True)
+        elif progress.is_overdue(builder.now, builder.state.policy, task):
             task = replace(task, late=True)
             lose_task(builder, task, progress.standstill(builder.now, task))
         elif not task.late and progress.is_late(builder.now, builder.state.policy, task):

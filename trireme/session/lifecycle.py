@@ -15,6 +15,7 @@ from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import LastStepSaved, Outcome
+from trireme.cluster.progress import UNREACHED, is_absent
 from trireme.cluster.view import View
 from trireme.errors import (
     ConnectTimeout,
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 _REJOIN_SECONDS = 30.0  # for the coordinator to be heard of after the last update
 _UNANSWERED_SECONDS = 5.0  # after a signal, until a worker stops the job without the coordinator
+_UNREACHED_SECONDS = 20.0  # beyond the heartbeat timeout, before a worker is absent
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 _WAIT_SHOWN_AGAIN = 5.0  # seconds
 
@@ -86,6 +88,7 @@ class Lifecycle:
         self.draining = False
         self.stop_sent = False
         self.left = False
+        self._lost = False  # the job goes on without this worker, which cannot come back
         self.exits = ExitStack()
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
@@ -137,7 +140,8 @@ class Lifecycle:
         self.member = Member(config)
         self.liveness.watch()
         with self.member.change():
-            self.member.extra_status = self.liveness.status
+            self.member.extra_status = self._status
+            self.member.able = lambda: not self._unreached()
         incarnation = self.member.join()
         self.enter("waiting for the cluster")
         self.member.wait_for_view(
@@ -167,6 +171,22 @@ class Lifecycle:
             return LocalSgd(options, self.member, flat, setup.optimizer)
         return ParameterServer(options, self.member, flat)
 
+    def _unreached(self) -> str:
+        """Returns the servers for which this worker stays out of its job; "" where it takes part.
+
+        Where they were lost, the coordinator has taken them out of the view before.
+        """
+        silent = None if self.servers is None else self.servers.silent
+        patience = _UNREACHED_SECONDS + self.task.config.heartbeat_timeout
+        if silent is None or not is_absent(time.monotonic(), silent[0], patience):
+            return ""
+        return silent[1]
+
+    def _status(self) -> Mapping[str, int | str]:
+        """Returns what each heartbeat adds to the reported status; in the member's thread."""
+        unreached = self._unreached()
+        return {**self.liveness.status(), **({UNREACHED: unreached} if unreached else {})}
+
     def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
         if self.draining and self.task.name in names:
             raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
@@ -184,6 +204,7 @@ class Lifecycle:
             WaitTimeout: the coordinator did not accept the worker again.
         """
         if self.member is None or self.setup.process_group is not None:
+            self._lost = True
             raise JobFailed(
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
@@ -477,7 +498,7 @@ class Lifecycle:
         """
         reason = f"{type(error).__name__}: {error}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
-        cut_off = isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
+        cut_off = self._lost or isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
         try:
             self.leave("failed", reason, told=not (comes_back or cut_off))
         except TriremeError as another:

@@ -97,3 +97,13 @@ def test_it_says_every_five_seconds_whom_it_cannot_reach_and_for_how_long_it_tri
     assert [round(notice.seconds) for notice in trial.notices] == [5, 10, 15, 20]
     assert "out of reach" in trial.notices[0].reason
     assert "tried for 595 s more" in trial.notices[0].reason
+
+
+def test_it_knows_which_servers_have_been_silent_since_when_until_one_answers() -> None:
+    trial = Trial()
+    trial.meets(REFUSAL, 3.0)
+    assert trial.lanes.silent is None
+    trial.meets(SILENCE, 30.0)
+    assert trial.lanes.silent == (0.5, "ps:0")
+    trial.lanes.heard(31.0, 0, 1, Stopping(7), ())
+    assert trial.lanes.silent is None

@@ -130,6 +130,11 @@ class Client:
         return self._servers.options
 
     @property
+    def silent(self) -> tuple[float, str] | None:
+        """Since when servers are out of reach, and their names; None where all are within it."""
+        return self._servers.lanes.silent
+
+    @property
     def step(self) -> int:
         """The global step of the values that this worker has."""
         return self._protocol.step

@@ -132,6 +132,8 @@ class Lanes:
         waiting: the lanes whose answers are missing.
         answers: the answers to the last requests, by shard.
         generation: the generation of the shards; None takes that of the first view.
+        silent: since when nothing answers at servers, and their names; None where all are within
+            reach. Any thread may read it.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Lanes:
     ) -> None:
         self.incarnation = incarnation
         self.generation: int | None = None
+        self.silent: tuple[float, str] | None = None
         self._life: int | None = None
         self.lanes = [Lane(server) for server in range(servers)]
         self.waiting: list[Lane] = []
@@ -225,7 +228,8 @@ class Lanes:
             ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
         """
         lane = self.lanes[server]
-        lane.failing_since = lane.refusing_since = None
+        if lane.failing_since is not None:
+            lane.failing_since = lane.refusing_since = self.silent = None
         if sequence != lane.sequence or lane.request is None:
             return  # about an earlier request
         if type(message) is not PushReply or type(message.verdict) is not Applied:
@@ -282,16 +286,20 @@ class Lanes:
                 lost.server = self.task(server)
             self._give_up(lost, error)
         lane.due = now + (_SILENT_BACK_OFF if silent else BACK_OFF)
+        self.silent = (lane.failing_since, ", ".join(self._failing())) if silent else None
         self._say_out_of_reach(now, lane.failing_since, since + patience - now, error)
 
     def _say_out_of_reach(self, now: float, since: float, left: float, error: WireError) -> None:
         """Says every few seconds which servers are out of reach, and for how long to try."""
         if now - max(since, self._noticed) >= _NOTICE_SECONDS:
             self._noticed = now
-            failing = [lane for lane in self.waiting if lane.failing_since is not None]
-            names = tuple(self.task(lane.index) for lane in failing)
             reason = f"out of reach, tried for {left:.0f} s more: {error}"
-            self._notify(Waiting(reason, names, now - since))
+            self._notify(Waiting(reason, self._failing(), now - since))
+
+    def _failing(self) -> tuple[str, ...]:
+        """Returns the names of the servers that are out of reach."""
+        failing = [lane for lane in self.waiting if lane.failing_since is not None]
+        return tuple(self.task(lane.index) for lane in failing)
 
     def tick(self, now: float) -> list[Transmit]:
         """Sends again what is due, and checks how long the answers have been withheld.
@@ -424,6 +432,7 @@ class Lanes:
         raise error from cause
 
     def _forget(self) -> None:
+        self.silent = None
         for lane in self.waiting:
             lane.request = lane.fenced = None
             lane.due = math.inf
