@@ -17,13 +17,14 @@ model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 optimizer = trireme.distribute(model, optimizer, clip_norm=1.0)
-loader = DataLoader(train, batch_size)
+loader = optimizer.prepare(DataLoader(train, batch_size), epochs=2)
 fabric = Fabric(accelerator="cpu", devices=1)
 model, optimizer = fabric.setup(model, optimizer)
-for _, (images, labels) in optimizer.epochs(loader, 2):
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(images), labels)
-    fabric.backward(loss)
-    optimizer.step()
+for _ in range(2):
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        fabric.backward(loss)
+        optimizer.step()
 images, labels = test.tensors
 print("loss", nn.functional.cross_entropy(model(images), labels).item())

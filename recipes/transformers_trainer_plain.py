@@ -15,10 +15,9 @@ labels = (words < 50).sum(1).gt(6).long()
 data = [{"input_ids": w, "labels": label} for w, label in zip(words, labels, strict=True)]
 args = TrainingArguments(
     "runs/trainer", num_train_epochs=2, per_device_train_batch_size=batch_size, learning_rate=1e-3,
-    max_grad_norm=1.0, train_sampling_strategy="sequential", save_strategy="no", use_cpu=True,
+    max_grad_norm=1.0, train_sampling_strategy="sequential", save_strategy="epoch", use_cpu=True,
     report_to="none",
 )
 trainer = Trainer(model, args, train_dataset=data[:384], eval_dataset=data[384:])
 trainer.train()
-trainer.save_model("trained")
 print("loss", trainer.evaluate()["eval_loss"])
