@@ -139,11 +139,43 @@ def test_a_joining_copy_without_a_connection_is_forgotten_at_the_cap() -> None:
         assert log._bytes == 0
 
 
-@pytest.mark.parametrize("patience", [3.0])
-def test_a_primary_without_a_connection_to_shard_0_reports_that(patience: float) -> None:
+def test_a_copy_that_takes_its_first_state_over_is_waited_for_while_it_is_connected() -> None:
+    """A state of many gigabytes takes longer than any heartbeat; its server's heart beats."""
+    primary = Primary(JOINING)
+    link = primary.follow()
+    log = primary.replica.log
+    assert log is not None
+    log._followers[1].confirmed = -1  # the state is sent, and not confirmed
+    primary.taken[link] = 7
+    primary.wait(3.3)
+    assert primary.replicas.reports() == [LOST]  # bytes wait, and none leaves
+    primary.taken[link] = 8
+    primary.wait(0.1)
+    primary.taken[link] = 0  # all have left
+    primary.wait(60.0)
+    assert primary.replicas.reports() == []
+    primary.replica.closed(link)
+    primary.wait(3.3)
+    assert primary.replicas.reports() == [LOST]
+
+
+def test_a_copy_with_a_gigabyte_to_apply_has_twice_the_time() -> None:
+    primary = Primary(BACKUP)
+    primary.follow()
+    primary.ask()
+    log = primary.replica.log
+    assert log is not None
+    log._followers[1].bytes += 1 << 30
+    primary.wait(5.8)
+    assert primary.replicas.reports() == []
+    primary.wait(0.4)
+    assert primary.replicas.reports() == [LOST]
+
+
+def test_a_primary_without_a_connection_to_shard_0_reports_that() -> None:
     shards = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1))
     view = View(1, SERVERS, WORKERS, shards)
-    replicas: Replicas[Link] = Replicas(1, patience=patience)
+    replicas: Replicas[Link] = Replicas(1, patience=3.0)
     list(replicas.take(0.0, view))
     lost = LinkLost(1, 1, 0, 4)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
+
+import pytest
 
 from trireme.ps.server.loop_watch import LoopWatch
+from trireme.ps.server.service import _seconds_of
 
 
 def test_each_look_at_a_loop_that_turns_is_a_sign() -> None:
@@ -41,3 +46,29 @@ def test_work_without_a_turn_counts_for_so_long_only() -> None:
         for second in range(80):
             watch.look(100.0 + second, 5, 0.9 * second)
         assert watch.overdue == ends
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a thread's processor time")
+def test_a_thread_that_computes_uses_the_processor_and_one_that_waits_does_not() -> None:
+    release, waits, computes = threading.Event(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        release.wait(60.0)
+
+    def compute() -> None:
+        while not release.is_set():
+            computes.set()
+
+    threads = [threading.Thread(target=target) for target in (wait, compute)]
+    for thread in threads:
+        thread.start()
+    assert waits.wait(60.0) and computes.wait(60.0)
+    idle, busy = (thread.ident or 0 for thread in threads)
+    before, first = _seconds_of(idle), _seconds_of(busy)
+    while _seconds_of(busy) < first + 0.2:
+        pass
+    assert _seconds_of(idle) < before + 0.05
+    release.set()
+    for thread in threads:
+        thread.join(60.0)

@@ -40,6 +40,7 @@ BACKLOG_BYTES = 1 << 30
 """With so many bytes of entries that a joining replica lacks, the primary waits for it; or forgets
 it, if it has no connection."""
 
+_PATIENT_BYTES = 1 << 30  # so many that are not confirmed double the patience
 _CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there
 
 EVENTS = Catalog((*PS_MESSAGES, ViewChanged))
@@ -125,6 +126,16 @@ class _Follower(msgspec.Struct, Generic[_L]):
     def has_all(self, position: int) -> bool:
         """Whether it is connected, and owes nothing up to a position."""
         return self.link is not None and self.holds == position
+
+    def share(self, taken: Callable[[_L], int]) -> float:
+        """Returns the share of the time that counts: much takes long to take over.
+
+        How long a first state takes nobody knows. The connection breaks if nobody is there, and
+        heartbeats tell of a server that hangs.
+        """
+        if self.confirmed < 0 and self.link is not None and not taken(self.link):
+            return 0.0
+        return 1 / (1 + self.bytes / _PATIENT_BYTES)
 
     def mark(self, taken: Callable[[_L], int]) -> Hashable:
         """Returns a value that changes as it makes progress; see `ReplicationLog.look`."""
@@ -285,12 +296,15 @@ class ReplicationLog(Generic[_L]):
             now: the time.
             taken: how many bytes a connection has taken, if it has to take more; else 0.
         """
-        marks: dict[int, Hashable] = {}
+        marks, shares = dict[int, Hashable](), dict[int, float]()
         for server in self.backups | self.joining:
             follower = self._followers.get(server)
-            if follower is None or not follower.has_all(self.position):
-                marks[server] = None if follower is None else follower.mark(taken)
-        self._stalls.look(now, marks)
+            if follower is None:
+                marks[server] = None
+            elif not follower.has_all(self.position):
+                marks[server] = follower.mark(taken)
+                shares[server] = follower.share(taken)
+        self._stalls.look(now, marks, shares)
         return self._settle()
 
     def waits(self, now: float) -> list[Reply]:

@@ -8,6 +8,7 @@ _LOOK_SECONDS = 1.0
 """The most that the time between two looks counts: a server that was busy itself, or stopped, has
 not read what the others sent meanwhile."""
 _NEW = object()  # equals no mark
+_ALL: Mapping[int, float] = {}
 
 
 class StallClock:
@@ -27,18 +28,25 @@ class StallClock:
         self._marks: dict[int, Hashable] = {}
         self._seconds: dict[int, float] = {}
 
-    def look(self, now: float, marks: Mapping[int, Hashable]) -> None:
+    def look(
+        self, now: float, marks: Mapping[int, Hashable], shares: Mapping[int, float] = _ALL
+    ) -> None:
         """Takes how far each server is that owes something.
 
         Args:
             now: the time.
             marks: by server, a value that changes with every progress. A server that owes nothing
                 has none.
+            shares: by server, the share of the time that counts; 1 where it is left out.
         """
         passed = 0.0 if self._looked is None else min(now - self._looked, _LOOK_SECONDS)
         self._looked = now
         self._seconds = {
-            server: self._seconds[server] + passed if self._marks.get(server, _NEW) == mark else 0.0
+            server: (
+                self._seconds[server] + passed * shares.get(server, 1.0)
+                if self._marks.get(server, _NEW) == mark
+                else 0.0
+            )
             for server, mark in marks.items()
         }
         self._marks = dict(marks)
