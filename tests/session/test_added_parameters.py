@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,15 +92,163 @@ def session(way: str) -> None:
 
 
 SHARED = [
-    ProcessGroup(),
-    ProcessGroup(workers=2),
     ProcessGroup(workers=2, strategy="fsdp"),
     ProcessGroup(servers=1),
     ProcessGroup(servers=2, strategy="sync"),
     ProcessGroup(servers=1, strategy="averaging", every=2),
     ProcessGroup(servers=1, mesh="dp=2", inside=2),
 ]
-IDS = ["alone", "allreduce", "fsdp", "async", "sync", "averaging", "a mesh in a worker"]
+IDS = ["fsdp", "async", "sync", "averaging", "a mesh in a worker"]
+
+
+GROWING = {
+    "alone": ProcessGroup(),
+    "allreduce": ProcessGroup(workers=2),
+}
+LR = 0.05
+
+
+def data(replica: int, replicas: int) -> torch.Tensor:
+    return INPUTS[replica::replicas]
+
+
+def trained(
+    way: str, wrap: Callable[[nn.Module, torch.optim.Optimizer], Any], steps: int, at: int
+) -> tuple[list[float], Any]:
+    """Trains a loop of one's own, which gives its optimizer more after a step."""
+    model = made()
+    if way == "a new layer":
+        model.append(nn.Identity())
+    given = first_optimizer(model, way)
+    optimizer = wrap(model, given)
+    replica = getattr(optimizer, "replica", 0), getattr(optimizer, "replicas", 1)
+    for step in range(getattr(optimizer, "global_step", 0), steps):
+        if step == at:
+            torch.manual_seed(1)
+            if way == "a new layer":
+                model[3] = nn.Linear(2, 2)
+                optimizer.add_param_group({"params": list(model[3].parameters())})
+            else:
+                WAYS[way](given, model[0])
+        optimizer.zero_grad()
+        model(data(*replica)).square().mean().backward()
+        optimizer.step()
+    values: list[float] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    return values, optimizer
+
+
+def distributed(
+    way: str, steps: int = 6, at: int = 2, run_dir: Path | None = None
+) -> tuple[list[float], int]:
+    def wrap(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        return trireme.distribute(model, optimizer, run_dir=run_dir, ema=0.9)
+
+    values, optimizer = trained(way, wrap, steps, at)
+    optimizer.close()
+    return values, optimizer.global_step
+
+
+ALL_WAYS = [*WAYS, "a new layer"]
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+@pytest.mark.parametrize("name", GROWING)
+def test_a_loop_trains_what_it_adds_as_plain_pytorch_does(name: str, way: str) -> None:
+    want, _ = trained(way, lambda _, optimizer: optimizer, 6, 2)
+    for found, _ in run_process_group(GROWING[name], distributed, way).values:
+        assert found == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize("way", ["unfreeze", "add_param_group"])
+@pytest.mark.parametrize("name", GROWING)
+def test_a_checkpoint_has_what_was_added(name: str, way: str, tmp_path: Path) -> None:
+    want, _ = trained(way, lambda _, optimizer: optimizer, 8, 2)
+    group = replace(GROWING[name], run_dir=tmp_path)
+    _ = run_process_group(group, distributed, way, 5, 2).values
+    # The second run adds it again before its first step, as a program does by the step it is at.
+    for found, step in run_process_group(group, distributed, way, 8, 5).values:
+        assert step == 8 and found == pytest.approx(want, abs=1e-5)
+
+
+def session_values(way: str) -> list[float]:
+    def optimizer_of(params: object) -> torch.optim.Optimizer:
+        return first_optimizer(model, way)
+
+    model = made()
+    joined = trireme.Session(
+        model, lambda out, _: out.square().mean(), optimizer_of, l2=0.01, clip_norm=0.5, ema=0.9
+    )
+    with joined:
+        replica = joined.worker.setup.replica, joined.worker.setup.replicas
+        for step in range(6):
+            if step == 2:
+                WAYS[way](joined.optimizer, model[0])
+            joined.step((data(*replica), data(*replica)))
+    values: list[float] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    return values
+
+
+def plain_session(way: str) -> list[float]:
+    """The same by hand; gradients of what no optimizer has take part in nothing."""
+    model = made()
+    optimizer = first_optimizer(model, way)
+    for step in range(6):
+        if step == 2:
+            WAYS[way](optimizer, model[0])
+        own = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        model.zero_grad()
+        loss = model(INPUTS).square().mean()
+        loss = loss + 0.005 * sum(p.square().sum() for p in own if p.dim() >= 2)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(own, 0.5)
+        optimizer.step()
+    values: list[float] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    return values
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", GROWING)
+def test_a_session_trains_what_it_adds(name: str, way: str) -> None:
+    want = plain_session(way)
+    for found in run_process_group(GROWING[name], session_values, way).values:
+        assert found == pytest.approx(want, abs=1e-5)
+
+
+def one_alone(way: str, rank: int) -> None:
+    if trireme_rank() == rank:
+        distributed(way)
+    else:
+        distributed(way, at=99)
+
+
+def trireme_rank() -> int:
+    from trireme.launch.environment.detect import current_task
+
+    return current_task().rank
+
+
+def unseeded(way: str) -> None:
+    model = made()
+    optimizer = trireme.distribute(model, first_optimizer(model, "extend"))
+    torch.manual_seed(trireme_rank())
+    model.append(nn.Linear(2, 2))
+    optimizer.add_param_group({"params": list(model[3].parameters())})
+    model(INPUTS).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_one_replica_adds_is_refused_by_all(way: str) -> None:
+    ran = run_process_group(GROWING["allreduce"], one_alone, way, 1)
+    assert len(ran.raised) == 2
+    for said in ran.raised.values():
+        assert "1 of 2 processes have given their optimizer other parameters" in said
+
+
+def test_new_layers_that_differ_are_refused() -> None:
+    ran = run_process_group(GROWING["allreduce"], unseeded, "")
+    assert len(ran.raised) == 2
+    assert all("seed torch before new layers are built" in said for said in ran.raised.values())
 
 
 def expected(way: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.process_group import ProcessGroup, lost_peer
@@ -126,14 +127,22 @@ class BucketedMean(_WeightedMean):
     def __init__(self, process_group: ProcessGroup, flat: FlatModel) -> None:
         super().__init__(process_group)
         self._flat = flat
+        self._missing: list[int] = []  # how many gradients of each bucket are not computed yet
+        self._next = 0
+        self._armed = False
+        self._works: list[dist.Work] = []
+        self._handles: list[RemovableHandle] = []
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        flat = self._flat
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         # `.data` has its own version counter: the reductions must not count as writes to gradients.
         self._vectors = [vector.data for vector in flat.gradients]
         self._buckets: list[torch.Tensor] = []
         self._sizes: list[int] = []  # the number of parameters in each bucket
-        self._missing: list[int] = []  # how many of their gradients are not computed yet
-        self._next = 0
-        self._armed = False
-        self._works: list[dist.Work] = []
         for vector, parameters in zip(self._vectors, flat.placed, strict=True):
             self._cut(vector, parameters)
         # The bucket that is reduced last lies at the beginning of the last vector, behind
@@ -159,9 +168,10 @@ class BucketedMean(_WeightedMean):
         self._buckets.append(bucket)
         self._sizes.append(len(members))
         for parameter in members:
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda _: self._made(index)
             )
+            self._handles.append(handle)
 
     def begin(self) -> None:
         self._armed = True

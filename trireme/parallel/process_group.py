@@ -85,6 +85,8 @@ class ProcessGroup:
             change it.
         votes: this process's requests for the end of the step, such as to stop or to save, as
             numbers; `vote` returns their sums over all processes.
+        judge: called with these sums before gradients are exchanged, if `count` sums them; it may
+            raise an exception, in all processes alike.
 
     Raises:
         WaitTimeout: not all processes joined in time.
@@ -113,6 +115,7 @@ class ProcessGroup:
         # interpreter ends at that moment, the process aborts: so the last operations are kept.
         self._recent: deque[object] = deque(maxlen=_RECENT)
         self.votes: Sequence[float] = ()
+        self.judge: Callable[[Sequence[float]], None] = lambda totals: None
         self._vote_totals: Callable[[], list[float]] | None = None
 
     def _replica_group(self) -> dist.ProcessGroup | None:
@@ -208,7 +211,13 @@ class ProcessGroup:
         """
         total = self.total([float(examples), *self.votes])
         self._vote_totals = lambda: total()[1:]
-        return lambda: total()[0]
+
+        def counted() -> float:
+            numbers = total()
+            self.judge(numbers[1:])
+            return numbers[0]
+
+        return counted
 
     def vote(self) -> Callable[[], list[float]]:
         """Returns a function that waits for the sums of the votes, as of `count` or as of now."""

@@ -23,6 +23,9 @@ class Reducer:
         """
         return lambda: 1.0
 
+    def lay_out(self) -> None:
+        """Called when the parameters are others than before; all lie elsewhere."""
+
     def begin(self) -> None:
         """Announces that the next backward pass is the last of this step."""
 

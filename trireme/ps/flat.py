@@ -135,24 +135,48 @@ class FlatModel:
         staged: bool = False,
         counted: bool = False,
     ) -> None:
+        self._servers, self._slots = servers, slots
+        self._shared, self._counted = shared and available(), counted
+        self.device = _one_device({name: each for group in groups for name, each in group})
+        self._staged = staged or self.device.type != "cpu"
+        self.keeps_sparse = False
+        self.keeps_views = True
+        self._copied_out = self._staged and self.device.type == "cpu"
+        self._lay_out(groups)
+        for parameter, view in self._bound:
+            parameter.grad = view
+
+    def lay_out_anew(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
+        """Goes on with other parameters, in new memory; parts that were returned stay as they are.
+
+        All keep their values and gradients.
+
+        Args:
+            groups: as of the constructor.
+
+        Raises:
+            ConfigurationError: as the constructor.
+        """
+        self._lay_out(groups)
+
+    def _lay_out(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
+        """Moves the values of the parameters into flat vectors."""
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
-        self.device = _one_device(by_name)
+        _one_device(by_name)
         specs = [
             ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
             for index, group in enumerate(groups)
             for name, p in group
         ]
-        self.layout = Layout.of(specs, servers=servers, slots=slots)
+        self.layout = Layout.of(specs, servers=self._servers, slots=self._slots)
         if self.device.type == "cpu":
             needed, advice = 2 * self.layout.bytes, "train a smaller model, or on a larger host"
             check_fits(needed, "the model, with its gradients,", advice)
-        self._shared = shared and available()
-        self._staged = staged or self.device.type != "cpu"
         self.memory: SharedMemory | None = None
         last = self.layout.vectors[-1]
         step = ALIGNMENT // last.item_size
-        lead = -(-len(by_name) // step) * step if counted else 0
+        lead = -(-len(by_name) // step) * step if self._counted else 0
         lent = self._shared and not self._staged
         self.values, gradients = self._allocate(self.device, lead, lent=lent)
         self.presence = gradients[-1][:lead]
@@ -164,15 +188,11 @@ class FlatModel:
         for parameter, (value, place) in zip(in_order, views, strict=True):
             value.copy_(parameter.detach())
             parameter.data = value
-            gradient = place.data  # with a version of its own, which tells who has a gradient
-            parameter.grad = gradient
-            self._bound.append((parameter, gradient))
+            # With a version of its own, which tells who has a gradient.
+            self._bound.append((parameter, place.data))
             self._places.append(value)
         self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
         self._known_writes = 0  # `flat_writes` that have given no parameter a gradient
-        self.keeps_sparse = False
-        self.keeps_views = True
-        self._copied_out = self._staged and self.device.type == "cpu"
         self._host_views: list[torch.Tensor] = []
         # Where servers are reached from: made when the first part is asked for.
         self._host_values: tuple[torch.Tensor, ...] = self.values

@@ -413,7 +413,10 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
             set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
                 backward does not reach, as `torch.optim` does.
         """
-        for parameter in self._job.parameters[self._index]:
+        parameters = self._job.parameters[self._index]
+        if self.worker.backend.grows:  # also those that the next step takes over
+            parameters = [each for group in self.param_groups for each in group["params"]]
+        for parameter in parameters:
             if set_to_none:
                 parameter.grad = None
             elif parameter.grad is not None:
@@ -447,11 +450,16 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         given.param_groups, self.state = groups, given.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses another group: the job trains the parameters that it began with.
+        """Adds a group, which the next step takes over: in one process, and under `allreduce`.
+
+        All processes must add the same, with the same values.
 
         Raises:
-            ConfigurationError: always.
+            ConfigurationError: the job trains the parameters that it began with.
         """
+        if self.worker.backend.grows:
+            self._given.add_param_group(param_group)
+            return
         raise ConfigurationError(
             "add_param_group: the job trains the parameters of the optimizer that distribute was "
             "given. To unfreeze parameters later, put them into that optimizer, and call "

@@ -57,6 +57,7 @@ class LoopJob:
             self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
         self._watch = self._watched()
+        worker.on_other_parameters.append(self._take_parameters)
         self._batches = BatchWatch(model)
         self._comparison = BatchComparison(worker, self._batches)
         self.recorder = Recorder(worker, own_loop=True)
@@ -76,6 +77,12 @@ class LoopJob:
         self._handlers = Signals(worker.lifecycle.interrupt)
         atexit.register(self._at_exit)
         _JOINED.append(self)
+
+    def _take_parameters(self) -> None:
+        self.parameters = self._setup.parameters_of_each()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = self._watched()
 
     # -- training -------------------------------------------------------------------------------
 

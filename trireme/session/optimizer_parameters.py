@@ -47,7 +47,12 @@ class OptimizerParameters:
         self.check_frozen()
         now = self._now()
         if now != self._then:
-            raise self._changed(now)
+            raise self._other_groups(now)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the optimizer has other parameters, or some that were frozen are not any more."""
+        return self._now() != self._then or any(p.requires_grad for p in self._frozen)
 
     def check_frozen(self) -> None:
         """Checks that none is trained now that was frozen when training began.
@@ -62,7 +67,7 @@ class OptimizerParameters:
                     f"training began: {_NO_PLACE}. {_INSTEAD}"
                 )
 
-    def _changed(self, now: list[list[int]]) -> ConfigurationError:
+    def _other_groups(self, now: list[list[int]]) -> ConfigurationError:
         """Returns the error that the groups are others than before."""
         before = {each for group in self._then for each in group}
         added = [

@@ -40,6 +40,7 @@ class Stepper:
         several = range(len(self._parameters))
         named = optimizers if isinstance(optimizers, Mapping) else several
         self._places: dict[str | int, int] = dict(zip(named, several, strict=False))
+        worker.on_other_parameters.append(self._take_parameters)
         self._options = setup.settings.options
         self._clip_norm = setup.settings.clip_norm
         self._first = True
@@ -54,6 +55,9 @@ class Stepper:
             flat.keeps_views = self._overlaps or flat.device.type != "cpu"  # GPU memory is scarce
         self._replica_number = setup.replica
         torch.manual_seed(derive(self._options.seed, _SEED_WORKER, self._replica_number))
+
+    def _take_parameters(self) -> None:
+        self._parameters = self._worker.setup.parameters_of_each()
 
     def choose(self, name: str | int | None) -> None:
         """Chooses the optimizer that makes the next step; see `Session.step`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from torch import nn
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.parallel.reducer import Reducer
+from trireme.parallel.tensors import digest
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
@@ -134,6 +136,26 @@ class TrainingSetup:
         if group is None:
             return True
         return group.is_chief if self.settings.task.servers else group.shows_progress
+
+    def lay_out_anew(self) -> int:
+        """Lays the model out with the parameters that the optimizer has now.
+
+        Returns:
+            A digest of the layout, and of the values of the parameters that are new.
+
+        Raises:
+            ConfigurationError: one is not the model's.
+        """
+        flat = self.flat
+        before = flat.parameters
+        every = named_groups(self.model, self.optimizer, frozen=True)
+        groups = [[(n, p) for n, p in group if p.requires_grad or n in before] for group in every]
+        flat.lay_out_anew(groups)
+        if self.reducer is not None:
+            self.reducer.lay_out()
+        added = [each for name, each in flat.parameters.items() if name not in before]
+        said = [digest(each.detach()) for each in added]
+        return zlib.crc32(repr((flat.layout.spec, said)).encode())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Returns the model's name for a parameter; None where the model does not have it."""

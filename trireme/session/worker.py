@@ -98,6 +98,7 @@ class Worker:
             before are dealt to other workers.
         passed: whether the program's last loop has made all passes over its data set.
         update_times: the times of the last update.
+        on_other_parameters: called when the optimizer has other parameters than before.
 
     Raises:
         ConfigurationError: a session cannot have that scheduler.
@@ -129,6 +130,7 @@ class Worker:
         self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
         self._parameters = OptimizerParameters(setup.optimizer, setup.frozen(), setup.name_of)
         self._prefetches = settings.prefetches and setup.process_group is None
+        self.on_other_parameters: list[Callable[[], None]] = []
         self._under_way = False  # an exchange whose result is not received yet
         self.life = 0  # how often the job was rolled back, as far as this worker knows
 
@@ -263,11 +265,29 @@ class Worker:
         """Meets the other processes that make the step together with this one.
 
         Raises:
-            ConfigurationError: the optimizer has other parameters than when training began.
+            ConfigurationError: see `follow_parameters`.
         """
-        self._parameters.check()
+        self.follow_parameters()
         self.checkpoints.ask_all()
         self.backend.begin_step()
+
+    def follow_parameters(self) -> None:
+        """Goes on with the parameters that the program has given the optimizer meanwhile.
+
+        Raises:
+            ConfigurationError: the optimizer has others than when training began, and this cannot
+                be followed; names the first one.
+        """
+        if not self._parameters.changed:
+            return
+        if not self.backend.grows:
+            self._parameters.check()
+        self.backend.grow(self.setup.lay_out_anew())
+        self._parameters = OptimizerParameters(
+            self.setup.optimizer, self.setup.frozen(), self.setup.name_of
+        )
+        for call in self.on_other_parameters:
+            call()
 
     def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Announces the `update` that follows backward, so that gradients can leave meanwhile.

@@ -54,6 +54,7 @@ class Backend(ABC):
             and all processes take part in the last save.
         local_optimizers: the optimizers of workers that train locally between exchanges; None where
             updates are made elsewhere, or another process of this worker has them.
+        grows: whether the optimizer may get other parameters while it trains: see `grow`.
         closure: the closure that the optimizer calls in the next step; None where it calls none.
         returned: what the optimizer's last step returned, where this process makes it.
     """
@@ -75,6 +76,7 @@ class Backend(ABC):
     interrupted: bool = False
     streams: bool = False
     local_optimizers: LocalOptimizers | None = None
+    grows: bool = False
     closure: Callable[[], Any] | None = None
     returned: Any = None
 
@@ -232,6 +234,14 @@ class Backend(ABC):
             for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
                 named.setdefault(name, []).append(value)
         return {name: sum(found) / len(found) for name, found in named.items()}
+
+    def grow(self, digest: int) -> None:
+        """Goes on with the parameters that the trained model has now.
+
+        Args:
+            digest: of all that processes that step together must have in common.
+        """
+        raise NotImplementedError(f"{type(self).__name__} trains the parameters that it began with")
 
     # -- agreement in the job --------------------------------------------------------------------
 

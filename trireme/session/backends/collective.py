@@ -99,6 +99,8 @@ class Collective(Local):
         self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
         self._own_writes = setup.own_writes
+        self._grown = (0.0, 0.0, 0.0)  # a vote: whether the parameters are others, and a digest
+        group.judge = self._judge
         self._vote_totals: Callable[[], list[float]] | None = None
         self._last: ModelState | None = None
         self.streams = setup.lean
@@ -124,6 +126,8 @@ class Collective(Local):
 
     def _holds(self, key: str) -> bool:
         """Returns whether a tensor, by `KIND/NAME`, is of a parameter of this process."""
+        if self.grows:
+            return True  # also what a checkpoint has of parameters to come
         kind, _, name = key.partition("/")
         parameter = name.rpartition("/")[0] if kind == "state" else name
         return parameter in self._held.parameters
@@ -165,10 +169,35 @@ class Collective(Local):
             else:
                 self._gather(state=False)
 
+    def grow(self, digest: int) -> None:
+        super().grow(digest)
+        short = float(digest & 0xFFFFFF)
+        self._grown = (1.0, short, short**2)
+
+    def _judge(self, totals: Sequence[float]) -> None:
+        """Checks that all processes have changed the same.
+
+        Raises:
+            ConfigurationError: they have not.
+        """
+        stop, _, _, *numbers = totals
+        if not stop:  # a process whose program has ended writes nothing any more
+            self._own_writes.agree(numbers[:3], self.group.size)
+        count, digests, squares = numbers[3:]
+        if count and (count < self.group.size or digests**2 != squares * count):
+            raise ConfigurationError(
+                f"{count:.0f} of {self.group.size} processes have given their optimizer other "
+                "parameters since the last step, or unfrozen some, and not all of them the same "
+                "ones with the same values: do so in every process, at the same step, and seed "
+                "torch before new layers are built"
+            )
+
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
         votes = self._wants_stop, self.wants_save, self.interrupted
-        self.group.votes = [*map(float, votes), *self._own_writes.votes()]
+        written = self._own_writes.votes()
+        self.group.votes = [*map(float, votes), *written, *self._grown]
+        self._grown = (0.0, 0.0, 0.0)
         self._agree(_Action.STEP)
 
     # -- training -------------------------------------------------------------------------------
@@ -189,10 +218,10 @@ class Collective(Local):
             ConfigurationError: the programs of the processes have written different values.
         """
         assert self._vote_totals is not None, "there was no exchange to end"
-        stop, save, interrupted, *written = self._vote_totals()
+        totals = self._vote_totals()
+        stop, save, interrupted = totals[:3]
         self._vote_totals = None
-        if not stop:  # a process whose program has ended writes nothing any more
-            self._own_writes.agree(written, self.group.size)
+        self._judge(totals)
         result = super().wait()
         self._watch.step_ended(self.step)
         self.saves = save > 0

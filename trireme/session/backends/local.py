@@ -17,6 +17,7 @@ from trireme.errors import Rejected
 from trireme.parallel.sharding import fill_local, local_part
 from trireme.parallel.tensors import to_local
 from trireme.ps.flat import FlatModel
+from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import (
     Applied,
     GroupSpec,
@@ -77,6 +78,8 @@ class Local(Backend):
         self._ledgers.own = replica
         self._average: dict[str, torch.Tensor] = {}
         self._rows: ShardTables | None = None
+        self._unclaimed: Mapping[str, torch.Tensor] = {}  # a checkpoint's, of parameters to come
+        self.grows = isinstance(held, FlatModel)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -110,6 +113,7 @@ class Local(Backend):
                 average = torch.zeros_like(parameter.detach())
                 fill_local(average, known.get(name, parameter.detach()))
                 self._average[name] = average
+        self._unclaimed = dict(state.optimizer) if self.grows else {}
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
         if self._rows is not None and state.tables:
@@ -117,6 +121,20 @@ class Local(Backend):
 
             self._rows.load(tensors_for(state.tables), state.step)
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
+
+    def grow(self, digest: int) -> None:
+        parameters = self._held.parameters
+        added = {name: each for name, each in parameters.items() if name not in self._names}
+        self._names = frozenset(parameters)
+        if self._rule.average is not None:
+            for name, parameter in added.items():
+                self._average.setdefault(name, parameter.detach().clone())
+        for key, tensor in self._unclaimed.items():  # as a job that resumes unfreezes a layer again
+            name, _, entry = key.rpartition("/")
+            if name in added:
+                for each in members(self._optimizer):
+                    if any(p is added[name] for g in each.param_groups for p in g["params"]):
+                        each.state[added[name]][entry] = tensor.clone()
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""

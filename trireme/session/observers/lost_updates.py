@@ -43,9 +43,10 @@ class LostUpdates:
         if self._warned or self._updates not in _STEPS:
             return
         for parameter in self._trained.parameters.values():
-            if parameter.dtype in _NARROW and parameter.grad is not None:
-                values = _sampled(parameter)
-                self._before.append((values, _sampled(parameter.grad) != 0))
+            gradient = parameter.grad
+            dense = gradient is not None and gradient.layout is torch.strided
+            if gradient is not None and dense and parameter.dtype in _NARROW:
+                self._before.append((_sampled(parameter), _sampled(gradient) != 0))
             else:
                 self._before.append((torch.empty(0), torch.empty(0)))
 

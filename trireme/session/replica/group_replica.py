@@ -401,8 +401,3 @@ class GraphReplica(ProcessGroupReplica):
 
     def _united(self, totals: dict[str, float]) -> dict[str, float]:
         return dict(zip(totals, self.pipeline.total(list(totals.values())), strict=True))
-
-    def _penalise(self) -> None:
-        own = self._part.trained
-        self._penalised = [each for each in own if each.dim() >= 2]
-        super()._penalise()

@@ -171,11 +171,7 @@ class Replica:
         self._moves = flat.device.type != "cpu"
         self._ignores = options.nan == "ignore"
         self._autocast = options.precision == "bfloat16"
-        self._penalised = (
-            [p for p in flat.parameters.values() if p.dim() >= 2 and p.requires_grad]
-            if options.l2
-            else []
-        )
+        self._penalised = options.l2 != 0
         # A forward pass that is left out must leave no trace in running statistics either.
         self._kept = list(model.buffers()) if options.nan == "skip" else []
         self._stands_in = False  # whether the batch only takes part in a step of others
@@ -409,8 +405,9 @@ class Replica:
         return StepResult(mean, outputs, self._metrics, examples, weight=total)
 
     def _penalise(self) -> None:
-        # The program may have frozen some since.
-        penalised = [p for p in self._penalised if p.requires_grad]
+        # The program may have frozen some since, or added others.
+        every = self.flat.parameters.values()
+        penalised = [p for p in every if p.dim() >= 2 and p.requires_grad]
         for parameter in penalised:
             if parameter.grad is None:  # unused by this batch: it decays nevertheless
                 parameter.grad = torch.zeros_like(parameter)
