@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 import trireme
 from tests.harness import Cluster, run_job
 from tests.process_groups import ProcessGroup, run_process_group
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, TriremeError
 from trireme.session.own_writes import ValueWatch
 from trireme.session.session import Session
 
@@ -70,7 +72,7 @@ def loop(change: str, at: tuple[int, ...], writers: tuple[int, ...]) -> list[flo
             optimizer.step()
             if step in at and optimizer.worker.task.index in writers:
                 CHANGES[change](model)
-    except ConfigurationError as error:
+    except TriremeError as error:
         optimizer.worker.fail(error)  # as where the program ends
         raise
     values = trained(model)
@@ -99,8 +101,14 @@ def plain(change: str, at: tuple[int, ...]) -> list[float]:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     "group",
-    [ProcessGroup(), ProcessGroup(workers=2), ProcessGroup(workers=2, strategy="fsdp")],
-    ids=["alone", "allreduce", "fsdp"],
+    [
+        ProcessGroup(),
+        ProcessGroup(workers=2),
+        ProcessGroup(workers=2, strategy="fsdp"),
+        ProcessGroup(workers=2, servers=2, strategy="sync"),
+        ProcessGroup(workers=2, servers=1, strategy="sync", transport="auto"),
+    ],
+    ids=["alone", "allreduce", "fsdp", "sync", "sync, with lent memory"],
 )
 def test_what_every_process_changes_counts_as_in_one(group: ProcessGroup, change: str) -> None:
     if group.strategy == "fsdp" and change not in IN_SHARDS:
@@ -145,6 +153,90 @@ def test_what_a_worker_changes_between_exchanges_is_in_its_delta(change: str) ->
     group = ProcessGroup(servers=1, strategy="averaging", every=2)
     (found,) = run_process_group(group, loop, change, (0, 2), (0,)).values
     assert found == pytest.approx(plain(change, (0, 2)), abs=1e-6)
+
+
+@pytest.mark.parametrize("change", ["clamp", "in place"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_what_one_worker_of_a_round_changes_is_refused(servers: int, change: str) -> None:
+    group = ProcessGroup(workers=2, servers=servers, strategy="sync")
+    ran = run_process_group(group, loop, change, (2,), (1,))
+    assert any("have written different values since step 3" in said for said in ran.raised.values())
+
+
+def given(at: tuple[int, ...], writers: tuple[int, ...]) -> list[float]:
+    """Six steps, after some of which the values are halved by the call for that."""
+    model = made()
+    optimizer = trireme.distribute(model, adam(model))
+    for step in range(6):
+        optimizer.zero_grad()
+        model(INPUTS).square().mean().backward()
+        optimizer.step()
+        if step in at and optimizer.worker.task.index in writers:
+            whole = {n: getattr(p, "full_tensor", p.clone)() for n, p in model.named_parameters()}
+            optimizer.write_values({name: value.detach() * 0.5 for name, value in whole.items()})
+    values = trained(model)
+    optimizer.close()
+    return values
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        ProcessGroup(),
+        ProcessGroup(workers=2),
+        ProcessGroup(workers=2, strategy="fsdp"),
+        ProcessGroup(servers=2),
+        ProcessGroup(servers=1, mesh="fsdp=2", inside=2),
+        ProcessGroup(workers=2, servers=2, strategy="sync"),
+        ProcessGroup(servers=1, strategy="averaging", every=2),
+    ],
+    ids=["alone", "allreduce", "fsdp", "async", "a mesh in a worker", "sync", "averaging"],
+)
+def test_values_that_are_given_to_the_job_count(group: ProcessGroup) -> None:
+    want = plain("in place", (0, 3))
+    for found in run_process_group(group, given, (0, 3), (0, 1)).values:
+        assert found == pytest.approx(want, abs=1e-6)
+
+
+def meeting(folder: str) -> list[float]:
+    """One of two asynchronous workers writes; the other waits for it, and pulls by a step."""
+    model = nn.Linear(2, 1)
+    optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    written = Path(folder) / "written"
+    if optimizer.worker.task.index == 0:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.write_values({"weight": torch.full((1, 2), 7.0)})
+        written.touch()
+    else:
+        deadline = time.monotonic() + 60
+        while not written.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    found: list[float] = model.weight.detach().flatten().tolist()
+    optimizer.close()
+    return found
+
+
+def test_another_asynchronous_worker_receives_them(tmp_path: Path) -> None:
+    ran = run_process_group(ProcessGroup(workers=2, servers=2), meeting, str(tmp_path))
+    assert ran.values == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_a_call_with_another_shape_or_name_is_refused() -> None:
+    def make(index: int) -> Session:
+        return trireme.Session(made(), nn.MSELoss(), Adam, max_steps=8)
+
+    def program(session: Session) -> None:
+        for values, said in (
+            ({"0.weight": torch.zeros(2)}, r"'0.weight': it has shape \(8, 6\)"),
+            ({"7.weight": torch.zeros(2)}, "'7.weight': the optimizer has no such parameter"),
+        ):
+            with pytest.raises(ConfigurationError, match=said):
+                session.write_values(values)
+
+    assert not run_job(Cluster(), make, program).raised
 
 
 def test_a_late_change_of_few_elements_is_found_by_its_version_or_by_a_sample() -> None:

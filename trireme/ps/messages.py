@@ -214,6 +214,8 @@ class Push(FromWorker, frozen=True, array_like=True):
             changes.
         rows: updates of rows of sparse tables, by table: the server's share.
         wanted: keys of tables whose rows the answer brings, as they are after the update.
+        written: a digest of the values that the worker has written before, by `WriteValues`; 0 for
+            none. The updates of a round must agree.
     """
 
     kind: ClassVar[int] = 66
@@ -230,6 +232,7 @@ class Push(FromWorker, frozen=True, array_like=True):
     absent: tuple[Number, ...] = ()
     rows: tuple[RowUpdates, ...] = ()
     wanted: tuple[RowKeys, ...] = ()
+    written: Number = 0
 
 
 class PushReply(Message, frozen=True, array_like=True):

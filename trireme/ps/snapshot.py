@@ -156,6 +156,15 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
     return tensors
 
 
+def values_of(layout: Layout, values: Mapping[str, torch.Tensor], server: int) -> Tensors:
+    """Returns one server's part of the values of some parameters."""
+    return [
+        found
+        for part in layout.parts(server)
+        for found in _ranges("values", part, values, complete=False)
+    ]
+
+
 def _is_scalar(
     key: str, named: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
@@ -166,13 +175,15 @@ def _is_scalar(
     return all(tensor.dim() == 0 for tensor in telling)
 
 
-def _ranges(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
+def _ranges(
+    key: str, part: Part, named: Mapping[str, torch.Tensor], *, complete: bool = True
+) -> Tensors:
     """Returns one kind of tensor as ranges of a part, for the parameters that have it.
 
     An optimizer has no state for parameters that it has never updated. All other kinds must be
-    complete.
+    `complete`.
     """
-    state = key.startswith("state/")
+    state = key.startswith("state/") or not complete
     vector, found = part.vector, list[tuple[TensorSpec, torch.Tensor]]()
     run: list[tuple[int, torch.Tensor]] = []  # neighbours: the index of each, and its tensor
     for index, placed in enumerate(vector.placed):

@@ -126,6 +126,19 @@ class Load(FromWorker, frozen=True, array_like=True):
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
 
 
+class WriteValues(FromWorker, frozen=True, array_like=True):
+    """Values that a program has written itself. Payload as in `Snapshot`. Answered by `Done`.
+
+    They replace the server's at once; the optimizer's state stays. A worker of a synchronous job
+    sends them before its push, without which no round is closed. While a copy is under way the
+    answer is `busy`.
+    """
+
+    kind: ClassVar[int] = 85
+    view: Number
+    tensors: tuple[TensorSpec, ...]
+
+
 class Loaded(Message, frozen=True, array_like=True):
     """The answer to `Load`."""
 

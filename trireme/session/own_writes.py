@@ -23,8 +23,6 @@ _SAMPLE = 256
 _VECTORS = 4
 """The numbers of elements of a tensor, and of tensors, that the sample of one step has."""
 
-_Piece = tuple[str, torch.Tensor]
-
 
 class ValueWatch:
     """Finds the parameters that were written to since `remember`.
@@ -39,6 +37,7 @@ class ValueWatch:
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         self._count = 0
+        self._often = False  # whether the program has written: then all values are compared
         self._names: list[str] = []
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
@@ -49,7 +48,7 @@ class ValueWatch:
         locals_ = self._locals()
         self._names = list(self._trained.parameters)
         self._versions = [(each._version, each.data_ptr()) for each in locals_]
-        self._sums = [_sum(each) for each in locals_] if self._count < _WHOLE else []
+        self._sums = [_sum(each) for each in locals_] if self._often or self._count < _WHOLE else []
         self._samples = []
         if not self._sums:
             vectors = self._vectors(locals_)
@@ -81,6 +80,7 @@ class ValueWatch:
             here = _sampled(vectors[place], offset)
             if not _equal(here, before):
                 found |= self._names_at(place, offset, here, before)
+        self._often |= bool(found)
         return [name for name in self._names if name in found]
 
     def values_of(self, names: Sequence[str]) -> int:
@@ -149,14 +149,24 @@ class OwnWrites:
         shared: the parameters that this process trains itself, in step with other processes; None
             where there are none.
         replicated: whether each of these processes holds the whole of `shared`.
+        sent: the parameters whose values go to servers, which check that all workers of a round
+            have written the same; None where there are none.
     """
 
     def __init__(
-        self, lost: Sequence[Trained], shared: Trained | None, *, replicated: bool = False
+        self,
+        lost: Sequence[Trained],
+        shared: Trained | None,
+        *,
+        replicated: bool = False,
+        sent: FlatModel | None = None,
     ) -> None:
+        self._flat = sent
+        self._sent = None if sent is None else ValueWatch(sent)
         self._lost = [ValueWatch(each) for each in lost]
         self._shared = None if shared is None else ValueWatch(shared)
-        self._watches = [*self._lost, *([] if self._shared is None else [self._shared])]
+        several = [*self._lost, self._shared, self._sent]
+        self._watches = [watch for watch in several if watch is not None]
         self._replicated = replicated
         self._mine: list[str] = []
 
@@ -184,9 +194,24 @@ class OwnWrites:
                 raise ConfigurationError(
                     f"the program has written to {_named(names)} itself since the last step, and "
                     "the change would be lost: the values come from parameter servers, or from "
-                    "the parts of the model that processes train (session.model shows them). A "
-                    "change that every process makes counts in one process and under allreduce"
+                    "the parts of the model that processes train (session.model shows them). Call "
+                    "session.write_values({name: tensor}) instead, on one worker under async "
+                    "(optimizer.write_values in a loop of your own); a change that every worker "
+                    "makes counts under sync and allreduce, and in one process"
                 )
+
+    def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
+        """Returns all values and a digest of them, where the program has written to some.
+
+        A write that a sample has found may be to others too. Those that it has not changed are the
+        servers' own.
+        """
+        if self._sent is None or self._flat is None or not self._sent.written():
+            return None
+        self._flat.take_back_values()
+        parameters = self._flat.parameters
+        values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
+        return values, self._sent.values_of(list(values)) | 1
 
     def votes(self) -> list[float]:
         """Returns numbers for a sum over the processes: what this one has written."""

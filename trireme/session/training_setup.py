@@ -104,6 +104,10 @@ class TrainingSetup:
         if task.servers and self.outer is not None:  # a part of the worker's delta
             return OwnWrites((), None)
         if task.servers:
+            rule = self.settings.rule
+            rounds_of_all = rule.synchronous and not rule.aggregate and not rule.publishes
+            if rounds_of_all and self.process_group is None and not self.settings.prefetches:
+                return OwnWrites((), None, sent=self.flat)
             return OwnWrites([self.trained, *copies], None)
         same = mesh.pp == 1 and self.settings.graph is None  # parameters in every process
         mine = self.trained if self.process_group is not None and same else None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
+import torch
 
 from trireme.errors import (
     CheckpointLockLost,
+    ConfigurationError,
     Fenced,
     JobFailed,
     RolledBack,
@@ -18,6 +22,8 @@ from trireme.errors import (
     WaitTimeout,
 )
 from trireme.launch.exit_reason import INTERRUPTED
+from trireme.parallel.sharding import fill_local
+from trireme.parallel.tensors import digest
 from trireme.ps.messages import OptimizerSpec, Span, Stale
 from trireme.ps.optimizers import name_of, spec_of
 from trireme.ps.results import PushResult
@@ -72,6 +78,22 @@ class JobView(ABC):
     def should_stop(self) -> ShouldStop:
         """`should_stop()` returns whether training should end; all workers agree on the answer."""
         return ShouldStop(self.worker.asked_to_stop)
+
+    def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces values of trained parameters in the whole job, such as clipped ones.
+
+        Under asynchronous strategies one worker calls it, and the others receive the values with
+        their next answers. Where workers make steps together, all of them must call it, between
+        the same two steps, with the same values; a worker that trains locally changes its own.
+
+        Args:
+            values: whole tensors by the parameters' names in the model.
+
+        Raises:
+            ConfigurationError: there is no such parameter, or it has another shape.
+            Rejected: under `sync` with `--aggregate`, whose late workers would overwrite others.
+        """
+        self.worker.write_values(values)
 
     def save(self) -> None:
         """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.
@@ -289,6 +311,33 @@ class Worker:
         for call in self.on_other_parameters:
             call()
 
+    def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces values of parameters in the whole job; see `JobView.write_values`."""
+        setup = self.setup
+        for name, value in values.items():
+            known = setup.flat.parameters.get(name)
+            if known is None or known.shape != value.shape:
+                wrong = (
+                    "the optimizer has no such parameter"
+                    if known is None
+                    else f"it has shape {tuple(known.shape)}, and the value {tuple(value.shape)}"
+                )
+                raise ConfigurationError(f"write_values: {name!r}: {wrong}")
+        on_servers = self.task.servers > 0 and setup.outer is None
+        with setup.own_writes.ours() if on_servers else nullcontext(), torch.no_grad():
+            for held in (setup.trained, setup.flat) if on_servers else (setup.trained,):
+                for name, value in values.items():
+                    if name in held.parameters:
+                        fill_local(held.parameters[name], value)
+        if on_servers:
+            told = {name: value.detach().cpu() for name, value in values.items()}
+            said = [(name, digest(told[name])) for name in sorted(told)]
+            try:
+                self.backend.write_values(told, zlib.crc32(repr(said).encode()) | 1)
+            except Fenced:
+                self.come_back()
+                self.write_values(values)
+
     def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Announces the `update` that follows backward, so that gradients can leave meanwhile.
 
@@ -328,6 +377,8 @@ class Worker:
         self.checkpoints.ask_all()
         backend, liveness = self.backend, self.lifecycle.liveness
         try:
+            if (written := self.setup.own_writes.to_send()) is not None:
+                backend.write_values(*written)
             if self._prefetches:
                 result = self._push_ahead(weight, examples, counts=counts)
             else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 import trireme
+from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
+from trireme.session.session import Session
 
 
 def model() -> nn.Sequential:
@@ -16,31 +17,39 @@ def model() -> nn.Sequential:
     return made
 
 
-def test_a_session_refuses_by_name_what_it_would_not_train() -> None:
-    session = trireme.Session(
-        model(),
-        nn.MSELoss(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        max_steps=5,
-    )
-    batch = (torch.ones(4, 3), torch.ones(4, 2))
-    refused = pytest.raises(ConfigurationError, match=r"parameter '0\.weight' requires a gradient")
-    with refused, session:
+def test_a_session_with_servers_refuses_by_name_what_it_would_not_train() -> None:
+    def make(index: int) -> Session:
+        return trireme.Session(
+            model(),
+            nn.MSELoss(),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            max_steps=5,
+        )
+
+    def program(session: Session) -> None:
+        batch = (torch.ones(4, 3), torch.ones(4, 2))
         session.step(batch)
         session.model[0].requires_grad_(True)  # type: ignore[index]
         session.step(batch)
 
+    error = run_job(Cluster(), make, program).raised[0]
+    assert isinstance(error, ConfigurationError)
+    assert "parameter '0.weight' requires a gradient" in str(error)
 
-def test_a_loop_is_told_so_too() -> None:
+
+def test_one_process_trains_it_from_then_on() -> None:
     mine = model()
     optimizer = trireme.distribute(mine, torch.optim.SGD(mine.parameters(), lr=0.1))
-    mine(torch.ones(4, 3)).sum().backward()
-    optimizer.step()
-    mine[0].requires_grad_(True)
-    mine(torch.ones(4, 3)).sum().backward()
-    with pytest.raises(ConfigurationError, match=r"parameter '0\.weight' requires a gradient now"):
+    values = [mine[0].weight.detach().clone()]
+    for trains in (False, True):
+        mine[0].requires_grad_(trains)
+        optimizer.zero_grad()
+        mine(torch.ones(4, 3)).sum().backward()
         optimizer.step()
+        values.append(mine[0].weight.detach().clone())
     optimizer.close()
+    first, frozen, trained = values
+    assert torch.equal(first, frozen) and not torch.equal(frozen, trained)
 
 
 def test_what_is_frozen_after_training_began_may_be_unfrozen() -> None:

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
+import torch
 
 from trireme.errors import CopiesLost, Fenced, FrameError
 from trireme.ps.client.lanes import Answer, Divided, Request
@@ -52,7 +53,7 @@ from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
-from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble
+from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble, values_of
 from trireme.tables.spec import TableSpec
 from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
@@ -111,6 +112,7 @@ class Client:
         self._subscription: Subscription | None = None  # where values come packed too
         self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
         self._pushed: Push | None = None  # whose answers are missing
+        self._written = 0  # a digest of the values that were written since the last push
         self._lost = False  # whether all copies of a shard were lost since
         self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
         self._protocol = ClientProtocol(
@@ -195,6 +197,30 @@ class Client:
             payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
             parts.append((tuple(spec for spec, _ in tensors), payload))
         self._run(self._protocol.load(state, parts))
+
+    def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
+        """Replaces values of parameters on the servers by those that the program has written.
+
+        Args:
+            values: by name, on the CPU.
+            digest: what the next push says of them: all workers of a round must say the same.
+
+        Raises:
+            Fenced: this worker is out of the job.
+            Rejected: the servers take no such values.
+        """
+        self._written = digest
+        while True:
+            parts = []
+            for server in range(len(self._values)):
+                tensors = values_of(self._layout, values, server)
+                payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
+                parts.append((tuple(spec for spec, _ in tensors), payload))
+            try:
+                self._run(self._protocol.write_values(parts))
+                return
+            except Divided:
+                continue
 
     # -- training --------------------------------------------------------------------------------
 
@@ -285,7 +311,9 @@ class Client:
             absent=missing,
             rows=tuple(rows),
             wanted=tuple(wanted),
+            written=self._written,
         )
+        self._written = 0
         protocol.push(made)
         self._pushed = made
         sent: Collection[int] = self._overlap.complete(made)

@@ -69,6 +69,7 @@ from trireme.ps.snapshot_messages import (
     Snapshot,
     TensorSpec,
     Thaw,
+    WriteValues,
 )
 from trireme.ps.termination import after_the_end
 from trireme.tables.spec import TableSpec
@@ -216,6 +217,28 @@ class ClientProtocol:
         except Divided:
             return  # and the new shards have values
 
+    def write_values(
+        self, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
+    ) -> Operation[None]:
+        """Gives every server its part of values that the program has written.
+
+        Args:
+            parts: as of `load`; a server without tensors is not asked.
+
+        Raises:
+            Divided: there are other shards now: nothing, or not all, was written.
+        """
+        left = {
+            server: Request(WriteValues(0, tensors), payload)
+            for server, (tensors, payload) in enumerate(parts)
+            if tensors
+        }
+        while left:
+            answers = yield from self._ask(left)
+            left = {server: left[server] for server in left if not _is_done(answers[server])}
+            if left:
+                yield Pause(BACK_OFF)
+
     def divide(self, servers: int, bounds: Sequence[int] = ()) -> None:
         """Goes on with other shards.
 
@@ -276,6 +299,7 @@ class ClientProtocol:
         absent: tuple[int, ...] | None = None,
         rows: tuple[RowUpdates, ...] = (),
         wanted: tuple[RowKeys, ...] = (),
+        written: int = 0,
     ) -> Push:
         """Returns the message of the next push without the view; see `Client.push`.
 
@@ -295,6 +319,7 @@ class ClientProtocol:
             absent=self._absent if absent is None else absent,
             rows=self._rows.packed(rows),
             wanted=wanted,
+            written=written,
         )
 
     def push(self, push: Push) -> None:
@@ -608,6 +633,14 @@ class ClientProtocol:
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
+
+
+def _is_done(answer: Answer) -> bool:
+    """Returns whether a request is done, and not `busy`."""
+    if isinstance(answer[0], Done):
+        return True
+    _refuse_unless_busy(answer[0])
+    return False
 
 
 def _refuse_unless_busy(message: Message) -> None:

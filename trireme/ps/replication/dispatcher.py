@@ -44,7 +44,7 @@ from trireme.ps.replication_messages import Expire
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.snapshot_messages import Cut, Freeze, Load, Thaw
+from trireme.ps.snapshot_messages import Cut, Freeze, Load, Thaw, WriteValues
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -107,6 +107,7 @@ class Dispatcher(Generic[_S]):
         }
         self._with_payload: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             Load: shard.load,
+            WriteValues: shard.write_values,
             Share: shard.share,
         }
 

@@ -65,7 +65,7 @@ from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Stagin
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
-from trireme.ps.snapshot_messages import Load
+from trireme.ps.snapshot_messages import Load, WriteValues
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.link import Link
 from trireme.wire.message import Message
@@ -202,7 +202,7 @@ class ShardHandler:
         if isinstance(message, Push):
             staging = self._receive_buffer(replica).take(link, payload)
             what = staging.gradients
-        elif isinstance(message, (Load, Share)):
+        elif isinstance(message, (Load, Share, WriteValues)):
             try:
                 what = unpack(message, payload)
             except Rejected as error:
@@ -419,7 +419,7 @@ class ShardHandler:
         if isinstance(event, Push):
             staging = self._entry_buffer(replica).take(payload)
             return _Route(None, staging=staging), staging.gradients
-        if isinstance(event, (Load, Share)):
+        if isinstance(event, (Load, Share, WriteValues)):
             return _Route(None), unpack(event, payload)
         return _Route(None), None
 

@@ -18,7 +18,7 @@ from trireme.ps.replication_messages import Fill, FillRows
 from trireme.ps.shard.quiet_state import QuietState
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
-from trireme.ps.snapshot_messages import Load, TensorSpec
+from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.message import Message
 
 _SHARE_BYTES = 1 << 32
@@ -46,7 +46,7 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
         expected = sum(map(_size_of, message.tensors))
         if length != expected:
             raise FrameError(f"rows announce {length} bytes and take {expected}")
-    elif isinstance(message, Load):
+    elif isinstance(message, Load | WriteValues):
         expected = sum(map(_size_of, message.tensors))
         if length != expected:
             raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
@@ -81,13 +81,15 @@ def needed_bytes(request: Attach, shard: int) -> int:
     return copies * sum(part.bytes for part in parts)
 
 
-def unpack(message: Load | Share, payload: Sequence[memoryview]) -> Tensors | torch.Tensor:
+def unpack(
+    message: Load | Share | WriteValues, payload: Sequence[memoryview]
+) -> Tensors | torch.Tensor:
     """Returns the payload of a message, as a shard takes it.
 
     Raises:
         Rejected: it is not what the message says.
     """
-    if isinstance(message, Load):
+    if isinstance(message, Load | WriteValues):
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     return _bytes(bytearray().join(payload))
 

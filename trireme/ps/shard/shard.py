@@ -76,7 +76,16 @@ from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.snapshot_messages import Cut, Freeze, Frozen, Load, Loaded, Snapshot, Thaw
+from trireme.ps.snapshot_messages import (
+    Cut,
+    Freeze,
+    Frozen,
+    Load,
+    Loaded,
+    Snapshot,
+    Thaw,
+    WriteValues,
+)
 
 if TYPE_CHECKING:
     from trireme.ps.shard.values.tables import ShardTables
@@ -254,6 +263,28 @@ class Shard:
         state.examples.restore(request.consumed, request.sizes, request.orders)
         return [Reply(route, Loaded(state.step)), *self._answers.proceed()]
 
+    def write_values(
+        self,
+        now: float,
+        route: object,
+        who: Participant,
+        request: WriteValues,
+        tensors: Tensors,
+    ) -> list[Instruction]:
+        """Replaces values by those that a worker's program has written."""
+        state = self.state
+        if fenced := self._fence(route, who, request.view):
+            return fenced
+        if state.values is None or not state.loaded:
+            return [self._refused(route, "rejected", "no values are loaded yet: pull them first")]
+        if state.synchronous and state.rule.aggregate:
+            reason = "with --aggregate a worker that is late would overwrite the values of others"
+            return [self._refused(route, "rejected", reason)]
+        if state.barrier.token is not None:
+            return [self._refused(route, "busy", "a copy is under way")]
+        state.values.write(tensors)
+        return [Reply(route, Done())]
+
     def pull(self, now: float, route: object, who: Participant, request: Pull) -> list[Instruction]:
         """Answers with the values, once they are loaded."""
         if fenced := self._fence(route, who, request.view):
@@ -284,7 +315,7 @@ class Shard:
         if reason is not None:
             fenced = FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = state.senseless(who.worker, push)
+        reason = state.senseless(who.worker, push) or state.unlike(push)
         if reason is not None:
             return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)

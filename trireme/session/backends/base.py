@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import msgspec
+import torch
 
 from trireme.data.intervals import joined
 from trireme.data.order import SAME_ORDER
@@ -234,6 +235,18 @@ class Backend(ABC):
             for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
                 named.setdefault(name, []).append(value)
         return {name: sum(found) / len(found) for name, found in named.items()}
+
+    def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
+        """Gives servers the values that the program has written; does nothing without servers.
+
+        Args:
+            values: by the parameters' names, on the CPU.
+            digest: of the values, which workers of one round must have in common.
+
+        Raises:
+            Fenced: this worker is out of the job.
+            Rejected: the servers take no such values.
+        """
 
     def grow(self, digest: int) -> None:
         """Goes on with the parameters that the trained model has now.

@@ -127,6 +127,10 @@ class Values:
         if self._publication is not None:
             self._publication.begin(step, tensors)
 
+    def write(self, tensors: Tensors) -> None:
+        """Replaces values that a program has written itself; all else stays as it is."""
+        fill(self.buffer, self._parts, tensors, "values")
+
 
 ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
 """Makes a server's values; as `Values`."""
