@@ -148,10 +148,16 @@ def test_a_state_is_refused_where_servers_hold_it(monkeypatch: pytest.MonkeyPatc
     optimizer.close()
 
 
-def test_groups_cannot_be_added() -> None:
-    _, optimizer = make()
-    with pytest.raises(ConfigurationError, match="add_param_group: the job trains"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+def test_groups_may_be_added() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    sgd = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    optimizer = trireme.distribute(model, sgd)
+    step(model, optimizer)
+    before = model[0].weight.detach().clone()
+    optimizer.add_param_group({"params": model[0].parameters()})
+    step(model, optimizer)
+    assert not torch.equal(before, model[0].weight)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
     optimizer.close()
 
 

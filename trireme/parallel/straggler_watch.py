@@ -247,11 +247,18 @@ class StragglerWatch:
         """Notes that this process has completed `step` steps."""
         self._step, self._inside, self._since = step, False, self._clock.now()
 
-    def meet_at_the_end(self, step: int) -> None:
-        """Waits until every process has ended its training.
+    def ended(self, step: int) -> None:
+        """Notes that this process has ended its training.
 
         Args:
-            step: the number of steps that this process has made.
+            step: the number of steps that it has made.
+        """
+        self._step, self._inside, self._since = step, False, self._clock.now()
+        self._ended = True
+        self._changed.set()
+
+    def meet_at_the_end(self) -> None:
+        """Waits until every process has ended its training.
 
         Raises:
             ConfigurationError: another process makes a further step.
@@ -259,9 +266,6 @@ class StragglerWatch:
         """
         if self._size == 1 or not self._threads:
             return
-        self._step, self._inside, self._since = step, False, self._clock.now()
-        self._ended = True
-        self._changed.set()
         while not (self._met.wait(_SOON) or self._breaks.is_set()):
             pass
         self.check()

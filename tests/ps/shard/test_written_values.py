@@ -1,4 +1,4 @@
-"""Values that a worker's program has written: they replace the shard's, and rounds agree on them."""
+"""Values that a worker's program has written replace the shard's, and rounds agree on them."""
 
 from __future__ import annotations
 

@@ -34,6 +34,8 @@ from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed
 from trireme.session.replica.replica import clip
 from trireme.session.training_setup import TrainingSetup
 
+_REASON_SECONDS = 5.0
+
 
 class _Action(enum.Enum):
     """An action that all processes must take together, as the verb of a sentence."""
@@ -158,6 +160,9 @@ class Collective(Local):
                     "so that every process must call session.evaluate, with the same data"
                 )
             if chief not in (_Action.VALUES, _Action.STATE):
+                uneven = {chief, action} == {_Action.STEP, _Action.END}
+                if uneven and (reason := self._watch.reason(_REASON_SECONDS)) is not None:
+                    raise reason  # in the words of all processes
                 raise ConfigurationError(
                     f"rank {self.group.rank} {action.value} at step {self.step}, and the "
                     f"chief {chief.value}: every process must run the same program; "
@@ -238,10 +243,15 @@ class Collective(Local):
         self._wants_stop = True
         return self.step + 1
 
+    def _end_together(self) -> None:
+        """Waits until all have ended; meanwhile this process takes part in the chief's actions."""
+        self._watch.ended(self.step)
+        self._agree(_Action.END)
+        self._watch.meet_at_the_end()
+
     def retire(self) -> None:
         """Waits until the other processes have made their last step too."""
-        self._watch.meet_at_the_end(self.step)
-        self._agree(_Action.END)
+        self._end_together()
         self.group.barrier()
 
     def drain(self) -> int:
@@ -253,8 +263,7 @@ class Collective(Local):
             ConfigurationError: another process makes a further step: every process must make the
                 same number of steps.
         """
-        self._watch.meet_at_the_end(self.step)
-        self._agree(_Action.END)
+        self._end_together()
         if not self.streams:
             self._last = self._gather(state=True)
         return self.step
