@@ -146,14 +146,16 @@ def broken_by(
             f"{names} sent nothing for {longest:.0f} s (--heartbeat-timeout): stopped, hanging, or "
             "on a host that is cut off"
         )
-    if not patience.progress or mine.excuse or waited < patience.progress:
+    excused = bool(mine.excuse) and not mine.ended
+    if not patience.progress or excused or waited < patience.progress:
         return None
     if any(seen.still < patience.progress for seen in others.values() if not seen.position.ended):
         return None
     late = {other: seen.position for other, seen in others.items() if not seen.position.inside}
     late = {other: place for other, place in late.items() if not place.ended}
+    lacks = "ended its training" if mine.ended else f"begun step {mine.step + 1}"
     doing = [
-        f"worker:{other} has not begun step {mine.step + 1}"
+        f"worker:{other} has not {lacks}"
         + (f", its main thread is at {place.place}" if place.place else "")
         for other, place in sorted(late.items())
     ]
