@@ -39,9 +39,14 @@ class Methods(SummaryMethods):
 
     worker: Any = None  # no job is joined
 
-    def __init__(self, board: TensorBoard, step: int) -> None:
+    def __init__(self, board: TensorBoard, step: int, model: nn.Module | None = None) -> None:
         self._board = board
         self._step = step
+        self._model = model or nn.Identity()
+
+    @property
+    def model(self) -> nn.Module:
+        return self._model
 
     @property
     def board(self) -> TensorBoard:
@@ -178,9 +183,8 @@ def test_images_histograms_audio_text(tmp_path: Path) -> None:
 
 def test_embeddings_and_graphs(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    methods = Methods(board, 2)
+    methods = Methods(board, 2, nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
     methods.embedding("digits", torch.rand(5, 3), metadata=list("abcde"))
-    methods.model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     methods.graph(torch.rand(1, 3))
     board.close()
     assert (tmp_path / "train" / "00002" / "digits" / "metadata.tsv").read_text() == "\n".join(
