@@ -37,6 +37,18 @@ def test_lines_are_appended(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "before\none\ntwo\n"
 
 
+def test_a_log_that_has_grown_is_renamed_in_place_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.log"
+    path.write_text("before\n")
+    log = LogFile(path, pytest.fail, most=20)
+    for line in range(12):
+        log.write(b"line %02d" % line)
+    log.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["worker-0.log", "worker-0.log.1"]
+    assert path.read_text() == "line 11\n"
+    assert (tmp_path / "worker-0.log.1").read_text() == "line 09\nline 10\n"
+
+
 def test_what_a_full_disk_does_not_take_is_counted_and_said_once(tmp_path: Path) -> None:
     said: list[str] = []
     log = LogFile(tmp_path / "log", said.append)

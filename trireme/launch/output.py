@@ -19,6 +19,9 @@ from typing import IO, TextIO
 from trireme.printable import printable
 
 LAST_LINES = 12
+LOG_BYTES = 1 << 26
+"""When a log has so many bytes it is renamed, in place of the one renamed before: to `.log.1`."""
+
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
 _CLEAR = "\r\x1b[2K"
@@ -161,10 +164,13 @@ class LogFile:
     Args:
         path: the file.
         warn: called with a line for the user when writing begins to fail.
+        most: the file is renamed before it has more bytes: see `LOG_BYTES`.
     """
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None], most: int = LOG_BYTES) -> None:
         self._path = path
+        self._most = most
+        self._size = 0
         self._warn = warn
         self._file: IO[bytes] | None = None
         self._missing = 0
@@ -193,8 +199,15 @@ class LogFile:
             self._file = None
 
     def _append(self, data: bytes) -> None:
+        if self._file is not None and self._size + len(data) > self._most:
+            self.close()
+            with contextlib.suppress(OSError):  # it goes on in a file that grows
+                os.replace(self._path, f"{self._path}.1")
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
+            self._size = self._file.tell()
         rest = memoryview(data)
         while rest:  # an almost full disk takes a part first, and then refuses
-            rest = rest[self._file.write(rest) :]
+            written = self._file.write(rest)
+            self._size += written
+            rest = rest[written:]

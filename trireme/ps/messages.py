@@ -439,7 +439,8 @@ class Retire(FromWorker, frozen=True, array_like=True):
 class Share(FromWorker, frozen=True, array_like=True):
     """Shares bytes with the other workers under a topic; a worker's last ones replace those before.
 
-    Payload: the bytes, which the server does not read. Answered by `Done`.
+    Payload: the bytes, which the server does not read; without any it forgets the topic, with what
+    all workers have shared under it. Answered by `Done`.
     """
 
     kind: ClassVar[int] = 88

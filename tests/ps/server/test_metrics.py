@@ -22,6 +22,17 @@ class Watched:
         return self.told[-1]
 
 
+def test_a_status_has_the_workers_that_are_furthest_behind_and_not_a_thousand() -> None:
+    watched = Watched()
+    watched.bench = Bench(workers=range(100))
+    for worker in range(1, 100):
+        watched.bench.push(worker, 1)
+    watched.bench.push(40, 2)
+    lags = {name: lag for name, lag in watched.look().items() if name.startswith("lag/")}
+    assert len(lags) == 32 and lags["lag/worker:0"] == 2
+    assert set(lags.values()) == {1, 2}
+
+
 def test_a_server_tells_what_it_applied_and_who_waits() -> None:
     watched = Watched()
     bench = watched.bench

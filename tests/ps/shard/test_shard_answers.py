@@ -417,6 +417,22 @@ def test_what_is_left_is_the_newest_of_each_worker_of_now() -> None:
     assert collect("other") == (Collected((), ()), [])
 
 
+def test_a_topic_is_forgotten_once_somebody_shares_nothing_under_it() -> None:
+    """Of a trace all workers share megabytes, which nobody needs once it is written."""
+    bench = Bench()
+
+    def share(worker: int, *data: int) -> None:
+        who, payload = Participant(worker, 1), torch.tensor(data, dtype=torch.uint8)
+        assert told(bench.shard.share(bench.now, "s", who, Share("t"), payload)) == [("s", Done())]
+
+    share(0, 1, 2)
+    share(1, 3)
+    share(0)
+    assert not bench.shard.state.topics
+    share(0)
+    assert told(bench.shard.collect(bench.now, "c", Collect("t"))) == [("c", Collected((), ()))]
+
+
 def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -427,7 +443,7 @@ def test_only_so_many_topics_are_kept_and_the_known_ones_go_on(
         ("u", Refused("rejected", "workers share 1 topics", 1)),
         ("t", Done()),
     ):
-        out = bench.shard.share(bench.now, "share", Participant(0, 1), Share(topic), torch.empty(0))
+        out = bench.shard.share(bench.now, "share", Participant(0, 1), Share(topic), torch.ones(1))
         assert told(out) == [("share", answer)]
 
 

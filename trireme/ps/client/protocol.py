@@ -497,7 +497,10 @@ class ClientProtocol:
         return answers[server]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
-        """Shares bytes with the other workers; the last under a topic replace those before."""
+        """Shares bytes with the other workers; the last under a topic replace those before.
+
+        Without any the servers forget the topic, of all workers.
+        """
         yield from self._ask_first(Share(topic), Done, [memoryview(data)])
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:

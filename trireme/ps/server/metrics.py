@@ -5,6 +5,7 @@ They are read from the shard between two messages: the shard itself reads no clo
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -20,6 +21,10 @@ from trireme.ps.shard.shard import Shard
 _log = logging.getLogger(__name__)
 
 _SECONDS = 0.5
+_MOST_LAGS = 32
+"""So many workers are in a status with how far they are behind, those furthest behind: a record of
+each server has them, and all of a thousand are 30 kB in each of ten thousand records."""
+
 _VERDICTS = ("applied", "stale", "duplicate", "fenced", "rejected")
 _NAMES = 8
 
@@ -130,7 +135,8 @@ class ShardMetrics:
                 "waiting_reason": longest.reason,
                 "waiting_seconds": longest.seconds,
             }
-        status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(lags.items())}
+        furthest = heapq.nlargest(_MOST_LAGS, lags.items(), key=lambda each: (each[1], -each[0]))
+        status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(furthest)}
         self._seconds, self._times = 0.0, 0
         # A reported value stays until another is reported: what is over is reported as empty.
         over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}

@@ -438,9 +438,12 @@ class Shard:
     def share(
         self, now: float, route: object, who: Participant, request: Share, payload: torch.Tensor
     ) -> list[Instruction]:
-        """Keeps bytes that a worker shares with the others."""
+        """Keeps bytes that a worker shares with the others; without any forgets the topic."""
         topics = self.state.topics
         if self.state.participants.holds(who):
+            if not payload.numel():
+                topics.pop(request.topic, None)
+                return [Reply(route, Done())]
             if request.topic not in topics and len(topics) >= _MOST_TOPICS:
                 return [self._refused(route, "rejected", f"workers share {_MOST_TOPICS} topics")]
             topics.setdefault(request.topic, {})[who.worker] = payload

@@ -315,7 +315,10 @@ class Backend(ABC):
         """Requests the end of the job; returns the global step at which it will end."""
 
     def share(self, topic: str, data: bytes) -> None:
-        """Shares bytes with the other workers under a topic, in place of earlier ones."""
+        """Shares bytes with the other workers under a topic, in place of earlier ones.
+
+        Without any, servers forget the topic, with what all workers have shared under it.
+        """
 
     def collect(self, topic: str) -> dict[int, bytes]:
         """Returns the bytes that each worker has shared under a topic."""

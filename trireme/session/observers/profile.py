@@ -201,6 +201,8 @@ class Profile(Hook):
             except ValueError as error:
                 session.worker.progress.warn(f"the trace lacks worker:{index}: {error}")
         self._write(session, workers, [] if connected is None else self._notes(connected))
+        if connected is not None:
+            backend.share(self._topic, b"")  # else servers keep megabytes for each trace
 
     def _notes(self, connected: ParameterServer) -> list[ServerPart]:
         """Returns the parts of the servers."""
