@@ -19,6 +19,8 @@ CHILDREN: dict[str, tuple[str, ...]] = {
         "概览 <README>",
         "指南 <guides/index>",
         "from_tensorflow/index",
+        "strategies",
+        "data",
     ),
     "docs/zh/guides/index": (
         "parameter_servers",
