@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.parity.loop import train_epochs
+from tests.parity.loop import train_counting, train_epochs
 from tests.parity.plain import Values, difference
 from tests.parity.spread import BATCH, STEPS
 from tests.parity.test_distribute import CLOSE, WAYS
@@ -40,3 +42,10 @@ def test_what_the_job_deals_is_trained_on_as_in_one_process(
     for values, counted in ran(way, rows, prepared):
         assert difference(values, wanted) <= CLOSE
         assert counted["steps"] == alone["steps"]
+
+
+@pytest.mark.parametrize("way", ["allreduce", "ps sync", "ps sync over dp=2"])
+def test_what_a_loop_keeps_comes_back_in_all_processes(way: str, tmp_path: Path) -> None:
+    started = replace(WAYS[way], run_dir=tmp_path)
+    for begins in (0, 5, 10):
+        assert set(run_process_group(started, train_counting, "MLP").values) == {begins}

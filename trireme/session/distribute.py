@@ -20,6 +20,7 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.optimizers import name_of
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
+from trireme.session.kept_state import Stateful
 from trireme.session.loop_data import PreparedLoader
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
@@ -359,6 +360,28 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
             ConfigurationError: as for `epochs`.
         """
         return self._job.data.prepare(loader, epochs, name)
+
+    def keep(self, name: str, held: Stateful) -> bool:
+        """Keeps a program's own state in the job: a best score, a scaler, a schedule of its own.
+
+        The chief's state is saved with each checkpoint, as it is in the step that is saved. Where
+        the job has one of that name, by a resume or in a worker that was started again, it is
+        loaded at once. Schedules that count steps need no keeping: see `loop_steps`.
+
+        Without servers all processes must call it, with the same names.
+
+        Args:
+            name: the name in checkpoints.
+            held: an object with `state_dict` and `load_state_dict`. The state has numbers, text,
+                bytes, None, tensors, and lists and mappings of these; tuples come back as lists.
+
+        Returns:
+            Whether a state was loaded.
+
+        Raises:
+            ConfigurationError: another object has the name, or a checkpoint cannot hold its state.
+        """
+        return self._job.kept.keep(name, held)
 
     def synchronize(self, *, examples: float | None = None) -> None:
         """Averages the gradients over all processes that make the step together with this one.

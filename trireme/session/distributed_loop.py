@@ -21,6 +21,7 @@ from trireme.ps.results import PushResult
 from trireme.session.batch_comparison import BatchComparison
 from trireme.session.batch_watch import BatchWatch
 from trireme.session.gradient_watch import GradientWatch, line_of_program
+from trireme.session.kept_state import KeptState
 from trireme.session.loop_data import LoopData
 from trireme.session.observers.recorder import Recorder
 from trireme.session.replica.replica import clip
@@ -45,6 +46,7 @@ class LoopJob:
         parameters: the parameters of each optimizer, as the program computes with them.
         recorder: counts and records this worker's steps.
         data: deals the examples of data sets to this worker.
+        kept: what the program keeps in checkpoints.
         loss: the loss that the program has logged last; None for none.
     """
 
@@ -63,6 +65,7 @@ class LoopJob:
         self.recorder = Recorder(worker, own_loop=True)
         self.loss: torch.Tensor | float | None = None
         self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
+        self.kept = KeptState(worker)
         self._ready = time.monotonic()  # since when the program computes the next step
         self._size = 0  # of the batches of the last step; below 0 once it was said that they differ
         self._finished = False

@@ -16,7 +16,12 @@ ROWS, EPOCHS = 120, 3
 
 data = TensorDataset(torch.arange(float(ROWS)).reshape(ROWS, 1))
 model = nn.Linear(1, 1)
-optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+sgd = torch.optim.SGD(model.parameters(), lr=1e-6)
+optimizer = trireme.distribute(model, sgd, checkpoint=trireme.Checkpoint(every_steps=5))
+kept = torch.optim.SGD([torch.zeros(1)], lr=0.5)  # stands for any object with a state
+if optimizer.keep("own", kept):
+    print(f"has kept {kept.param_groups[0]['lr']}", flush=True)
+kept.param_groups[0]["lr"] = 0.25
 killed = Path("killed")
 for epoch, (rows,) in optimizer.epochs(DataLoader(data, 4, shuffle=True), EPOCHS):
     if epoch == 1 and optimizer.replica == 1 and not killed.exists():

@@ -32,6 +32,7 @@ class JobState(msgspec.Struct, frozen=True):
         orders: the fingerprint of each data set's order.
         consumed: the examples that are in the parameters: ranges [start, stop) by data set.
         streams: where reading streams may begin, in base64, by data set.
+        kept: the states that the program keeps, in base64, by name.
         tables: the optimizer of each sparse table.
     """
 
@@ -42,16 +43,18 @@ class JobState(msgspec.Struct, frozen=True):
     orders: dict[Name, Number] = {}
     consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}
     streams: dict[Name, str] = {}
+    kept: dict[Name, str] = {}
     tables: dict[Name, Name] = {}
 
     @property
     def places(self) -> dict[str, bytes]:
         """Where reading streams may begin, by data set; what cannot be read is left out."""
-        found: dict[str, bytes] = {}
-        for name, text in self.streams.items():
-            with suppress(ValueError):
-                found[name] = base64.b64decode(text, validate=True)
-        return found
+        return _decoded(self.streams)
+
+    @property
+    def states(self) -> dict[str, bytes]:
+        """The states that the program keeps, by name; what cannot be read is left out."""
+        return _decoded(self.kept)
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -61,6 +64,14 @@ class JobState(msgspec.Struct, frozen=True):
             for name, ranges in self.consumed.items()
             for start, stop in ranges
         )
+
+
+def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name, text in texts.items():
+        with suppress(ValueError):
+            found[name] = base64.b64decode(text, validate=True)
+    return found
 
 
 def job_state(data: CheckpointData) -> JobState:

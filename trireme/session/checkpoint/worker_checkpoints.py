@@ -56,6 +56,8 @@ class WorkerCheckpoints:
         last_step: the global step of this worker's values while training ends; None before.
         places: returns where streams are read, by data set, to be saved.
         known_places: the same of the checkpoint that was restored, decoded.
+        kept: returns the states that the program keeps, by name, to be saved.
+        known_kept: the same of the checkpoint that was restored, decoded.
     """
 
     def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
@@ -64,6 +66,8 @@ class WorkerCheckpoints:
         self.last_step: int | None = None
         self.places: Callable[[], dict[str, str]] = dict
         self.known_places: dict[str, bytes] = {}
+        self.kept: Callable[[], dict[str, str]] = dict
+        self.known_kept: dict[str, bytes] = {}
         self._lifecycle = lifecycle
         self._setup = lifecycle.setup
         self._backend = lifecycle.backend
@@ -200,6 +204,9 @@ class WorkerCheckpoints:
         self.known_places = then.places
         for name, place in self.known_places.items():
             self._backend.share(f"stream/{name}", place)
+        self.known_kept = then.states
+        for name, state in self.known_kept.items():
+            self._backend.share(f"kept/{name}", state)
         if self._backend.local_optimizers is not None:
             self._hand_out_local_state(data, then, self._backend.local_optimizers)
         return ModelState(
@@ -441,6 +448,8 @@ class WorkerCheckpoints:
         described |= {"sizes": dict(state.sizes), "orders": dict(state.orders), **(more or {})}
         if not more and (places := parts.get("where streams are read", self.places)):
             described["streams"] = places
+        if not more and (kept := parts.get("what the program keeps", self.kept)):
+            described["kept"] = kept
         constants = parts.get("buffers and frozen parameters", self.buffers.constants)
         # Only what `state_dict` has: not the model's non-persistent buffers.
         means = {} if more else parts.get("the mean of the buffers", self.buffers.average)
