@@ -15,6 +15,7 @@ __all__ = [
     "cifar",
     "digits",
     "download",
+    "draws",
     "evaluation_batches",
     "fingerprint",
     "intervals",

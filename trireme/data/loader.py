@@ -12,9 +12,10 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from trireme.data.batch import Batch, Span
+from trireme.data.draws import DrawingCollate, DrawingDataset, DrawingInit, Drawn
 from trireme.data.loading import Loading
 from trireme.data.order import Order
 from trireme.data.sampled_order import BatchSamplerOrder
@@ -34,6 +35,7 @@ _LEASE_SECONDS = 0.1  # spans that last less are too few: asking takes time, too
 _MOST_SPANS = 256
 _EPOCH_SHARE = 16
 _STOCK = 3  # batches being transformed: one to wait for, one in the making, one in reserve
+_MOST_IN_BATCH = 1 << 20
 _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from the same seed
 
 
@@ -135,8 +137,7 @@ class Loader:
 
     def stand_in(self) -> Batch:
         """Returns a full batch without positions, for a step that others make."""
-        indices = self.order.indices(0, min(self.batch_size, self.order.size))
-        data = self._examples(indices)
+        data = self._examples(0, min(self.batch_size, self.order.size))
         if self._transform is not None:
             generator = torch.Generator()
             data = self._transform(data, generator.manual_seed(self._seed((0, 0))))
@@ -152,14 +153,13 @@ class Loader:
         if self._transform is None:
             return None
         start, stop = batch.spans[0]
-        indices = self.order.indices(start, min(stop, start + count))
-        return self._examples(indices)
+        return self._examples(start, min(stop, start + count))
 
-    def _examples(self, indices: torch.Tensor) -> Any:
+    def _examples(self, start: int, stop: int) -> Any:
         if self._take is not None:
-            return self._take(indices)
-        collate = self._loading.collate_fn or default_collate
-        return collate([self.dataset[index] for index in indices.tolist()])
+            return self._take(self.order.indices(start, stop))
+        found = DrawingDataset(self.dataset, self.order.seed).__getitems__(self._drawn(start, stop))
+        return DrawingCollate(self._loading.collate_fn)(found)
 
     def discard(self) -> tuple[Span, ...]:
         """Ends the iteration; drops and returns the unused spans."""
@@ -232,11 +232,15 @@ class Loader:
         batches = self._processes
         if batches is None:
             # The loader has a generator of its own: else it would draw from torch's global one.
+            named = self._loading.arguments
+            named["collate_fn"] = DrawingCollate(named["collate_fn"])
+            if self._loading.num_workers:
+                named["worker_init_fn"] = DrawingInit(named["worker_init_fn"])
             batches = DataLoader(
-                self.dataset,
+                DrawingDataset(self.dataset, self.order.seed),
                 batch_sampler=_Indices(self),
                 generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
-                **self._loading.arguments,
+                **named,
             )
             if self._loading.persistent_workers:
                 self._processes = batches
@@ -246,13 +250,17 @@ class Loader:
                 data = self._transform(data, generator)
             yield data
 
-    def begin_indices(self) -> list[int] | None:
+    def begin_indices(self) -> list[Drawn] | None:
         """Begins the next span; returns its examples, or None where there is none."""
         span = self._begin_span()
-        if span is None:
-            return None
-        indices: list[int] = self.order.indices(*span).tolist()
-        return indices
+        return None if span is None else self._drawn(*span)
+
+    def _drawn(self, start: int, stop: int) -> list[Drawn]:
+        """Returns the examples at some positions, each with its own."""
+        indices = self.order.indices(start, stop).tolist()
+        if isinstance(self.order, BatchSamplerOrder):  # they have one position, that of a batch
+            start *= _MOST_IN_BATCH
+        return list(zip(indices, range(start, start + len(indices)), strict=True))
 
     def _seed(self, span: Span) -> int:
         return derive(self.order.seed, _TRANSFORMS, span[0])
@@ -281,7 +289,7 @@ class _Indices:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Drawn]]:
         return iter(self._loader.begin_indices, None)
 
 

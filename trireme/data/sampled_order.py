@@ -5,19 +5,16 @@ Every worker computes them for itself, so they must follow from the seed and the
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from trireme.data.draws import drawing
 from trireme.data.order import Order
 from trireme.data.seeds import derive, uniform
 from trireme.errors import ConfigurationError
-
-_NUMPY_SEEDS = 1 << 32
 
 
 class WeightedOrder(Order):
@@ -164,7 +161,8 @@ class SamplerOrder(Order):
         for generator in own:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
-        with _seeded(seed):
+        with drawing() as draw:
+            draw(seed)
             return [
                 [int(one) for one in item] if isinstance(item, list | tuple) else int(item)
                 for item in self._sampler
@@ -224,18 +222,3 @@ def _length_of(sampler: object) -> int:
     if size < 1:
         raise ConfigurationError(f"the sampler {type(sampler).__name__} has no entries")
     return size
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds the global random numbers during the block."""
-    before = random.getstate(), np.random.get_state()  # the program's own
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % _NUMPY_SEEDS)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])

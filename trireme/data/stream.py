@@ -21,6 +21,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trireme.data.bookmarks import Bookmark, Bookmarks, digest, packed
+from trireme.data.draws import DrawingInit, DrawingStream, drawing, draws_of
 from trireme.data.loading import Loading
 from trireme.data.positions import size_of_parts
 from trireme.data.seeds import derive, permutation
@@ -147,6 +148,10 @@ class Stream:
                 self._end(part, part * self.size + cursor.index)
         return found, None if reached >= stop else self._ends[part]
 
+    def draws_of(self, part: int) -> int:
+        """Returns the seed of what is drawn in a part; `derive` it by the number of an example."""
+        return derive(draws_of(self._seed), part)
+
     def look_ahead(self, start: int, count: int) -> int | None:
         """Reads positions ahead; returns where the part ends, if that is before all are read."""
         first, kept = self._window
@@ -248,6 +253,7 @@ class _Cursor:
         self._first: list[Any] = []  # read to compare it
         self._pending: tuple[int, bytes] | None = None  # a state whose next example is not read
         self._marked = 0
+        self._drawn = 0  # how many examples of the part the iterator has yielded
 
     def go_to(self, bookmark: Bookmark) -> bool:
         """Goes on at a bookmark; returns False where that leads to another example."""
@@ -259,7 +265,8 @@ class _Cursor:
                 self._dataset.load_state_dict(state)
             else:
                 self._opened().load_state_dict(state)  # type: ignore[attr-defined]
-            self._first = list(islice(self._opened(), 1))
+            self._drawn = bookmark.index
+            self._first = self._next(1)
         except Exception:  # of the data set: a state that another version has written, say
             return False
         self.index = self._marked = bookmark.index
@@ -269,16 +276,32 @@ class _Cursor:
         """Returns the next examples; fewer where the part ends."""
         found, self._first = self._first[:count], self._first[count:]
         if self._pending is not None and (found or count):
-            found += islice(self._opened(), 1 if not found else 0)
+            found += self._next(0 if found else 1)
             index, state = self._pending
             self._pending = None
             if found and (follows := digest(found[0])):
                 self._stream.bookmarks.add(self.part, Bookmark(index, state, follows))
-        found += islice(self._opened(), count - len(found))
+        found += self._next(count - len(found))
         self.index += len(found)
         if self.index - self._marked >= _BETWEEN_BOOKMARKS and not self._first:
             self._marked = self.index
             self._mark()
+        return found
+
+    def _next(self, count: int) -> list[Any]:
+        """Reads the next examples; what is drawn for each of them follows from its position."""
+        if self._loading.num_workers:  # that process seeds
+            return list(islice(self._opened(), count))
+        found: list[Any] = []
+        seed = self._stream.draws_of(self.part)
+        with drawing() as draw:
+            while len(found) < count:
+                draw(derive(seed, self._drawn))
+                try:
+                    found.append(next(self._opened()))
+                except StopIteration:
+                    break
+                self._drawn += 1
         return found
 
     def skip(self, count: int) -> None:
@@ -310,7 +333,9 @@ class _Cursor:
             source = self._dataset
             if self._loading.num_workers:
                 named = {**self._loading.arguments, "collate_fn": _same, "pin_memory": False}
-                source = DataLoader(source, batch_size=None, **named)
+                named["worker_init_fn"] = DrawingInit(named["worker_init_fn"])
+                drawn = DrawingStream(source, self._stream.draws_of(self.part))
+                source = DataLoader(drawn, batch_size=None, **named)
             self._iterator = iter(source)
         return self._iterator
 

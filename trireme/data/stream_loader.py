@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from trireme.data.batch import Batch, Span
+from trireme.data.draws import collated, draws_of
 from trireme.data.loader import BatchTransform, Source
 from trireme.data.loading import Loading
 from trireme.data.seeds import derive
@@ -154,7 +155,7 @@ class StreamLoader:
                 yield batch
 
     def _made(self, examples: list[Any], start: int) -> Any:
-        data = self._collate(examples)
+        data = collated(self._collate, examples, derive(draws_of(self._seed), start))
         if self._transform is not None:
             seed = derive(self._seed, _TRANSFORMS, start)
             data = self._transform(data, torch.Generator().manual_seed(seed))

@@ -27,6 +27,7 @@ from trireme.session.idle_steps import IdleSteps
 from trireme.session.lookahead import Lookahead
 from trireme.session.observers.phases import Phases
 from trireme.session.options import check_whole
+from trireme.session.seeding import Seeding
 from trireme.session.stream_places import StreamPlaces
 from trireme.session.worker import Worker
 
@@ -72,6 +73,7 @@ class DataFeed:
         self._places = StreamPlaces(worker)
         self._epochs: _Epochs | None = None
         self._last_epoch = 0  # of the batch before
+        self._seeding = Seeding(worker.setup)
         self._handed = HandedOut()
         self._told: set[str] = set()  # the data sets of which examples were left out
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
@@ -102,6 +104,7 @@ class DataFeed:
             if self._stopping():
                 return
             self._epochs = _Epochs(epoch, epoch + 1 == count, leaves_out)
+            self._seeding.epoch(epoch)
             try:
                 yield epoch
             finally:
@@ -328,6 +331,7 @@ class DataFeed:
                 self._handed.add(batch, loop)
                 worker.last_iteration.asked(False)
                 worker.passed = False
+                self._seeding.loop(worker.global_step)
                 yield batch
             worker.last_iteration.asked(True)
         finally:

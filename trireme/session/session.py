@@ -82,7 +82,8 @@ class Session(SummaryMethods, DataMethods):
         l2 (default 0.0): adds l2 / 2 times the sum of the squares of all trained parameters with
             two or more dimensions to the loss (not of biases). The displayed loss does not include
             it.
-        seed (default 0): the seed of all randomness, including the order of the examples.
+        seed (default 0): the seed of all randomness: of torch, NumPy and `random`, the order of the
+            examples and what their data set draws for each.
         deterministic (default False): whether a run is bit-equal to its repetition, and a resumed
             run to an uninterrupted one; for synchronous strategies, and for one worker. Pass a
             function that builds the model, or seed torch before building it: the session cannot
@@ -412,6 +413,7 @@ class Session(SummaryMethods, DataMethods):
         self._recorder.step(result, began, computed)
         for hook in self.options.hooks:
             hook.after_step(self, result)
+        self._stepper.seeding.loop(worker.global_step)
         if worker.storage.completed:
             self._announce_checkpoints()
         return result

@@ -7,19 +7,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import torch
-
-from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
 from trireme.session.replica.replica import Loss, Replica, clip
 from trireme.session.result import StepResult
+from trireme.session.seeding import Seeding
 from trireme.session.training_setup import Optimizers
 from trireme.session.worker import Worker
-
-_SEED_WORKER, _SEED_STEP = 12, 13
 
 
 class Stepper:
@@ -29,6 +25,9 @@ class Stepper:
         worker: the worker, which has joined its job.
         replica: computes gradients.
         optimizers: the program's optimizer, or several, of which one at a time makes a step.
+
+    Attributes:
+        seeding: seeds what is random.
     """
 
     def __init__(self, worker: Worker, replica: Replica, optimizers: Optimizers) -> None:
@@ -53,8 +52,8 @@ class Stepper:
         if setup.process_group is None:
             flat = setup.flat
             flat.keeps_views = self._overlaps or flat.device.type != "cpu"  # GPU memory is scarce
-        self._replica_number = setup.replica
-        torch.manual_seed(derive(self._options.seed, _SEED_WORKER, self._replica_number))
+        self.seeding = Seeding(setup)
+        self.seeding.begin(worker.global_step)
 
     def _take_parameters(self) -> None:
         self._parameters = self._worker.setup.parameters_of_each()
@@ -99,10 +98,7 @@ class Stepper:
                     "labels. Give weight=lambda batch, outputs: (batch[1] != -100).sum(), or as "
                     "your batches have their labels"
                 )
-        if self._options.deterministic:
-            step = worker.global_step
-            seed = derive(self._options.seed, _SEED_STEP, self._replica_number, step)
-            torch.manual_seed(seed)
+        self.seeding.step(worker.global_step)
         worker.begin_step()
         if joint is not None:
             worker.setup.agree_on_optimizer()

@@ -1,0 +1,217 @@
+"""The random numbers that data sets draw: those of an example follow from its position alone.
+
+A data set may draw from torch, NumPy and Python's `random` when it is asked for an example, as an
+augmentation does. The three are seeded before each example, whichever process fetches it, and the
+program's own numbers go on afterwards as if nothing had been drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    Subset,
+    default_collate,
+    get_worker_info,
+)
+
+from trireme.data.seeds import derive
+
+_NUMPY_SEEDS = 1 << 32
+_COLLATES = 0x636F6C6C  # keeps these streams apart from those of examples
+_DRAWS = 0x64726177
+
+Drawn = tuple[int, int]
+"""The number of an example, and its position."""
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the random numbers of torch, on all devices, of NumPy and of `random`."""
+    _seed(seed)
+    torch.manual_seed(seed)
+
+
+def draws_of(seed: int) -> int:
+    """Returns the seed of all that a data set draws; `derive` it by the position of an example."""
+    return derive(seed, _DRAWS)
+
+
+def _torch_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    state: Any = np.random.get_state()
+    return (state[1].tobytes(), *state[2:])
+
+
+_GENERATORS: tuple[tuple[Callable[[int], Any], Callable[[], Any]], ...] = (
+    (torch.default_generator.manual_seed, _torch_state),
+    (random.seed, random.getstate),
+    (lambda seed: np.random.seed(seed % _NUMPY_SEEDS), _numpy_state),
+)
+"""Of each generator, what seeds it and what returns its state."""
+
+
+@contextmanager
+def drawing() -> Iterator[Callable[[int], None]]:
+    """Yields a function that seeds the random numbers; restores the program's own afterwards.
+
+    A loader process has none of its own.
+    """
+    if get_worker_info() is not None:
+        yield _seed
+        return
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield _seed
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
+def _seed(seed: int) -> None:
+    for set_seed, _ in _GENERATORS:
+        set_seed(seed)
+
+
+class DrawingDataset(Dataset[Any]):
+    """A data set whose random numbers are seeded before each example.
+
+    To seed three generators takes as long as to fetch a small example. So those are seeded before
+    each example that the data set has been seen to draw from. The others are looked at after each
+    batch: if one was drawn from, the batch is fetched once more, with that one seeded too.
+
+    A data set that fetches several examples at once, by `__getitems__`, draws for all of them from
+    the seed of the first.
+
+    Args:
+        dataset: the program's.
+        seed: the seed of the order of examples.
+
+    Attributes:
+        dataset: the argument.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self._seed = draws_of(seed)
+        innermost: Any = dataset
+        while type(innermost) is Subset:  # its `__getitems__` fetches one by one, as a rule
+            innermost = innermost.dataset
+        self._at_once = callable(getattr(innermost, "__getitems__", None))
+        self._drawn_from: set[int] = set()  # of `_GENERATORS`
+
+    def __getitems__(self, wanted: Sequence[Drawn]) -> Items:
+        """Returns examples."""
+        first = derive(self._seed, wanted[0][1])
+        with drawing() as seed:
+            if self._at_once:
+                seed(first)
+                indices = [index for index, _ in wanted]
+                return Items(self.dataset.__getitems__(indices), first)  # type: ignore[attr-defined]
+            while True:
+                seed(first)
+                quiet = [g for g in range(len(_GENERATORS)) if g not in self._drawn_from]
+                before = [_GENERATORS[g][1]() for g in quiet]
+                found = self._one_by_one(wanted)
+                after = [_GENERATORS[g][1]() for g in quiet]
+                drawn = {g for g, b, a in zip(quiet, before, after, strict=True) if a != b}
+                if not drawn:
+                    return Items(found, first)
+                self._drawn_from |= drawn
+
+    def _one_by_one(self, wanted: Sequence[Drawn]) -> list[Any]:
+        setters = [_GENERATORS[g][0] for g in sorted(self._drawn_from)]
+        found = []
+        for index, position in wanted:
+            if setters:
+                seed = derive(self._seed, position)
+                for set_seed in setters:
+                    set_seed(seed)
+            found.append(self.dataset[index])
+        return found
+
+
+class DrawingStream(IterableDataset[Any]):
+    """A stream that a process of its own reads, with random numbers seeded before each example.
+
+    Args:
+        dataset: the program's.
+        seed: the seed of what it draws; derived by the number of an example.
+    """
+
+    def __init__(self, dataset: Iterable[Any], seed: int) -> None:
+        self.dataset = dataset
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        _seed(derive(self._seed, 0))
+        for number, example in enumerate(self.dataset, 1):
+            yield example
+            _seed(derive(self._seed, number))
+
+
+class Items(list[Any]):
+    """Examples that are to be made a batch, with the seed of the first."""
+
+    def __init__(self, items: Sequence[Any], seed: int) -> None:
+        super().__init__(items)
+        self.seed = seed
+
+
+def collated(collate: Callable[[list[Any]], Any], items: list[Any], seed: int) -> Any:
+    """Returns a batch, whose random numbers are seeded.
+
+    Args:
+        collate: makes a batch of a list of items.
+        items: the items.
+        seed: the seed of what is drawn for the first of them.
+    """
+    if collate is default_collate:
+        return collate(items)
+    with drawing() as draw:
+        draw(derive(seed, _COLLATES))
+        return collate(items)
+
+
+class DrawingCollate:
+    """Makes a batch, with random numbers that are seeded by its first example.
+
+    Args:
+        collate: makes a batch of a list of items; None for torch's default.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._collate = collate or default_collate
+
+    def __call__(self, items: Items) -> Any:
+        """Returns the batch."""
+        return collated(self._collate, list(items), items.seed)
+
+
+class DrawingInit:
+    """Begins a loader process: `get_worker_info().dataset` is the program's own data set.
+
+    Args:
+        init: the program's function.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, number: int) -> None:
+        """Calls the program's function with the number of the process."""
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, DrawingDataset | DrawingStream):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
+        if self._init is not None:
+            self._init(number)
