@@ -66,3 +66,15 @@ def test_no_example_is_lost_and_nothing_hangs(shell: Shell, strategy: str, case:
         assert had.total() < passes * SIZE and max(had.values()) <= passes
     else:
         assert had == dict.fromkeys(range(SIZE), passes)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
+def test_where_one_process_of_a_group_leaves_its_loop_all_say_so(
+    shell: Shell, strategy: str
+) -> None:
+    words = ("run", *SYNCHRONOUS[strategy], PASSES, "break")
+    ended = shell.start(*words, command=TRIREME).ended(SECONDS)
+    assert ended.status == 2, ended.text
+    assert "every process must make the same number of steps" in ended.text
+    assert "Exception ignored" not in ended.text

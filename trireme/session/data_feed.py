@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import Dataset
@@ -75,6 +76,7 @@ class DataFeed:
         self._last_epoch = 0  # of the batch before
         self._seeding = Seeding(worker.setup)
         self._handed = HandedOut()
+        self._made: WeakSet[Batches] = WeakSet()
         self._told: set[str] = set()  # the data sets of which examples were left out
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
         self._ahead: Lookahead | None = None  # its batches
@@ -142,7 +144,14 @@ class DataFeed:
         make = self._of_stream if is_stream(request.dataset) else self._of_dataset
         loader, dealer = make(request, batch_size, name, transform, resized)
         per_epoch = parts_of(dealer.size) * dealer.size
-        return Batches(partial(self._iteration, loader, dealer, per_epoch, epochs))
+        batches = Batches(partial(self._iteration, loader, dealer, per_epoch, epochs))
+        self._made.add(batches)
+        return batches
+
+    def close(self) -> None:
+        """Ends all iterations, while there is an interpreter to end them."""
+        for batches in list(self._made):
+            batches.close()
 
     def _of_dataset(
         self,

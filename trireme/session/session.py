@@ -205,6 +205,7 @@ class Session(SummaryMethods, DataMethods):
         try:
             self._close(error)
         finally:
+            self._feed.close()
             self._handlers.restore()
             self.worker.progress.close()
         if error is None and self.worker.lifecycle.exit_status:
