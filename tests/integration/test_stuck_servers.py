@@ -38,9 +38,9 @@ def lost_reason(run_dir: Path, task: str, seconds: float) -> str:
 
 
 def test_a_server_whose_loop_is_stuck_is_lost_though_its_heart_beats(shell: Shell) -> None:
-    steps = 400
+    steps = 3000  # it is released before these are made
     words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--heartbeat-timeout", 2)
-    running = counting(shell, steps, *words, "--max-restarts", 2)
+    running = counting(shell, steps, *words, "--max-restarts", 2, pause=0.05)
     until(shell, 20)
     run_dir = shell.directory / "run"
     server = Tasks(run_dir).process("ps:1")
