@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from trireme.errors import OutOfMemory
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, FromServer, GroupSpec, RejectedVerdict, Stale
+from trireme.ps.messages import Applied, FromServer, GroupSpec, Push, RejectedVerdict, Stale
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.server_messages import (
@@ -27,6 +27,7 @@ from trireme.ps.shard.rounds import (
     RoundFollower,
     RoundHyperparameters,
     RoundLeader,
+    compares,
 )
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.gradient_sums import Total
@@ -118,6 +119,24 @@ class PushDecider:
             self._answers.due.append(self._decide_stale(pending))
         else:
             self._round.add(pending)
+
+    def unlike(self, push: Push) -> str | None:
+        """Returns why a push does not go with those of its round; None where it does.
+
+        Their workers must have written the same values. The first push of an incarnation may be
+        from values to which others have written already.
+        """
+        first = self._round.written
+        if first is None or not compares(push) or push.pulled != self._round.step:
+            return None
+        worker, written = first
+        if written == push.written:
+            return None
+        return (
+            f"this worker and worker:{worker} have written different values since step "
+            f"{push.pulled}, or one of them none: values that the program changes itself must be "
+            "the same in every worker, as the round has one update for all"
+        )
 
     def drop(self, worker: int, record: WorkerRecord) -> None:
         """Drops the push of a worker that is out, unless another server counts on it."""

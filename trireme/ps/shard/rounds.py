@@ -53,17 +53,21 @@ class Round:
         spare: returns memory for a sum or a mean; called only when one is needed.
         tables: the sparse tables.
         pending: the updates that are here, by participant.
+        written: the first worker whose update `compares`, and its digest of written values.
     """
 
     step: int
     spare: Callable[[], PartBuffer]
     tables: tuple[TableSpec, ...] = ()
     pending: dict[Participant, Pending] = field(default_factory=dict)
+    written: tuple[int, int] | None = None
     _mean: tuple[tuple[Participant, ...], PartBuffer | None] = ((), None)
 
     def add(self, pending: Pending) -> None:
         """Takes an update."""
         self.pending[pending.owner] = pending
+        if self.written is None and compares(pending.push):
+            self.written = pending.owner.worker, pending.push.written
 
     def keep(self, member: Participant) -> None:
         """Copies an update whose worker is out, as the worker will write to its memory again."""
@@ -146,6 +150,11 @@ class Round:
 
             total += square(self._rows(members), self.tables)
         return total
+
+
+def compares(push: Push) -> bool:
+    """Returns whether an update says what all workers of a round must have written."""
+    return push.weight > 0 and push.sequence > 1
 
 
 class RoundLeader:

@@ -315,7 +315,7 @@ class Shard:
         if reason is not None:
             fenced = FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = state.senseless(who.worker, push) or state.unlike(push)
+        reason = state.senseless(who.worker, push) or self._decider.unlike(push)
         if reason is not None:
             return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)

@@ -166,26 +166,6 @@ class ShardState:
                 return "a push names a table twice"
         return misfit(self.shown.optimizer, push.hyper) if push.hyper is not None else None
 
-    def unlike(self, push: Push) -> str | None:
-        """Returns why a push does not go with those of its round; None where it does.
-
-        Their workers must have written the same values. The first push of an incarnation may be
-        from values to which others have written already.
-        """
-        if not self.synchronous or push.weight == 0 or push.sequence == 1:
-            return None
-        for worker, record in self.table.records.items():
-            other = None if record.pending is None else record.pending.push
-            if other is None or other.pulled != push.pulled or other.sequence == 1:
-                continue
-            if other.weight > 0 and other.written != push.written:
-                return (
-                    f"this worker and worker:{worker} have written different values since step "
-                    f"{push.pulled}, or one of them none: values that the program changes itself "
-                    "must be the same in every worker, as the round has one update for all"
-                )
-        return None
-
     def rows_misfit(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates of rows, or keys, make no sense; None where they do."""
         if self.tables is None:
