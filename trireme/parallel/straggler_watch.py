@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -248,6 +249,15 @@ class StragglerWatch:
     def step_ended(self, step: int) -> None:
         """Notes that this process has completed `step` steps."""
         self._step, self._inside, self._since = step, False, self._clock.now()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Notes that this process waits for all others during the block, as inside a step."""
+        before = self._inside
+        if not before:
+            self._inside, self._since = True, self._clock.now()
+        yield
+        self._inside = before
 
     def ended(self, step: int) -> None:
         """Notes that this process has ended its training.

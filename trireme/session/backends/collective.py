@@ -235,8 +235,9 @@ class Collective(Local):
         return msgspec.structs.replace(result, stop=self.stopping)
 
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
-        self._agree(_Action.OPEN)
-        super().compare_data(dataset, size, batch, order)
+        with self._watch.waiting():
+            self._agree(_Action.OPEN)
+            super().compare_data(dataset, size, batch, order)
 
     def stop(self, reason: str) -> int:
         """Requests the end of the job after the next step; returns that step."""
