@@ -101,15 +101,6 @@ def test_what_was_saved_goes_on_where_it_was(way: str, tmp_path: Path) -> None:
         assert difference(tensors(ran), wanted) <= 2e-4
 
 
-def test_one_whose_loop_is_over_ends_the_training_of_all() -> None:
-    (first, told, mine), (second, error, others) = run_process_group(
-        WAYS["allreduce"], train_too_long, "MLP"
-    ).values
-    assert first == second == 5 and not told
-    assert "made an update after training had ended at step 5" in error
-    assert all((mine[name] == others[name]).all() for name in mine)
-
-
 def test_in_a_worker_the_others_go_on_without_one_whose_loop_is_over() -> None:
     (first, told, mine), (second, error, others) = run_process_group(
         WAYS["ps async over dp=2"], train_too_long, "MLP"
