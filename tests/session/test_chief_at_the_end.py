@@ -368,16 +368,36 @@ def test_the_last_step_is_saved_where_the_chief_is_lost_while_it_saves(
     assert {worker: each.is_chief for worker, each in ran.returned.items()} == {1: True, 2: False}
 
 
-def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(
+    tmp_path: Path, early: bool
+) -> None:
+    """Also on a worker that hears of it before it waits for the chief."""
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+    waits = Event()
 
     def program(session: Session) -> None:
+        lifecycle, backend = session.worker.lifecycle, session.worker.backend
         if session.is_chief:
             session.worker.storage.submit_last = fail  # type: ignore[method-assign]
+        elif early:
+            backend.drain = partial(drain, backend.drain, lifecycle.member)  # type: ignore[method-assign]
+        else:
+            lifecycle.wait_for_chief = partial(wait, lifecycle.wait_for_chief)  # type: ignore[method-assign]
         session.step(batch)
 
     def fail(*copy: object) -> None:
+        assert early or waits.wait(30)
         raise CheckpointError("the disk is full")
+
+    def drain(then: Callable[[], int], member: Member) -> int:
+        step = then()
+        assert member.wait_until(lambda: bool(member.over), time.monotonic() + 30)
+        return step
+
+    def wait(then: Callable[[], bool]) -> bool:
+        waits.set()
+        return then()
 
     ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
     assert str(ran.raised[0]) == "the disk is full"

@@ -261,9 +261,14 @@ class Lifecycle:
 
     @property
     def awaits_chief(self) -> bool:
-        """Whether, after training, another worker is to save the last step and has not yet."""
+        """Whether, after training, another worker is to save the last step and has not yet.
+
+        In a job that has failed it never will: `wait_for_chief` raises that.
+        """
         member = self.member
-        if member is None or member.over or member.ended or self.dismissed or self._cut_off(member):
+        if member is None or self.dismissed or self._cut_off(member):
+            return False
+        if self.last_step_is_saved or (member.ended and member.over is None):
             return False
         return self._last_chief.awaits(self.view, self.backend.global_step)
 
@@ -289,14 +294,15 @@ class Lifecycle:
             False where the job has given this worker up meanwhile, or was rolled back.
 
         Raises:
-            JobFailed: the job has failed meanwhile.
+            JobFailed: the job has failed.
         """
         member, began = self.member, time.monotonic()
         assert member is not None  # else this worker awaits nobody
         before = member.incarnation, self.life
 
         def changed() -> bool:
-            return (member.incarnation, self.life) != before or self.leads or not self.awaits_chief
+            anew = (member.incarnation, self.life) != before
+            return anew or self.leads or bool(member.over) or not self.awaits_chief
 
         shown, heard = began, False
         while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN):
