@@ -21,6 +21,8 @@ CHILDREN: dict[str, tuple[str, ...]] = {
         "from_tensorflow/index",
         "strategies",
         "data",
+        "operations",
+        "troubleshooting",
     ),
     "docs/zh/guides/index": (
         "parameter_servers",
