@@ -10,6 +10,7 @@ from tests.cluster.driver import Job
 from trireme.cluster.journal import resumed
 from trireme.cluster.messages import Heartbeat, LinkLost
 from trireme.cluster.placement import parted
+from trireme.cluster.progress import BUSY, STEPS
 from trireme.cluster.view import ShardEntry
 
 
@@ -37,6 +38,17 @@ def test_a_copy_without_progress_is_dropped_and_filled_elsewhere() -> None:
     copies = [shard.copies for shard in job.view.shards]
     assert all(len(each) == 2 for each in copies)
     assert not any({1, 2} == set(each) for each in copies)
+
+
+def test_a_server_that_has_had_no_time_to_answer_keeps_its_copies() -> None:
+    job = Job()
+    before = job.view.shards
+    job.say(job.held["ps:2"], Heartbeat({STEPS: 5, BUSY: 1}))
+    report(job, 1, 2)
+    assert job.view.shards == before
+    job.say(job.held["ps:2"], Heartbeat({STEPS: 6}))
+    report(job, 1, 2)  # as it does with each heartbeat
+    assert job.view.shards[1].copies == (1,)
 
 
 def test_a_job_of_two_servers_goes_on_at_the_one_with_shard_0() -> None:

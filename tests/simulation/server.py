@@ -16,7 +16,6 @@ from tests.simulation.process import Process
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.member_state import News
 from trireme.cluster.messages import Dismissed, ReadyToSwitch, StatusValue
-from trireme.cluster.progress import STEPS
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError
 from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
@@ -144,7 +143,7 @@ class Server:
 
     def _liveness(self) -> Mapping[str, StatusValue]:
         self._watch.look(self.cluster.network.loop.now, self._turns, 0.0)
-        return {STEPS: self._watch.signs}
+        return self._watch.status
 
     def _is_able(self) -> bool:
         self._liveness()

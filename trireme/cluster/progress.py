@@ -19,6 +19,9 @@ from trireme.cluster.state import Policy, Task
 STEPS, EXCUSE, LOCATION = "progress", "excuse", "at"
 """The names in a heartbeat's status: the steps, the excuse, and the main thread's location."""
 
+BUSY = "busy"
+"""The name in the status of a server whose loop is within long turns: it answers nobody in time."""
+
 FIRST_BATCH = "its first batch is made"
 """The excuse of a worker that waits for its first batch: it is named after a while, and kept."""
 

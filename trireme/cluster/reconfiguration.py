@@ -31,6 +31,7 @@ from trireme.cluster.placement import (
     step_towards,
     surviving,
 )
+from trireme.cluster.progress import BUSY
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import BrokenLink, Reconfiguration, State, Task
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
@@ -110,6 +111,8 @@ def take_link_lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> N
     other = state.tasks[task_name("ps", message.server)]
     if builder.now - other.heard > _SILENT_INTERVALS * state.policy.heartbeat_interval:
         return  # it is about to be lost
+    if BUSY in other.status:
+        return  # no matter of a link either: the primary repeats it with its next heartbeats
     pair = pair_of(task.index, message.server)
     before = next((link for link in state.broken_links if link.servers == pair), None)
     shards = parted(_shards(state), *pair)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from trireme.cluster.progress import BUSY, STEPS
 from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.server.service import _seconds_of
 
@@ -46,6 +47,42 @@ def test_work_without_a_turn_counts_for_so_long_only() -> None:
         for second in range(80):
             watch.look(100.0 + second, 5, 0.9 * second)
         assert watch.overdue == ends
+
+
+def busy_after(*turns: float) -> list[bool]:
+    """Returns whether a loop with a patience of 10 s is busy, for each second of its turns."""
+    watch, busy, made, ends = LoopWatch(10.0, 600.0), list[bool](), 0, list[float]()
+    for each in turns:
+        ends.append(each + (ends[-1] if ends else 0.0))
+    for second in range(round(ends[-1])):
+        made = sum(end <= second for end in ends)
+        watch.look(100.0 + second, made, float(second))
+        busy.append(BUSY in watch.status)
+    return busy
+
+
+def test_a_loop_with_short_turns_is_not_busy() -> None:
+    assert not any(busy_after(*[0.125] * 300))
+    assert not any(busy_after(*[1.9] * 30))
+
+
+def test_a_loop_is_busy_within_a_long_turn_and_while_it_catches_up() -> None:
+    busy = busy_after(*[0.125] * 16, 30.0, *[0.125] * 160)
+    last = len(busy) - 1 - busy[::-1].index(True)
+    assert busy.index(True) == 2 + 3
+    assert all(busy[5:last]) and last == 2 + 30 + 7 - 1
+
+
+def test_a_loop_of_long_turns_is_busy_between_them_too() -> None:
+    assert all(busy_after(*[4.0] * 10)[6:])
+
+
+def test_a_process_that_was_stopped_has_to_catch_up() -> None:
+    watch = LoopWatch(10.0, 600.0)
+    for second in range(5):
+        watch.look(100.0 + second, 10 * second, 0.0)
+    watch.look(113.0, 41, 0.0)  # one turn, and one look, since
+    assert watch.status == {STEPS: 6, BUSY: 1}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a thread's processor time")

@@ -453,8 +453,8 @@ class ShardHandler:
             for each in reports:
                 if isinstance(each, LinkLost) and each not in self._reported:
                     _log.warning(
-                        "ps:%d makes no progress with ps:%d, which shard %d needs: the link "
-                        "between the two hosts is broken, or ps:%d hangs",
+                        "ps:%d makes no progress with ps:%d, which shard %d needs: ps:%d has had "
+                        "no time to answer, or the link between the two hosts is broken",
                         *(self.index, each.server, each.shard, each.server),
                     )
             self._reported = reports

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from trireme.cluster.messages import StatusValue
+from trireme.cluster.progress import BUSY, STEPS
+
 _SHARE = 0.01  # of the time; a loop that waits for a disk or a terminal uses none
+_TURN_SECONDS = 1.0  # what takes longer is a long turn
+_BUSY_SHARE = 0.25  # of the patience
 
 
 class LoopWatch:
@@ -10,6 +17,9 @@ class LoopWatch:
 
     A turn of the loop is a sign. While one turn takes long, such as that of a large update, it is a
     sign that its thread uses the processor.
+
+    A loop within a long turn answers nobody. It is busy then, and for about as long afterwards, at
+    most for the patience, as it has to catch up.
 
     Args:
         patience: without a sign for so many seconds the loop is overdue.
@@ -25,6 +35,7 @@ class LoopWatch:
         self._longest = longest
         self._turns = -1
         self._worked = self._looked = self._turned = self._seen = 0.0
+        self._behind = 0.0  # the seconds beyond what turns take, less those in time
 
     def look(self, now: float, turns: int, worked: float) -> bool:
         """Takes how far the loop is; returns whether there was a sign since the last look.
@@ -34,9 +45,14 @@ class LoopWatch:
             turns: how many turns the loop has made.
             worked: how many seconds of the processor its thread has used.
         """
-        busy = worked - self._worked >= _SHARE * (now - self._looked)
+        passed = now - self._looked
+        busy = worked - self._worked >= _SHARE * passed
         if turns != self._turns:
             self._turned = now
+        if self._turns >= 0:
+            in_time = min(passed, (turns - self._turns) * _TURN_SECONDS)
+            behind = self._behind + passed - 2 * in_time
+            self._behind = min(max(behind, 0.0), self._patience)
         sign = self._turned == now or (busy and now - self._turned < self._longest)
         self._turns, self._worked, self._looked = turns, worked, now
         if sign:
@@ -48,3 +64,9 @@ class LoopWatch:
     def overdue(self) -> bool:
         """Whether the last look saw that there was no sign for too long."""
         return self._looked - self._seen >= self._patience
+
+    @property
+    def status(self) -> Mapping[str, StatusValue]:
+        """What a heartbeat says of the loop, by the last look."""
+        busy = self._behind >= _BUSY_SHARE * self._patience
+        return {STEPS: self.signs, **({BUSY: 1} if busy else {})}

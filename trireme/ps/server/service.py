@@ -23,7 +23,7 @@ from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.member_state import News
 from trireme.cluster.messages import Dismissed, JobOver, StatusValue
-from trireme.cluster.progress import LOCATION, STEPS
+from trireme.cluster.progress import LOCATION
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import (
@@ -210,7 +210,7 @@ class _Server:
         """Returns what a heartbeat says of the service's loop. In the member's thread."""
         turns, worked = self._service.turns, _seconds_of(self._thread)
         goes_on = self._watch.look(time.monotonic(), turns, worked)
-        status: dict[str, StatusValue] = {STEPS: self._watch.signs}
+        status = dict(self._watch.status)
         frame = None if goes_on else sys._current_frames().get(self._thread)
         if frame is not None:
             name = Path(frame.f_code.co_filename).name
