@@ -4,8 +4,7 @@ import os
 import signal
 
 import psutil
-import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from trireme.launch.process_setup.loader_processes import shield_loader_processes
 
@@ -14,32 +13,42 @@ class Owner:
     """Who wants it."""
 
 
-def loaders(data: TensorDataset) -> tuple[DataLoader[tuple[torch.Tensor, ...]], Owner]:
+class Places(Dataset[tuple[int, int]]):
+    """Each number, and the process that has made it: this one may have other children too."""
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, os.getpid()
+
+    def __len__(self) -> int:
+        return 64
+
+
+def loaders() -> tuple[DataLoader[tuple[int, int]], Owner]:
     owner = Owner()
     shield_loader_processes(owner)
-    return DataLoader(data, batch_size=1, num_workers=1, multiprocessing_context="fork"), owner
+    return DataLoader(Places(), batch_size=1, num_workers=1, multiprocessing_context="fork"), owner
 
 
 def test_loader_processes_outlive_a_signal_to_all_processes() -> None:
-    loader, owner = loaders(TensorDataset(torch.arange(64)))
+    loader, owner = loaders()
     batches = iter(loader)
-    assert next(batches)[0].item() == 0
-    (child,) = psutil.Process().children()
+    first, child = next(batches)
+    assert first.item() == 0
     somebody = os.fork()
     if not somebody:
-        os.kill(child.pid, signal.SIGTERM)
-        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.item(), signal.SIGTERM)
+        os.kill(child.item(), signal.SIGINT)
         os._exit(0)
     os.waitpid(somebody, 0)
-    assert [batch[0].item() for batch in batches] == list(range(1, 64))
+    assert [index.item() for index, _ in batches] == list(range(1, 64))
     del owner
 
 
 def test_loader_processes_end_by_their_worker() -> None:
-    loader, owner = loaders(TensorDataset(torch.arange(64)))
+    loader, owner = loaders()
     batches = iter(loader)
-    next(batches)
-    (child,) = psutil.Process().children()
+    _, pid = next(batches)
+    child = psutil.Process(pid.item())
     child.terminate()
     assert child.wait(30) in (0, None)
     del owner
