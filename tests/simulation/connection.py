@@ -7,13 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.process import Process
-from trireme.ps.messages import PushReply
-from trireme.ps.server.receive_buffer import Staging
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
-
-_SPOILT = -0.123456  # what a gradient's memory holds once its answer is out
 
 Payload = Sequence[bytes]
 """What follows a message."""
@@ -63,15 +59,7 @@ class End:
         """Sends a message."""
         if not self.closed:
             self._deliver(message, sequence, [bytes(view) for view in payload])
-        if isinstance(message, PushReply):
-            self._spoil()
         return True
-
-    def _spoil(self) -> None:
-        """The answer is out: the memory of the gradient may be used for something else."""
-        if isinstance(self.context, Staging) and not self.context.busy:
-            for vector in self.context.gradients.vectors:
-                vector.fill_(_SPOILT)
 
     def close(self) -> None:
         """Closes the connection; the handler hears of it at the end of the turn."""

@@ -1,4 +1,4 @@
-"""Replication, reconfiguration and journals with one bug each, which the simulator must find.
+"""Replication, receive buffers, reconfiguration, journals with one bug each: all must be found.
 
 Each replaces a part of the real code while a job runs. Some were in the real code until the
 simulator met them.
@@ -20,7 +20,8 @@ from trireme.ps.replication import replicas
 from trireme.ps.replication.log import ReplicationLog, _Follower
 from trireme.ps.replication.replica import Replica
 from trireme.ps.replication.replicas import Replicas
-from trireme.ps.shard.instructions import Instruction
+from trireme.ps.server.receive_buffer import ReceiveBuffer
+from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.quiet_state import Quiet, united
 from trireme.ps.shard.values.tables import ShardTables, arrays_in, tensors_of, within
@@ -63,6 +64,33 @@ def drops_an_entry() -> AbstractContextManager[Any]:
         return apply(self, *said)
 
     return patch.object(Replica, "_apply", drops)
+
+
+def gives_gradients_back_at_once() -> AbstractContextManager[Any]:
+    """The memory of a push is given out while a round counts on it, or other shards lack theirs."""
+    take = ReceiveBuffer.take
+
+    def gives(self: Any, *said: Any) -> Any:
+        staging = take(self, *said)
+        staging.release()
+        staging.busy = True
+        return staging
+
+    return patch.object(ReceiveBuffer, "take", gives)
+
+
+def gives_gradients_back_before_its_backups_confirm() -> AbstractContextManager[Any]:
+    """The memory of a push is given out while an entry may have to be sent from it again."""
+    hold = ReplicationLog.hold
+
+    def gives(self: Any, instructions: list[Instruction]) -> list[Instruction]:
+        at_once = hold(self, instructions)
+        for each in instructions:
+            if isinstance(each, Reply) and (staging := getattr(each.route, "staging", None)):
+                staging.release()
+        return at_once
+
+    return patch.object(ReplicationLog, "hold", gives)
 
 
 def answers_when_its_backups_are_gone() -> AbstractContextManager[Any]:

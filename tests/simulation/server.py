@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tests.simulation.connection import Deliver, End, Payload
@@ -20,10 +20,12 @@ from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError
 from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
 from trireme.ps.replication.dispatcher import Dispatcher
+from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import Address
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.loop_watch import LoopWatch
+from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.push_table import PushTable
 from trireme.wire.handshake import Identity
 from trireme.wire.link import Link
@@ -32,6 +34,7 @@ from trireme.wire.message import Message
 _TICK_SECONDS, _OFTEN_SECONDS = 0.5, 0.1  # the latter where who notices what is checked
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
+_SPOILT = -0.123456  # what the memory of a gradient holds once it is given back
 
 
 class Cluster(Protocol):
@@ -81,6 +84,11 @@ class _Handler(ShardHandler):
         dispatcher = self._made(number)
         dispatcher.epoch = self.epoch
         return dispatcher
+
+    def _carry_out(
+        self, began: float, replica: Replica[Link], outputs: Iterable[Output[Link]]
+    ) -> None:
+        super()._carry_out(began, replica, _spoiling(outputs))
 
 
 class Server:
@@ -364,6 +372,16 @@ class PeerLink:
             ends[0].broke()
         else:
             self._again()
+
+
+def _spoiling(outputs: Iterable[Output[Link]]) -> Iterator[Output[Link]]:
+    """Yields outputs; overwrites gradients that were given back, as the next push would."""
+    for output in outputs:
+        yield output
+        staging = getattr(output.route, "staging", None) if isinstance(output, Reply) else None
+        if staging is not None and not staging.busy:
+            for vector in staging.gradients.vectors:
+                vector.fill_(_SPOILT)
 
 
 def _refuses(message: Message) -> bool:

@@ -216,6 +216,10 @@ def of_coordinator(schedule: Schedule) -> bool:
 REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule], bool]]] = [
     ("async", planted_replication.answers_before_its_backups_confirm, of_servers),
     ("counts", planted_replication.answers_before_its_backups_confirm, of_servers),
+    ("async", planted_replication.gives_gradients_back_at_once, of_servers),
+    ("sync", planted_replication.gives_gradients_back_at_once, of_servers),
+    ("async", planted_replication.gives_gradients_back_before_its_backups_confirm, of_servers),
+    ("sync", planted_replication.gives_gradients_back_before_its_backups_confirm, of_servers),
     ("async", planted_replication.promotes_without_the_table, of_servers),
     ("sync", planted_replication.drops_an_entry, of_servers),
     ("async", planted_replication.answers_when_its_backups_are_gone, of_servers),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -38,8 +39,10 @@ from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import Address, Fill, Replicate, Speak
 from trireme.ps.row_messages import Place, RowKeys, RowUpdates
 from trireme.ps.rule import Average, Rule
+from trireme.ps.server import receive_buffer
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.receive_buffer import Staging
 from trireme.ps.server.trace import Note
 from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.snapshot_messages import Load, TensorSpec
@@ -283,6 +286,87 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
             worker.connection.destination(Load(1, 0, (senseless,), (), ()), 16)
+
+
+class ManyWorkers:
+    """A server and the links of its workers, which pushes come over; all buffers are counted."""
+
+    def __init__(self, rule: Rule, workers: int, patched: pytest.MonkeyPatch) -> None:
+        self.made = list[Staging]()
+        new = receive_buffer._new_staging
+
+        def counted(*said: Any) -> Staging:
+            self.made.append(new(*said))
+            return self.made[-1]
+
+        patched.setattr(receive_buffer, "_new_staging", counted)
+        self.server, bench = Server(workers=range(workers)), Bench()
+        self.links = [self.server.link(f"worker:{index}", 1) for index in range(workers)]
+        for link in self.links:
+            self.server.hear(link, Attach(1, bench.layout.spec, bench.optimizer, rule))
+        load = Load(1, 0, (TensorSpec("values", "float32", "float32", 0, 16),), (), ())
+        self.server.hear(self.links[0], load, [as_bytes(torch.zeros(16))])
+
+    def push(self, worker: int, sequence: int, gradient: float) -> None:
+        link, message = self.links[worker], Push(1, sequence, sequence - 1, sequence - 1, 1.0)
+        (memory,) = link.connection.destination(message, 64)
+        memory[:] = as_bytes(torch.full((16,), gradient))
+        self.server.hear(link, message, link.context.views)
+
+    @property
+    def values(self) -> list[float]:
+        values = self.server.handler.shard.state.values
+        assert values is not None
+        return values.buffer.vectors[0].tolist()
+
+
+def test_asynchronous_workers_use_one_receive_buffer_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not one each: a thousand would take a thousand times the shard's memory."""
+    many = ManyWorkers(ASYNC, 6, monkeypatch)
+    for sequence in (1, 2):
+        for worker in range(6):
+            many.push(worker, sequence, 1.0)
+    assert many.values == [-12.0] * 16 and len(many.made) == 1
+
+
+def test_a_receive_buffer_is_not_given_out_while_a_round_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = ManyWorkers(SYNC, 6, monkeypatch)
+    for sequence in (1, 2):
+        for worker in range(6):
+            many.push(worker, sequence, float(worker))
+    assert many.values == [-5.0] * 16 and len(many.made) == 6
+
+
+def test_a_push_that_is_repeated_takes_no_receive_buffer_from_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is answered over the later connection, whose own buffer is free then."""
+    many = ManyWorkers(SYNC, 2, monkeypatch)
+    many.push(0, 1, 1.0)
+    many.links[0] = many.server.link("worker:0", 1)
+    many.push(0, 1, 7.0)
+    many.push(1, 1, 3.0)
+    assert many.values == [-2.0] * 16
+    many.push(0, 2, 1.0)
+    many.push(1, 2, 3.0)
+    assert many.values == [-4.0] * 16 and len(many.made) == 3
+
+
+def test_receive_buffers_are_freed_with_the_connections_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = ManyWorkers(SYNC, 6, monkeypatch)
+    for worker in range(6):
+        many.push(worker, 1, 1.0)
+    there = [weakref.ref(staging.gradients) for staging in many.made]
+    many.made.clear()
+    for link in many.links[1:]:
+        many.server.handler.closed(cast(Link, link), None)
+    assert sum(each() is not None for each in there) == 1
 
 
 def test_a_model_that_is_too_large_for_the_host_is_refused_by_its_size() -> None:

@@ -228,6 +228,8 @@ class ShardHandler:
         replica = self._bound.pop(link, None)
         if replica is not None:
             replica.closed(link)
+            if (buffer := self._receive_buffers.get(replica)) is not None:
+                buffer.trim()
         if (memory := self._borrowed.remove(link)) is not None:
             for buffers in self._entry_buffers.values():
                 buffers.forget(memory)
@@ -519,7 +521,7 @@ class ShardHandler:
                 if route is None:
                     continue
                 if route.staging is not None and not isinstance(output.message, Waiting):
-                    route.staging.busy = False
+                    route.staging.release()
                 if route.link is not None:
                     payload, message = self._bytes(output.payload), output.message
                     if route.answers and isinstance(message, PushReply):

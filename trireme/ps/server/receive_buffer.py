@@ -1,4 +1,7 @@
-"""Receive buffers: memory for pushed gradients, the server's own or lent by workers of its host."""
+"""Receive buffers: memory for pushed gradients, the server's own or lent by workers of its host.
+
+A server has as many of its own as pushes are under way, not as many as workers.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,37 @@ from trireme.wire.transports.shm import ShmStream
 _log = logging.getLogger(__name__)
 
 
+_Memory = tuple[PartBuffer, Packed | None]
+
+
 @dataclass(slots=True)
 class Staging:
-    """The receive buffer of one worker's link.
+    """The receive buffer of one push.
 
     Attributes:
         gradients: the gradients that the shard takes.
         views: the memory that receives them, in the order in which they come.
         packed: unpacks what was received into `gradients`; None where that is the same memory.
         busy: whether the shard still needs the gradients.
+        pool: the memory that later pushes use; None where this memory is not for all.
     """
 
     gradients: PartBuffer
     views: Sequence[memoryview]
     packed: Packed | None = None
     busy: bool = False
+    pool: list[_Memory] | None = None
+
+    def release(self) -> None:
+        """Notes that nobody reads the gradients any more. The next push may use their memory."""
+        self.busy = False
+        if self.pool is not None:
+            self.pool.append((self.gradients, self.packed))
+            self.pool = None  # another push has its own `Staging`, which this one does not release
 
 
 class ReceiveBuffer:
-    """The receive buffers of one server, one for each link.
+    """The receive buffers of one server, for the pushes of all workers.
 
     Args:
         state: the shard's: its model's layout, and the codec of packed gradients.
@@ -49,6 +64,7 @@ class ReceiveBuffer:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._server = state.server
+        self._pool: list[_Memory] = []  # the memory that was used last is the last
 
     def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
         """Returns memory for a gradient, which nobody else uses.
@@ -61,11 +77,14 @@ class ReceiveBuffer:
         Raises:
             FrameError: the length is wrong, or a chunk is missing or named twice.
         """
-        staging = link.context
-        if not isinstance(staging, Staging) or staging.busy:
-            layout = self._known(link)
-            staging = link.context = _new_staging(self._state, layout, link.identity.task)
-        return _placed(staging, length, order, link.identity.task)
+        layout, task = self._known(link), link.identity.task
+        if self._pool:
+            gradients, packed = self._pool.pop()
+            staging = Staging(gradients, (), packed)
+        else:
+            staging = _new_staging(self._state, layout, task)
+        staging.pool, link.context = self._pool, staging
+        return _placed(staging, length, order, task)
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
         """Returns the gradient that has come, and marks its memory as busy.
@@ -82,10 +101,16 @@ class ReceiveBuffer:
             if lending is None or payload is not lending.incoming:
                 raise FrameError(f"{link.identity.task} pushed without a payload")
             staging = link.context = Staging(self._lent_buffer(link, payload), payload)
+        elif staging.pool is not None:
+            link.context = None  # the push has it now, and the link's next one another
         staging.busy = True
         if staging.packed is not None:
             staging.packed.unpack()
         return staging
+
+    def trim(self) -> None:
+        """Frees the memory of one push, if it is not used: a worker's connection is gone."""
+        del self._pool[:1]
 
     def borrow(self, link: Link, message: LendMemory) -> SharedMemory | None:
         """Maps memory that a worker of this host lends; returns None if it cannot be used."""
