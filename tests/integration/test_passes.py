@@ -69,12 +69,14 @@ def test_no_example_is_lost_and_nothing_hangs(shell: Shell, strategy: str, case:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("case", ["break", "leaves-out"])
 @pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
-def test_where_one_process_of_a_group_leaves_its_loop_all_say_so(
-    shell: Shell, strategy: str
+def test_where_one_process_of_a_group_leaves_its_loop_or_a_batch_out_all_say_so(
+    shell: Shell, strategy: str, case: str
 ) -> None:
-    words = ("run", *SYNCHRONOUS[strategy], PASSES, "break")
+    words = ("run", *SYNCHRONOUS[strategy], PASSES, case)
     ended = shell.start(*words, command=TRIREME).ended(SECONDS)
     assert ended.status == 2, ended.text
+    assert f"| error: rank {1 if case == 'break' else 0} " in ended.text
     assert "every process must make the same number of steps" in ended.text
     assert "Exception ignored" not in ended.text

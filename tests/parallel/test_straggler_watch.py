@@ -131,6 +131,8 @@ def test_a_step_that_takes_long_everywhere_waits_for_nobody() -> None:
 IN, OUT = StepPosition(7, True, 1), StepPosition(7, False, 1)
 ENDED = StepPosition(7, False, 1, ended=True)
 FAR = StepPosition(8, False, 1, ended=True)
+OPENS = StepPosition(7, True, 1, action="begins to read a data set")
+FAR_OPENS = StepPosition(8, True, 1, action="begins to read a data set")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,26 @@ FAR = StepPosition(8, False, 1, ended=True)
             0.0,
             600.0,
             "(--progress-timeout): worker:1 has not ended its training",
+        ),
+        (IN, 9.0, OPENS, 0.0, 1.0, ""),
+        (IN, 1.0, OPENS, 0.0, 9.0, ""),
+        (IN, 9.0, FAR_OPENS, 0.0, 9.0, ""),
+        (OPENS, 9.0, OPENS, 0.0, 9.0, ""),
+        (
+            IN,
+            2.0,
+            OPENS,
+            0.0,
+            2.0,
+            "rank 1 begins to read a data set after 7 steps, and rank 0 makes step 8",
+        ),
+        (
+            OPENS,
+            2.0,
+            IN,
+            0.0,
+            2.0,
+            "rank 0 begins to read a data set after 7 steps, and rank 1 makes step 8",
         ),
         (IN, 99.0, OUT, 0.0, 99.0, ""),
         (IN, 600.0, OUT, 0.0, 599.0, ""),

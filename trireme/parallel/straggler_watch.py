@@ -4,8 +4,8 @@ Collectives do not report whom they wait for, and no exception of this process i
 process publishes its position once a second. A process that has waited for long looks for processes
 that are behind, or have published nothing new: they are slow, or stopped. Where the wait is in vain
 (a process was silent for the heartbeat timeout, made no step for the progress timeout, or has ended
-its training while others make a further step) the process group is broken: all processes learn the
-same reason, and the caller interrupts their collectives.
+its training, or begins something else with all others, while they make a further step) the process
+group is broken: all processes learn the same reason, and the caller interrupts their collectives.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
         ended: whether it has ended its training, and waits until the others have.
         excuse: why no step can be expected of it now; "" where one can be.
         place: the line that its main thread runs; "" where that is not known.
+        action: what it does with all others, in place of a step; "" for a step.
     """
 
     step: int
@@ -51,6 +52,7 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
     ended: bool = False
     excuse: str = ""
     place: str = ""
+    action: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,10 @@ def broken_by(
             return _unequal(other, place.step, rank, mine.step)
         if mine.ended and place.inside and place.step >= mine.step and seen.still >= END_SECONDS:
             return _unequal(rank, mine.step, other, place.step)
+        apart = mine.inside and place.inside and place.action != mine.action
+        if apart and place.step == mine.step and min(waited, seen.still) >= END_SECONDS:
+            first, second = (rank, other) if mine.action else (other, rank)
+            return _unequal(first, mine.step, second, mine.step, mine.action or place.action)
     silent = {other: seen for other, seen in others.items() if seen.silent >= patience.heartbeat}
     if silent and waited >= patience.heartbeat:
         names = ", ".join(f"worker:{other}" for other in sorted(silent))
@@ -164,9 +170,11 @@ def broken_by(
     return Broken(f"no step was made for {waited:.0f} s (--progress-timeout): {why}")
 
 
-def _unequal(ended: int, made: int, other: int, step: int) -> Broken:
+def _unequal(
+    rank: int, made: int, other: int, step: int, does: str = "has ended its training"
+) -> Broken:
     return Broken(
-        f"rank {ended} has ended its training after {made} steps, and rank {other} makes step "
+        f"rank {rank} {does} after {made} steps, and rank {other} makes step "
         f"{step + 1}: all processes make each step together, so every process must make the same "
         "number of steps and leave out none",
         usage=True,
@@ -212,6 +220,7 @@ class StragglerWatch:
         self._doing = doing
         self._clock = clock or MonotonicClock()
         self._step, self._inside, self._since = 0, False, self._clock.now()
+        self._action = ""
         self._ended = False
         self._beat = 0
         self._excuse = ""
@@ -251,13 +260,18 @@ class StragglerWatch:
         self._step, self._inside, self._since = step, False, self._clock.now()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Notes that this process waits for all others during the block, as inside a step."""
+    def waiting(self, action: str) -> Iterator[None]:
+        """Notes that this process waits for all others during the block, as inside a step.
+
+        Args:
+            action: what it does with them, in words that follow "rank 0".
+        """
         before = self._inside
         if not before:
-            self._inside, self._since = True, self._clock.now()
+            self._inside, self._action, self._since = True, action, self._clock.now()
         yield
-        self._inside = before
+        if not before:
+            self._inside, self._action = False, ""
 
     def ended(self, step: int) -> None:
         """Notes that this process has ended its training.
@@ -317,7 +331,9 @@ class StragglerWatch:
         self._beat += 1
         excuse, place = self._doing()
         self._excuse = excuse
-        mine = StepPosition(self._step, self._inside, self._beat, self._ended, excuse, place)
+        mine = StepPosition(
+            self._step, self._inside, self._beat, self._ended, excuse, place, self._action
+        )
         self._put(f"at/{self._rank}", msgspec.msgpack.encode(mine))
         self._read_reason()
         waits = mine.ended or (mine.inside and self._asked - self._since >= BEAT_SECONDS)
@@ -363,7 +379,9 @@ class StragglerWatch:
                 for rank, (place, since, still) in self._seen.items()
             }
         waited, asked = now - self._since, self._asked
-        mine = StepPosition(self._step, self._inside, 0, self._ended, self._excuse)
+        mine = StepPosition(
+            self._step, self._inside, 0, self._ended, self._excuse, action=self._action
+        )
         if self._met.is_set() or self._breaks.is_set():
             return
         if asked is not None and now - asked >= self._patience.heartbeat:
@@ -416,8 +434,8 @@ class StragglerWatch:
                 return
 
 
-def _where(place: StepPosition) -> tuple[int, bool, bool]:
-    return place.step, place.inside, place.ended
+def _where(place: StepPosition) -> tuple[int, bool, bool, str]:
+    return place.step, place.inside, place.ended, place.action
 
 
 BROKEN = "broken"

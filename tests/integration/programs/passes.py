@@ -33,6 +33,12 @@ def main() -> None:
                     break
                 session.step(batch)
                 found += _examples(batch)
+        elif CASE == "leaves-out":
+            for _ in session.epochs(EPOCHS):
+                for number, batch in enumerate(session.loader(data, batch_size)):
+                    if not (session.task.index == 0 and number == 1):
+                        session.step(batch)
+                        found += _examples(batch)
         else:
             for number, batch in enumerate(session.loader(data, batch_size, epochs=EPOCHS)):
                 if CASE == "skips" and number % 3 == 2:

@@ -51,6 +51,8 @@ class _Action(enum.Enum):
 
 
 _ACTIONS = tuple(_Action)
+_UNEVEN = ({_Action.STEP, _Action.END}, {_Action.STEP, _Action.OPEN})
+"""What processes do apart that have not made the same number of steps."""
 
 _LEFT = "left"  # the topic of what processes have consumed that make no further step together
 _LEFT_SECONDS = 5.0  # for all of them to say so
@@ -160,7 +162,7 @@ class Collective(Local):
                     "so that every process must call session.evaluate, with the same data"
                 )
             if chief not in (_Action.VALUES, _Action.STATE):
-                uneven = {chief, action} == {_Action.STEP, _Action.END}
+                uneven = {chief, action} in _UNEVEN
                 if uneven and (reason := self._watch.reason(_REASON_SECONDS)) is not None:
                     raise reason  # in the words of all processes
                 raise ConfigurationError(
@@ -235,7 +237,7 @@ class Collective(Local):
         return msgspec.structs.replace(result, stop=self.stopping)
 
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
-        with self._watch.waiting():
+        with self._watch.waiting(_Action.OPEN.value):
             self._agree(_Action.OPEN)
             super().compare_data(dataset, size, batch, order)
 
