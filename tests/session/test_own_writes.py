@@ -14,6 +14,7 @@ import trireme
 from tests.harness import Cluster, run_job
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError, TriremeError
+from trireme.ps.flat import FlatModel
 from trireme.session.own_writes import ValueWatch
 from trireme.session.session import Session
 
@@ -71,7 +72,7 @@ def loop(change: str, at: tuple[int, ...], writers: tuple[int, ...]) -> list[flo
             model(INPUTS).square().mean().backward()
             optimizer.step()
             if step in at and optimizer.worker.task.index in writers:
-                CHANGES[change](model)
+                (CHANGES | {"swap": swap})[change](model)
     except TriremeError as error:
         optimizer.worker.fail(error)  # as where the program ends
         raise
@@ -241,8 +242,6 @@ def test_a_call_with_another_shape_or_name_is_refused() -> None:
 
 def test_a_late_change_of_few_elements_is_found_by_its_version_or_by_a_sample() -> None:
     model = nn.Linear(100, 100)
-    from trireme.ps.flat import FlatModel
-
     flat = FlatModel([list(model.named_parameters())], servers=1)
     watch = ValueWatch(flat)
     for _ in range(8):
@@ -258,6 +257,51 @@ def test_a_late_change_of_few_elements_is_found_by_its_version_or_by_a_sample() 
         model.weight.data[7, 7] += 1.0
         found += watch.written() == ["weight"]
     assert found >= 2
+
+
+def swap(model: nn.Module) -> None:
+    """As an evaluation of averaged weights does, which puts the trained ones back."""
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    scale(model)
+    model.load_state_dict(kept)
+
+
+@pytest.mark.parametrize("at", [(0, 1, 3, 4), (4,)], ids=["from the first step on", "later"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        ProcessGroup(servers=1),
+        ProcessGroup(servers=1, mesh="fsdp=2", inside=2),
+        ProcessGroup(workers=2),
+        ProcessGroup(workers=2, strategy="fsdp"),
+        ProcessGroup(workers=2, servers=2, strategy="sync"),
+    ],
+    ids=["async", "a mesh of shards in a worker", "allreduce", "fsdp", "sync"],
+)
+def test_values_that_one_process_changes_and_puts_back_count_as_unchanged(
+    group: ProcessGroup, at: tuple[int, ...]
+) -> None:
+    ran = run_process_group(group, loop, "swap", at, (0,))
+    assert not ran.raised
+    for found in ran.values:
+        assert found == pytest.approx(plain("swap", ()), abs=1e-6)
+
+
+def test_values_that_a_program_exchanges_are_no_longer_as_they_were() -> None:
+    model = nn.Linear(3000, 1)
+    watch = ValueWatch(FlatModel([list(model.named_parameters())], servers=1))
+    for _ in range(4):
+        watch.remember()
+    swap(model)
+    assert watch.written() == []
+    watch.remember()
+    with torch.no_grad():  # which no sum of them shows
+        model.weight.copy_(model.weight.flip(1))
+    assert watch.written() == ["weight"]
+    watch.remember()
+    with torch.no_grad():
+        model.weight[0, 1] += 1.0  # of which no element is compared that is not summed
+    assert watch.written() == ["weight"]
 
 
 def session_steps(write: bool) -> None:

@@ -6,6 +6,7 @@ A lone process trains the values as they are. Elsewhere other processes have val
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ _WHOLE = 2
 _SAMPLE = 256
 _VECTORS = 4
 """The numbers of elements of a tensor, and of tensors, that the sample of one step has."""
+_SPOTS = 256
+"""The number of elements of each parameter that are compared where it was written to."""
+
+_log = logging.getLogger(__name__)
 
 
 class ValueWatch:
@@ -29,6 +34,9 @@ class ValueWatch:
 
     Autograd counts the writes to a tensor, but for those through `.data`. These are found by
     comparing: all values in the first steps, and afterwards a sample, of other elements each time.
+    A write may leave the values as they were, such as one of averaged weights that an evaluation
+    swaps in and puts back: what autograd counts is compared too, at first by some elements of each
+    parameter, and from the first such write on by all.
 
     Args:
         trained: the parameters.
@@ -42,16 +50,24 @@ class ValueWatch:
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
         self._samples: list[tuple[int, int, torch.Tensor]] = []  # vector, its offset, the elements
+        # Of each vector, the places of some elements of each parameter, and these elements.
+        self._places: list[torch.Tensor] = []
+        self._spots: list[torch.Tensor] = []
+        self._found: set[str] = set()  # since then: other values may come over those written
 
     def remember(self) -> None:
         """Takes the present values as known."""
+        self._found = set()
         locals_ = self._locals()
-        self._names = list(self._trained.parameters)
+        vectors = self._vectors(locals_)
+        if (names := list(self._trained.parameters)) != self._names:
+            self._names = names
+            self._places = self._places_in(vectors)
         self._versions = [(each._version, each.data_ptr()) for each in locals_]
+        self._spots = [_at(each, its) for each, its in zip(vectors, self._places, strict=True)]
         self._sums = [_sum(each) for each in locals_] if self._often or self._count < _WHOLE else []
         self._samples = []
         if not self._sums:
-            vectors = self._vectors(locals_)
             for index in range(self._count, self._count + min(_VECTORS, len(vectors))):
                 place = index % len(vectors)
                 offset = self._count % _stride(vectors[place])
@@ -67,15 +83,26 @@ class ValueWatch:
         if self._names != list(self._trained.parameters):
             return []
         locals_ = self._locals()
+        vectors = self._vectors(locals_)
         now = [(each._version, each.data_ptr()) for each in locals_]
-        found = set()
+        found = self._found
         if now != self._versions:
-            pairs = zip(self._names, now, self._versions, strict=True)
-            found = {name for name, here, before in pairs if here != before}
+            pairs = list(zip(self._names, now, self._versions, strict=True))
+            found |= {name for name, here, before in pairs if here[1] != before[1]}
+            found |= self._at_spots(vectors)
+            doubtful = [name for name, here, before in pairs if here != before]
+            if doubtful and not found and not self._sums and not self._often:
+                _log.warning(
+                    "the program has written to %s since the last step, and put back what was "
+                    "there, as far as %d elements of each show; from now on all values are "
+                    "compared after each step",
+                    _named(doubtful),
+                    _SPOTS,
+                )
+            self._often = True
         if self._sums:
             sums = zip(self._names, locals_, self._sums, strict=True)
             found |= {name for name, each, before in sums if _sum(each) != before}
-        vectors = self._vectors(locals_) if self._samples else []
         for place, offset, before in self._samples:
             here = _sampled(vectors[place], offset)
             if not _equal(here, before):
@@ -99,6 +126,36 @@ class ValueWatch:
             return self._trained.values
         return [each.detach().reshape(-1) for each in locals_]
 
+    def _placed(self, vectors: Sequence[torch.Tensor]) -> list[list[tuple[str, int, int]]]:
+        """Returns where each parameter lies in the vectors, by its name."""
+        flat = self._trained
+        if not isinstance(flat, FlatModel):
+            sizes = zip(self._names, vectors, strict=True)
+            return [[(name, 0, each.numel())] for name, each in sizes]
+        known = {id(parameter): name for name, parameter in flat.parameters.items()}
+        return [[(known[id(p)], start, stop) for p, start, stop in each] for each in flat.placed]
+
+    def _places_in(self, vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the places of some elements of each parameter, for each vector."""
+        found = []
+        for vector, placed in zip(vectors, self._placed(vectors), strict=True):
+            its = [
+                torch.linspace(start, stop - 1, min(_SPOTS, stop - start), dtype=torch.float64)
+                for _, start, stop in placed
+            ]
+            found.append(torch.cat(its).long().to(vector.device))
+        return found
+
+    def _at_spots(self, vectors: Sequence[torch.Tensor]) -> set[str]:
+        """Returns the names of the parameters of which elements at `_places` have changed."""
+        found = set()
+        known = zip(vectors, self._placed(vectors), self._places, self._spots, strict=True)
+        for vector, placed, places, before in known:
+            differ = _bits(_at(vector, places)) != _bits(before)
+            each = torch.split(differ, [min(_SPOTS, stop - start) for _, start, stop in placed])
+            found |= {name for (name, _, _), its in zip(placed, each, strict=True) if its.any()}
+        return found
+
     def _names_at(
         self, place: int, offset: int, here: torch.Tensor, before: torch.Tensor
     ) -> set[str]:
@@ -107,17 +164,20 @@ class ValueWatch:
         if not isinstance(flat, FlatModel):
             return {self._names[place]}
         stride = _stride(flat.values[place])
-        known = {id(parameter): name for name, parameter in flat.parameters.items()}
         places = [offset + stride * int(i) for i in (_bits(here) != _bits(before)).nonzero()[:, 0]]
         return {
-            known[id(parameter)]
-            for parameter, start, stop in flat.placed[place]
+            name
+            for name, start, stop in self._placed(flat.values)[place]
             if any(start <= each < stop for each in places)
         }
 
 
 def _stride(vector: torch.Tensor) -> int:
     return max(1, vector.numel() // _SAMPLE)
+
+
+def _at(vector: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return vector.index_select(0, places)
 
 
 def _sampled(vector: torch.Tensor, offset: int) -> torch.Tensor:
