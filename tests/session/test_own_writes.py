@@ -119,8 +119,41 @@ def test_what_every_process_changes_counts_as_in_one(group: ProcessGroup, change
         assert found == pytest.approx(want, abs=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
-@pytest.mark.parametrize("change", ["clamp", "in place"])
+def clip(model: nn.Module, hidden: bool) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            (parameter.data if hidden else parameter).clamp_(-0.2, 0.2)
+
+
+def lopsided(hidden: bool) -> list[float]:
+    """Clips weights of which only the first rows are large enough."""
+    model = made()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter[(len(parameter) + 1) // 2 :] *= 0.01
+    optimizer = trireme.distribute(model, adam(model))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(INPUTS).square().mean().backward()
+        optimizer.step()
+        clip(model, hidden)
+    values = trained(model)
+    optimizer.close()
+    return values
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["no_grad", "data"])
+def test_clipping_that_changes_one_shard_alone_counts(hidden: bool) -> None:
+    (want,) = run_process_group(ProcessGroup(), lopsided, hidden).values
+    shards = ProcessGroup(workers=2, strategy="fsdp")
+    for found in run_process_group(shards, lopsided, hidden).values:
+        assert found == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change"),
+    [("allreduce", "clamp"), ("allreduce", "in place"), ("fsdp", "in place")],
+)
 def test_what_one_process_changes_is_refused_by_all(strategy: str, change: str) -> None:
     group = ProcessGroup(workers=2, strategy=strategy)
     ran = run_process_group(group, loop, change, (2,), (1,))

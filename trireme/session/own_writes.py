@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.tensors import to_local
+from trireme.parallel.tensors import is_dtensor, to_local
 from trireme.ps.flat import FlatModel
 from trireme.session.replica.replica import Trained
 
@@ -229,19 +229,25 @@ class OwnWrites:
         self._watches = [watch for watch in several if watch is not None]
         self._replicated = replicated
         self._mine: list[str] = []
+        self._sharing = shared
+        self._counts = self._shard_versions()
 
     def remember(self) -> None:
         """Takes the present values as those of the job."""
         for watch in self._watches:
             watch.remember()
+        self._counts = self._shard_versions()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Lets the package itself write values during the block."""
         known = [watch for watch in self._watches if not watch.written()]
+        counted = self._counts != self._shard_versions()
         yield
         for watch in known:
             watch.remember()
+        if not counted:
+            self._counts = self._shard_versions()
 
     def check(self) -> None:
         """Checks that the next update replaces nothing that the program has written.
@@ -277,12 +283,24 @@ class OwnWrites:
         """Returns numbers for a sum over the processes: what this one has written."""
         if self._shared is None:
             return [0.0, 0.0, 0.0]
-        self._mine = names = self._shared.written()
+        now = self._shard_versions()
+        changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
+        self._mine = [*changed, *(each for each in self._shared.written() if each not in changed)]
+        names = [*changed, *(each for each in self._mine if each not in now)]
         if not names:
             return [0.0, 0.0, 0.0]
         said = (names, self._shared.values_of(names) if self._replicated else 0)
         digest = float(zlib.crc32(repr(said).encode()) & 0xFFFFFF)
         return [1.0, digest, digest**2]
+
+    def _shard_versions(self) -> dict[str, int]:
+        """Returns how often the program has written to each parameter of which others have a part.
+
+        The values of one shard do not tell: clipping may change some in it, and none in another.
+        What goes through `.data` is not counted, and changes values that no other process has.
+        """
+        parameters = {} if self._sharing is None else self._sharing.parameters
+        return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
 
     def agree(self, totals: Sequence[float], processes: int) -> None:
         """Checks the sums of the votes: that all processes have written the same, or none.
