@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 
 import psutil
 from torch.utils.data import DataLoader, Dataset
@@ -21,6 +22,19 @@ class Places(Dataset[tuple[int, int]]):
 
     def __len__(self) -> int:
         return 64
+
+
+class Decoded(Places):
+    """What a program of its own is needed for, which is ended by SIGTERM."""
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        with subprocess.Popen(["sleep", "60"]) as program:
+            program.terminate()
+            try:
+                return index, program.wait(20)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                return index, program.wait()
 
 
 def loaders() -> tuple[DataLoader[tuple[int, int]], Owner]:
@@ -52,3 +66,12 @@ def test_loader_processes_end_by_their_worker() -> None:
     child.terminate()
     assert child.wait(30) in (0, None)
     del owner
+
+
+def test_programs_that_a_data_set_starts_end_by_a_signal_as_usual() -> None:
+    owner = Owner()
+    shield_loader_processes(owner)
+    loader = DataLoader(Decoded(), batch_size=1, num_workers=1, multiprocessing_context="fork")
+    batches = iter(loader)
+    assert next(batches)[1].item() == -signal.SIGTERM
+    del batches, owner

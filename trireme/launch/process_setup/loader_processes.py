@@ -9,8 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
+from functools import wraps
 from multiprocessing.util import register_after_fork
+from typing import Any
 
 _MODULE = "torch.utils.data._utils.worker"
 
@@ -31,7 +34,27 @@ def _shield(owner: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Blocked, and not ignored: torch sets a handler later, and a loader ends by its parent's.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    _leave_programs_alone()
     threading.Thread(target=_end_with_worker, name="SIGTERM", daemon=True).start()
+
+
+def _leave_programs_alone() -> None:
+    """Lets the programs that a data set starts, such as a decoder, end by SIGTERM as usual.
+
+    A program inherits the signals that are blocked in the thread that starts it. So none is while
+    it starts, and a signal to all processes in this moment ends the loader process.
+    """
+    begin = subprocess.Popen.__init__
+
+    @wraps(begin)
+    def unblocked(self: subprocess.Popen[Any], *args: Any, **named: Any) -> None:
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        try:
+            begin(self, *args, **named)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    subprocess.Popen.__init__ = unblocked  # type: ignore[method-assign]
 
 
 def _end_with_worker() -> None:
