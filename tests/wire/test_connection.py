@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.clocks import VirtualClock
 from tests.conformance import CATALOG, PATIENCE, Note, frame_of, pattern
 from trireme.errors import FrameError, PeerClosed, WireTimeout
-from trireme.wire.connection import Connection
+from trireme.wire.connection import Connection, SharedPayload
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.message import Limits, Message, pack_header
 from trireme.wire.spin_wait import SpinWait
@@ -120,6 +120,29 @@ def test_offers_survive_a_stream_that_takes_little(
         assert len(stream.outgoing) + connection.unsent == len(expected)
     assert stream.outgoing == expected
     assert connection.bytes_sent == len(expected)
+
+
+@given(st.lists(sizes, min_size=2, max_size=5), st.lists(st.binary(min_size=1), min_size=1))
+def test_a_shared_payload_is_copied_once_for_all_connections(
+    taken: list[list[int]], parts: list[bytes]
+) -> None:
+    streams = [ScriptedStream(sizes=each) for each in taken]
+    connections = [Connection(stream, CATALOG) for stream in streams]
+    memory = [bytearray(part) for part in parts]
+    shared = SharedPayload(map(memoryview, memory))
+    expected = b""
+    for payload in (parts, [bytes(len(part)) for part in parts]):
+        for connection in connections:
+            connection.offer(Note("x"), shared)
+        assert sum(map(len, shared.kept)) <= sum(map(len, parts))
+        for part in memory:
+            part[:] = bytes(len(part))
+        expected += frame_of(Note("x"), b"".join(payload))
+        shared = SharedPayload(shared)
+    for connection, stream in zip(connections, streams, strict=True):
+        while not connection.flush():
+            pass
+        assert stream.outgoing == expected
 
 
 def test_a_payload_lies_where_its_receiver_wants_it() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import select
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -143,7 +143,8 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
 
         Args:
             message: one of the catalog's.
-            payload: buffers of any shape that are C-contiguous, sent one after the other.
+            payload: buffers of any shape that are C-contiguous, sent one after the other; a
+                `SharedPayload` is copied once for all connections that keep the rest of it.
             sequence: for the peer's reply, or of the request that this replies to.
 
         Returns:
@@ -158,7 +159,10 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
         if rest:
-            self._queue.append(rest)
+            if isinstance(payload, SharedPayload) and self.lending is None:
+                self._queue.append(rest, payload)
+            else:
+                self._queue.append(rest)
         return not self.unsent
 
     def flush(self) -> bool:
@@ -362,6 +366,32 @@ def _head(header: bytes, metadata: bytes) -> list[memoryview]:
     return [memoryview(header), memoryview(metadata)]
 
 
+class SharedPayload(tuple[memoryview, ...]):
+    """A payload for several connections, which share the copy of what their streams do not take.
+
+    When its memory has changed, make another one.
+
+    Attributes:
+        kept: the copy of its end, in pieces; as much as some connection has needed.
+    """
+
+    kept: Sequence[memoryview] = ()
+
+    def end(self, views: Sequence[memoryview]) -> list[memoryview]:
+        """Returns a copy of its end, which `views` are."""
+        missing = sum(map(len, views)) - sum(map(len, self.kept))
+        if missing <= 0:
+            return skip_bytes([*self.kept], -missing)
+        first = list[memoryview]()
+        for view in views:
+            if missing <= 0:
+                break
+            first.append(view[:missing])
+            missing -= len(first[-1])
+        self.kept = (memoryview(b"".join(first)), *self.kept)
+        return [*self.kept]
+
+
 class SendQueue:
     """The bytes that a connection has to send and its stream has not taken yet: copies, in order.
 
@@ -380,9 +410,23 @@ class SendQueue:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def append(self, views: list[memoryview]) -> None:
-        """Adds a copy of the views."""
+    def append(self, views: list[memoryview], payload: SharedPayload | None = None) -> None:
+        """Adds a copy of the views.
+
+        Args:
+            views: what is left of a frame.
+            payload: the frame's, if other connections share its copy.
+        """
         size = sum(map(len, views))
+        if payload is not None:
+            of_head, first = size - sum(map(len, payload)), 0
+            while of_head > 0:  # the payload begins a view of its own
+                self._pieces.append(memoryview(bytes(views[first])))
+                of_head -= len(views[first])
+                first += 1
+            self._pieces += payload.end(views[first:])
+            self.nbytes += size
+            return
         if self._pieces or size < _REUSED_BYTES:
             copy = memoryview(b"".join(views))
         else:  # the reused memory is free, as nothing is queued

@@ -45,7 +45,8 @@ from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import Staging
 from trireme.ps.server.trace import Note
 from trireme.ps.server_messages import RoundClose, RoundReady
-from trireme.ps.snapshot_messages import Load, TensorSpec
+from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
+from trireme.wire.connection import SharedPayload
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.link import Link
@@ -58,6 +59,7 @@ SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int6
 class FakeLink:
     identity: Identity
     sent: list[Message] = field(default_factory=list)
+    payloads: list[Sequence[Any]] = field(default_factory=list)
     closed: bool = False
     context: Any = None
     connection: Any = field(
@@ -67,6 +69,7 @@ class FakeLink:
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
         self.sent.append(message)
+        self.payloads.append(payload)
         return True
 
     def close(self) -> None:
@@ -367,6 +370,31 @@ def test_receive_buffers_are_freed_with_the_connections_of_workers(
     for link in many.links[1:]:
         many.server.handler.closed(cast(Link, link), None)
     assert sum(each() is not None for each in there) == 1
+
+
+def test_answers_share_a_payload_as_long_as_the_values_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = ManyWorkers(SYNC, 3, monkeypatch)
+
+    def answers() -> Sequence[Any]:
+        for link in many.links:
+            many.server.hear(link, Pull(1, 0))
+        first, *others = [link.payloads[-1] for link in many.links]
+        assert isinstance(first, SharedPayload) and all(each is first for each in others)
+        return first
+
+    shown = [answers()]
+    for sequence in (1, 2):
+        for worker in range(3):
+            many.push(worker, sequence, 1.0)
+        shown.append(many.links[0].payloads[-1])
+        assert answers() is shown[-1]
+    spec = TensorSpec("values", "float32", "float32", 0, 16)
+    many.server.hear(many.links[0], WriteValues(1, (spec,)), [as_bytes(torch.ones(16))])
+    shown.append(answers())
+    assert many.values == [1.0] * 16
+    assert len(set(map(id, shown))) == 4
 
 
 def test_a_model_that_is_too_large_for_the_host_is_refused_by_its_size() -> None:

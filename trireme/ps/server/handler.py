@@ -65,7 +65,9 @@ from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Stagin
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.state import ShardState
 from trireme.ps.snapshot_messages import Load, WriteValues
+from trireme.wire.connection import SharedPayload
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.link import Link
 from trireme.wire.message import Message
@@ -143,6 +145,8 @@ class ShardHandler:
         self._reported: list[Message] = []
         self._values: Sequence[torch.Tensor] = ()
         self._value_bytes: tuple[memoryview, ...] = ()
+        self._shared = SharedPayload()  # the same, as they are after so many changes
+        self._changes = 0
 
     def _make(self, number: int) -> Dispatcher[Link]:
         dispatcher: Dispatcher[Link] = Dispatcher(Shard(number))
@@ -523,7 +527,7 @@ class ShardHandler:
                 if route.staging is not None and not isinstance(output.message, Waiting):
                     route.staging.release()
                 if route.link is not None:
-                    payload, message = self._bytes(output.payload), output.message
+                    payload, message = self._bytes(output.payload, state), output.message
                     if route.answers and isinstance(message, PushReply):
                         message = written(message, route.answers)
                     route.link.offer(message, payload, sequence=route.sequence)
@@ -571,12 +575,18 @@ class ShardHandler:
         finally:
             self._delivers = False
 
-    def _bytes(self, tensors: Sequence[torch.Tensor]) -> Sequence[memoryview]:
+    def _bytes(self, tensors: Sequence[torch.Tensor], state: ShardState) -> Sequence[memoryview]:
         """Returns the memory of tensors, which nearly always are the same values as before."""
-        if tensors is not self._values:
+        changed = tensors is not self._values
+        if changed:
             self._values = tensors
             self._value_bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
-        return self._value_bytes
+        if not state.synchronous or state.values is None:  # each answer has other values
+            return self._value_bytes
+        if changed or self._changes != state.values.changes:
+            self._changes = state.values.changes
+            self._shared = SharedPayload(self._value_bytes)
+        return self._shared
 
     def _trace(self, link: Link, sequence: int, message: Trace) -> None:
         """Begins or ends a trace of this server, or sends it."""

@@ -31,10 +31,12 @@ class Values:
     Attributes:
         buffer: the values, in new memory, zero until they are loaded.
         optimizer: updates `buffer`.
+        changes: counts the calls that may have changed the values.
     """
 
     def __init__(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> None:
         self.buffer = PartBuffer(layout, server)
+        self.changes = 0
         self.optimizer = SegmentOptimizer(optimizer, layout, server, self.buffer)
         self._parts: tuple[Part, ...] = layout.parts(server)
         self._average_rule = rule.average
@@ -71,6 +73,7 @@ class Values:
             steps: the number of steps that it makes at once; the moving average decays once for
                 each.
         """
+        self.changes += 1
         try:
             if hyper is not None:
                 self.optimizer.set_hyper(hyper)
@@ -110,6 +113,7 @@ class Values:
         Raises:
             Rejected: the values do not cover this part exactly.
         """
+        self.changes += 1
         covered = fill(self.buffer, self._parts, tensors, "values")
         if covered != sum(part.length for part in self._parts):
             raise Rejected(f"the values to load cover {covered} elements of this server's part")
@@ -129,6 +133,7 @@ class Values:
 
     def write(self, tensors: Tensors) -> None:
         """Replaces values that a program has written itself; all else stays as it is."""
+        self.changes += 1
         fill(self.buffer, self._parts, tensors, "values")
 
 
