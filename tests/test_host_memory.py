@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,14 @@ def test_the_least_limit_of_the_groups_around_a_process_counts(tmp_path: Path) -
     written(tmp_path / "pod/memory.max", f"{2 << 20}\n")
     written(tmp_path / "pod/task/memory.max", f"{3 << 20}\n")
     assert host_memory(groups, tmp_path) == 2 << 20
+
+
+def test_a_group_has_any_name(tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    groups.write_bytes(b"0::/my task \xe4\n")
+    group = tmp_path / os.fsdecode(b"my task \xe4")
+    written(group / "memory.max", f"{4 << 20}\n")
+    assert host_memory(groups, tmp_path) == 4 << 20
 
 
 def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:

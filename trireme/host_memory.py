@@ -32,7 +32,7 @@ def _limits(proc: Path, mount: Path) -> Iterator[int]:
     """Yields the limits of this process's control groups, and of those that they are in."""
     lines = []
     with suppress(OSError):
-        lines = proc.read_text(encoding="utf-8").split()
+        lines = proc.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers not in ("", "memory"):
