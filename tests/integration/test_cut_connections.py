@@ -209,6 +209,7 @@ def test_whatever_a_worker_taken_for_lost_asks_first_brings_it_back(
         without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
         assert [entry.index for entry in without.workers] == [0]
         worker.backend.pull(train=False)  # an answer under this view: the server has taken it too
+        worker.remember()  # the values that came are the job's
         evicted.set()
         worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
         return count(session), worker.backend.options.incarnation
@@ -257,6 +258,7 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_wor
         without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
         assert [entry.index for entry in without.workers] == [0]
         worker.backend.pull(train=False)  # an answer under this view: the server has taken it too
+        worker.remember()  # the values that came are the job's
         evicted.set()
         assert fenced.wait(20)
         proxies[1].flow()
