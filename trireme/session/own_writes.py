@@ -282,16 +282,17 @@ class OwnWrites:
     def votes(self) -> list[float]:
         """Returns numbers for a sum over the processes: what this one has written."""
         if self._shared is None:
-            return [0.0, 0.0, 0.0]
+            return [0.0, 0.0, 0.0, 0.0]
         now = self._shard_versions()
         changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
-        self._mine = [*changed, *(each for each in self._shared.written() if each not in changed)]
+        written = self._shared.written()
+        self._mine = [*changed, *(each for each in written if each not in changed)]
         names = [*changed, *(each for each in self._mine if each not in now)]
         if not names:
-            return [0.0, 0.0, 0.0]
+            return [0.0, 0.0, 0.0, 0.0]
         said = (names, self._shared.values_of(names) if self._replicated else 0)
         digest = float(zlib.crc32(repr(said).encode()) & 0xFFFFFF)
-        return [1.0, digest, digest**2]
+        return [1.0, digest, digest**2, float(bool(written))]
 
     def _shard_versions(self) -> dict[str, int]:
         """Returns how often the program has written to each parameter of which others have a part.
@@ -308,8 +309,8 @@ class OwnWrites:
         Raises:
             ConfigurationError: they have not.
         """
-        count, digests, squares = totals
-        if not count or (count == processes and digests**2 == squares * count):
+        count, digests, squares, written = totals
+        if not (count and written) or (count == processes and digests**2 == squares * count):
             return
         mine = _named(self._mine) if self._mine else "nothing"
         raise ConfigurationError(

@@ -189,8 +189,8 @@ class Collective(Local):
         """
         stop, _, _, *numbers = totals
         if not stop:  # a process whose program has ended writes nothing any more
-            self._own_writes.agree(numbers[:3], self.group.size)
-        count, digests, squares = numbers[3:]
+            self._own_writes.agree(numbers[:4], self.group.size)
+        count, digests, squares = numbers[4:]
         if count and (count < self.group.size or digests**2 != squares * count):
             raise ConfigurationError(
                 f"{count:.0f} of {self.group.size} processes have given their optimizer other "
