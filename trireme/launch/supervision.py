@@ -103,8 +103,10 @@ class Supervision:
                 actions += self._make_room(name, asked=True)
         elif ended_well:
             task.finished = task.worker
-            self._saved_early |= status != 0
-            self.verdict.interrupted |= status != 0
+            # A server that the launcher ends says that the job is interrupted, whatever it was.
+            early = status != 0 and (task.worker or not task.terminated)
+            self._saved_early |= early
+            self.verdict.interrupted |= early
             self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
             self._job_over |= task.coordinator and not task.terminated
         elif failure is not None and task.worker and self._limits.together:
