@@ -178,7 +178,7 @@ def _ended(command: list[str]) -> str | None:
             capture_output=True,
             text=True,
             timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "examples")])},
         )
     except subprocess.TimeoutExpired:
         return "no step within 300 s"

@@ -2,7 +2,7 @@
 
 Latent Dirichlet allocation of one corpus with the same topics and priors, by Trireme in one process
 and on a server with two workers, gensim, scikit-learn and tomotopy. One evaluator for all:
-`examples.lda.perplexity`, document completion.
+`lda.perplexity`, document completion.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lda import documents, perplexity
+from lda.documents import Documents
+from lda.initial_topics import INITIAL_SWEEPS
+from lda.planted import planted_topics, recovered
+
 from benchmarks.context import Context
 from benchmarks.machine import ROOT
 from benchmarks.pairs import Interleaved, Sample
 from benchmarks.processes import environment
 from benchmarks.programs.topic_files import Corpus, Learned
 from benchmarks.results import Goal, Kind, Result
-from examples.lda import documents, perplexity
-from examples.lda.documents import Documents
-from examples.lda.initial_topics import INITIAL_SWEEPS
-from examples.lda.planted import planted_topics, recovered
 
 ONE, TWO = "Trireme, one process", "Trireme, ssp, two workers"
 GENSIM, LEARN = "gensim, LdaModel", "scikit-learn, LatentDirichletAllocation"

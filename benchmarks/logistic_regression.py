@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sparse_data import LibsvmReader
+from sparse_data.planted_regression import PlantedRegression
 
 from benchmarks import report
 from benchmarks.machine import ROOT, describe, load
@@ -28,8 +30,6 @@ from benchmarks.pairs import Plan, Sample, interleave
 from benchmarks.peers import DIRECTORY, Peers
 from benchmarks.processes import environment
 from benchmarks.results import Kind, Result
-from examples.sparse_data import LibsvmReader
-from examples.sparse_data.planted_regression import PlantedRegression
 from trireme.data.ranking import area_under_curve
 
 BITS, ALPHA, RATE = 26, 0.1, 0.03

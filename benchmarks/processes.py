@@ -38,7 +38,8 @@ _libc = ctypes.CDLL(None)
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the environment of every contender."""
-    own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+    own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     return {**os.environ, **THREADS, **own, **(extra or {})}
 
 

@@ -21,7 +21,8 @@ hypothesis.settings.load_profile("work")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), str(ROOT)])
+PACKAGES = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), PACKAGES])
 """For the processes that tests start."""
 
 
@@ -33,7 +34,7 @@ def python_path(words: Iterable[object]) -> str:
     """
     given = [str(word) for word in words]
     together = "run" in given and ("--mesh" in given or "--ps" not in given)
-    return str(ROOT) if together else PYTHONPATH
+    return PACKAGES if together else PYTHONPATH
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from language.networks import Transformer
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.programs.task import LAYERS, NETWORKS, TIME, VOCABULARY, WIDTH
-from examples.language.networks import Transformer
 from trireme.models import MLP, CifarNetwork, LeNet5
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import SGDClassifier
-
-from examples.sparse_data import LibsvmReader, SparseBatch
+from sparse_data import LibsvmReader, SparseBatch
 
 ROWS = 100_000
 

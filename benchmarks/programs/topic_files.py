@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class Corpus(NamedTuple):
-    """Documents as in `examples.lda.documents`, which the peers' environments do not have.
+    """Documents as in `lda.documents`, which the peers' environments do not have.
 
     Attributes:
         offsets: int64 of shape (documents + 1,).

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from lda import SharedTopics
+from lda.documents import Documents
+
 import trireme
 from benchmarks.programs.topic_files import Corpus, Learned, arguments
-from examples.lda import SharedTopics
-from examples.lda.documents import Documents
 
 
 def main() -> None:

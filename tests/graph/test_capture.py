@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 
-from examples.language.networks import LSTMLanguageModel, Transformer
 from tests.graph.equality import assert_same
 from trireme.errors import ConfigurationError
 from trireme.graph.capture import CapturedModel, capture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 
-from examples.language.networks import LSTMLanguageModel, Transformer
 from trireme.graph.capture import Capture, capture
 from trireme.graph.cost_graph import OUTPUT, cost_graph, grouping
 from trireme.graph.costs import Constraints, Device, Hardware, Link

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 from torch.nn import functional as F
 
-from examples.language.networks import LSTMLanguageModel, Transformer
 from trireme.errors import ConfigurationError
 from trireme.graph.capture import Capture, capture
 from trireme.graph.measurement import Cost, measure

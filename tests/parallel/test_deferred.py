@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 from torch.nn import functional as F
 
-from examples.language.networks import LSTMLanguageModel, Transformer
 from trireme.errors import ConfigurationError
 from trireme.models import CifarNetwork, LeNet5
 from trireme.parallel.deferred import Deferred, deferred

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from language.networks import Transformer
 from torch import nn
 
-from examples.language.networks import Transformer
 from trireme.errors import ConfigurationError
 from trireme.models import LeNet5
 from trireme.parallel.config import PipelineConfig

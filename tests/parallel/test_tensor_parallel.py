@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from language.networks import Transformer
 from torch import nn
 
-from examples.language.networks import Transformer
 from trireme.errors import ConfigurationError
 from trireme.models import MLP, LeNet5
 from trireme.parallel.tensor_parallel import attentions, derive, resolve

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from language.networks import LSTMLanguageModel, Transformer
+from language.text import TextWindows
 from torch import nn
 from torch.nn import functional as F
 
-from examples.language.networks import LSTMLanguageModel, Transformer
-from examples.language.text import TextWindows
 from tests.harness import Cluster, run_job
 from tests.parity.plain import Values, difference, values_of
 from tests.parity.problems import EXACT, same_everywhere

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from language.networks import LSTMLanguageModel
 from torch import nn
 from torch.nn import functional as F
-
-from examples.language.networks import LSTMLanguageModel
 
 
 def small(*, dropout: float = 0.0, carry: bool = False) -> LSTMLanguageModel:

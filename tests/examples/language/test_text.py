@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from language import text
+from language.text import EOS, UNKNOWN, TextWindows, Vocabulary
 
-from examples.language import text
-from examples.language.text import EOS, UNKNOWN, TextWindows, Vocabulary
 from trireme.data.ledger import Ledger
 from trireme.data.loader import Loader, tensors_of
 from trireme.data.order import Order

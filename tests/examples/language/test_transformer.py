@@ -7,10 +7,9 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from language.networks import Attention, Transformer
 from torch import nn
 from torch.nn import functional as F
-
-from examples.language.networks import Attention, Transformer
 
 
 def small(**changes: float) -> Transformer:

@@ -7,8 +7,7 @@ from math import lgamma
 
 import numpy as np
 import numpy.typing as npt
-
-from examples.lda.documents import Documents
+from lda.documents import Documents
 
 Probabilities = npt.NDArray[np.float64]
 

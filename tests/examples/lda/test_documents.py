@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from lda import documents
+from lda.documents import Documents, hold_out, number_words
 
-from examples.lda import documents
-from examples.lda.documents import Documents, hold_out, number_words
 from trireme.errors import DataError
 
 TEXTS = ["The parser reads tokens, tokens!", "A parser is a reader.", "Tokens of the grammar"]

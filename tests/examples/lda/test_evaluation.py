@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("numba")
 
-from examples.lda import halves, perplexity
-from examples.lda.documents import Documents
-from examples.lda.planted import planted_topics
+from lda import halves, perplexity
+from lda.documents import Documents
+from lda.planted import planted_topics
+
 from trireme.errors import ConfigurationError
 
 PLANTED = planted_topics(5, 40, 30, length=25, alpha=0.2)

@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-from examples.lda import InitialTopics, LocalCounts, SharedTopics, TopicSampler, topic_words
-from examples.lda.documents import Documents
-from examples.lda.initial_topics import merged
-from examples.lda.planted import planted_topics, recovered
+from lda import InitialTopics, LocalCounts, SharedTopics, TopicSampler, topic_words
+from lda.documents import Documents
+from lda.initial_topics import merged
+from lda.planted import planted_topics, recovered
+
 from tests.examples.lda.values import Memory, Stored
 from trireme.errors import ConfigurationError
 

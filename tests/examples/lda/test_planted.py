@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from examples.lda.planted import planted_topics, recovered
+from lda.planted import planted_topics, recovered
 
 
 def test_documents_have_the_words_of_their_topics() -> None:

@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-from examples.lda import LocalCounts, TopicSampler
-from examples.lda.documents import Documents
-from examples.lda.kernel import sample
-from examples.lda.proposals import propose
+from lda import LocalCounts, TopicSampler
+from lda.documents import Documents
+from lda.kernel import sample
+from lda.proposals import propose
+
 from tests.examples.lda.posterior import Probabilities, distance, number_of, posterior
 
 DOCUMENTS = Documents.of([[0, 0, 1], [1, 2], [0, 2, 2]], ("a", "b", "c"))

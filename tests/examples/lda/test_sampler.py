@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-from examples.lda import LocalCounts, TopicCounts, TopicSampler, topic_words
-from examples.lda.documents import Documents
-from examples.lda.planted import planted_topics, recovered
-from examples.lda.proposals import propose
+from lda import LocalCounts, TopicCounts, TopicSampler, topic_words
+from lda.documents import Documents
+from lda.planted import planted_topics, recovered
+from lda.proposals import propose
+
 from trireme.errors import ConfigurationError
 
 PLANTED = planted_topics(6, 60, 80, length=30)

@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("numba")
 
+from lda import SharedTopics, perplexity
+from lda.documents import Documents
+from lda.planted import planted_topics, recovered
+from lda.shared_topics import Values
+
 import trireme
-from examples.lda import SharedTopics, perplexity
-from examples.lda.documents import Documents
-from examples.lda.planted import planted_topics, recovered
-from examples.lda.shared_topics import Values
 from tests.clocks import VirtualClock
 from tests.examples.lda.values import Memory, Stored
 from tests.harness import Cluster, run_job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from sparse_data import SparseBatch
 
-from examples.sparse_data import SparseBatch
 from trireme.compiled import compiled
 
 Floats = npt.NDArray[np.float32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from examples.sparse_data import SparseBatch
+from sparse_data import SparseBatch
 
 Row = tuple[float, list[tuple[int, float]]]
 

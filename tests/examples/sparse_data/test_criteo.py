@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("numba")
 
-from examples.sparse_data import ClickBatch, CriteoReader, feature, log_scale
+from sparse_data import ClickBatch, CriteoReader, feature, log_scale
+
 from tests.examples.sparse_data.rows import written
 from trireme.errors import DataError
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from examples.sparse_data import CsvReader, feature
+from sparse_data import CsvReader, feature
+
 from tests.examples.sparse_data.rows import rows_of, written
 from trireme.errors import ConfigurationError, DataError
 

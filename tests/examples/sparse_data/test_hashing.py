@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("numba")
 
-from examples.sparse_data import feature
-from examples.sparse_data.hashing import hash_bytes, mix
+from sparse_data import feature
+from sparse_data.hashing import hash_bytes, mix
+
 from trireme.errors import ConfigurationError
 
 MASK = (1 << 64) - 1

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from examples.sparse_data import LibsvmReader
-from examples.sparse_data.hashing import feature_of
+from sparse_data import LibsvmReader
+from sparse_data.hashing import feature_of
+
 from tests.examples.sparse_data.rows import rows_of, written
 from trireme.errors import ConfigurationError, DataError
 from trireme.session.replica.batch import examples_in

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from examples.sparse_data.lines import LineWindow, bad_line
+from sparse_data.lines import LineWindow, bad_line
+
 from tests.examples.sparse_data.rows import written
 from trireme.errors import DataError
 

@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("numba")
 
-from examples.sparse_data import ClickBatch, CriteoReader, feature
-from examples.sparse_data.planted_clicks import SIZES, PlantedClicks, category_names
+from sparse_data import ClickBatch, CriteoReader, feature
+from sparse_data.planted_clicks import SIZES, PlantedClicks, category_names
+
 from trireme.data.ranking import area_under_curve
 from trireme.errors import ConfigurationError
 

@@ -11,8 +11,9 @@ import torch
 
 pytest.importorskip("numba")
 
-from examples.sparse_data import LibsvmReader, SparseBatch
-from examples.sparse_data.planted_regression import PlantedRegression
+from sparse_data import LibsvmReader, SparseBatch
+from sparse_data.planted_regression import PlantedRegression
+
 from tests.examples.sparse_data.ftrl import Regression
 from trireme.data.loading import Loading
 from trireme.data.ranking import area_under_curve

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 
 pytest.importorskip("numba")
 
+from sparse_data import CsvReader, LibsvmReader, SparseBatch
+
 import trireme
-from examples.sparse_data import CsvReader, LibsvmReader, SparseBatch
 from tests.examples.sparse_data.rows import rows_of, written
 from trireme.data.loading import Loading
 from trireme.data.stream import Stream, is_stream, shards_of

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lda import SharedTopics
+from lda.planted import planted_topics
 
 import trireme
-from examples.lda import SharedTopics
-from examples.lda.planted import planted_topics
 from trireme.session.connection import Connection
 
 
