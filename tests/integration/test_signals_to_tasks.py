@@ -124,6 +124,7 @@ def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
     words = ("run", "--ps", 1, "--workers", 2, "--max-restarts", 1, "--run-dir", "run")
     running = shell.start(*words, *TRAIN)
     step_of(running, 10)
+    running.until(r"worker:1 \| training")  # else worker:0 may have made these steps alone
     os.kill(read_record(shell.directory / "run").pids["worker:1"], signal.SIGTERM)
     running.until(r"worker:1 left: SIGTERM has asked it to; started again \(1 of 1\)")
     running.until(r"worker:1 \| training(?s:.*)worker:1 \| training")
