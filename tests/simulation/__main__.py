@@ -20,10 +20,6 @@ _SHOWN = ("pushes", "applied", "stale", "duplicate", "fenced", "crashed", "evict
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     options = _parse(arguments)
-    logging.disable(logging.WARNING)  # what servers warn of is what happens all the time
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    gc.freeze()  # what is loaded only slows down the collection of what is simulated
     modes = list(MODES) if options.mode == "all" else [options.mode]
     failed = 0
     for place, mode in enumerate(modes):
@@ -82,4 +78,8 @@ def _seeds(text: str) -> range:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # what servers warn of is what happens all the time
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    gc.freeze()  # what is loaded only slows down the collection of what is simulated
     sys.exit(main(sys.argv[1:]))

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cluster.view import ServerEntry, View
+from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import (
     ConnectionRefused,
     ConnectTimeout,
+    Fenced,
     NetworkLost,
     WireError,
     WireTimeout,
 )
 from trireme.ps.client.lanes import Lanes, Request
-from trireme.ps.messages import Status, Stopping, Waiting
+from trireme.ps.messages import Pull, Status, Stopping, Waiting
 
 SILENCE = ConnectTimeout("no answer in time")
 REFUSAL = ConnectionRefused("nothing listens there")
+
+
+def view(number: int, *workers: int) -> View:
+    servers = (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b"))
+    return View(number, servers, tuple(WorkerEntry(worker, 1) for worker in workers))
 
 
 class Trial:
     """A worker that asks servers, and every half second meets an error at one."""
 
     def __init__(self, *, hurries: bool = False) -> None:
-        view = View(1, (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b")), ())
+        self.view = view(1, 0, 3)
         self.notices: list[Waiting] = []
         self.now = 0.0
         self.lanes = Lanes(
             3,
             1,
             2,
-            lambda: view,
+            lambda: self.view,
             retry_seconds=30.0,
             rejoin_seconds=600.0,
             patience_seconds=50.0,
@@ -107,3 +113,18 @@ def test_it_knows_which_servers_have_been_silent_since_when_until_one_answers() 
     assert trial.lanes.silent == (0.5, "ps:0")
     trial.lanes.heard(31.0, 0, 1, Stopping(7), ())
     assert trial.lanes.silent is None
+
+
+def test_a_pull_that_is_sent_again_to_a_job_with_another_chief_is_fenced_off() -> None:
+    """The refusal of a pull that waited for the first values is lost with its connection."""
+    trial = Trial()
+    trial.lanes.ask(0.0, {0: Request(Pull(0))}, again=False)
+    trial.view = view(2, 0, 1, 3)
+    trial.lanes.broke(1.0, 0, SILENCE)
+    (again,) = trial.lanes.tick(2.0)
+    assert again.message == Pull(2), "the chief has not changed"
+    trial.view = view(3, 1, 3)
+    trial.lanes.broke(3.0, 0, SILENCE)
+    with pytest.raises(Fenced, match="another worker is chief now"):
+        trial.lanes.tick(4.0)
+    assert not trial.lanes.waiting

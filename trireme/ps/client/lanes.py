@@ -164,6 +164,7 @@ class Lanes:
         self._patience_seconds = patience_seconds
         self._hurries = hurries
         self._again = True
+        self._chief: int | None = None  # as the waiting requests were made
         self._since = 0.0
         self._noticed = -math.inf  # when it was last said that servers are out of reach
         self._names: Sequence[str] = ()
@@ -195,7 +196,7 @@ class Lanes:
             self._forget()
         self._check_generation()
         self.answers = {}
-        self._again = again
+        self._again, self._chief = again, self.known_view().chief
         self._since, self._names = now, ()
         out: list[Transmit] = []
         for server, request in requests.items():
@@ -386,7 +387,11 @@ class Lanes:
 
     def _transmit(self, lane: Lane) -> Transmit:
         assert lane.request is not None
-        message, number = lane.request.message, self.known_view().number
+        message, view = lane.request.message, self.known_view()
+        number = view.number
+        if not self._again and view.chief != self._chief:
+            # Its refusal may have been lost with a connection. The chief loads the first values.
+            self._give_up(Fenced("another worker is chief now", number))
         if lane.request.pinned:
             if message.view != number:  # type: ignore[attr-defined]
                 self._give_up(Fenced(f"a request of view {message.view} came late", number))  # type: ignore[attr-defined]
