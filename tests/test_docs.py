@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -161,3 +162,16 @@ def test_broken_links_are_found(build, tmp_path: Path, monkeypatch: pytest.Monke
         "a.md: docs/c.md leads to no file",
         "a.md: docs/b.md#three leads to no heading",
     ]
+
+
+def test_the_table_of_sizes_knows_where_each_plug_in_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BUILD.parent))
+    size = importlib.import_module("size")
+    paths = [path for path, _ in size.sources()]
+    for name, beginnings in size.PLUGINS.items():
+        if not (ROOT / "trireme" / "plugins" / name).exists():
+            for beginning in beginnings:
+                assert any(path.startswith(beginning) for path in paths), beginning
+    assert size.part_of("plugins/graph/capture.py") == "graph"
+    assert size.part_of("ps/shard/shard.py") == size.part_of("plugins/__init__.py") == "core"
+    assert any(line.startswith("all words") for line in size.word_table())
