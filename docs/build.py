@@ -26,7 +26,6 @@ import guide_tables
 import msgspec
 import push_drawing
 import push_path
-import reference_text
 import site_pages
 import translations
 
@@ -34,7 +33,6 @@ from trireme.cli.command_parser import Parser
 from trireme.cli.parser import COMMANDS
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
-from trireme.job_config import OPTIONS
 from trireme.ps import messages as ps_messages
 from trireme.ps import replication_messages, server_messages, snapshot_messages
 from trireme.ps import rule as ps_rule
@@ -85,7 +83,6 @@ def generated() -> Iterator[tuple[Path, str]]:
         *REGIONS,
         *guide_tables.REGIONS,
         *chinese_tables.regions(),
-        *reference_text.regions(),
         ("docs/architecture.md", "push", lambda: push_path.listing(path)),
     )
     pages: dict[Path, str] = {}
@@ -98,15 +95,14 @@ def generated() -> Iterator[tuple[Path, str]]:
 
 
 def recipe_pages() -> Iterator[tuple[Path, str]]:
-    """Yields the pages of recipes, with their programs and how these differ from plain ones."""
+    """Yields the pages of recipes, with how their programs differ from plain ones."""
     for page in sorted((ROOT / "docs" / "recipes").glob("[a-z]*.md")):
         program = (ROOT / "recipes" / f"{page.stem}.py").read_text(encoding="utf-8")
         plain = (ROOT / "recipes" / f"{page.stem}_plain.py").read_text(encoding="utf-8")
         changed = difflib.unified_diff(plain.splitlines(), program.splitlines(), n=0, lineterm="")
         lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
-        text = page.read_text(encoding="utf-8")
-        text = with_region(text, "program", f"```python\n{program.strip()}\n```")
-        yield page, with_region(text, "difference", "\n".join(["```diff", *lines, "```"]))
+        difference = "\n".join(["```diff", *lines, "```"])
+        yield page, with_region(page.read_text(encoding="utf-8"), "difference", difference)
 
 
 def with_region(text: str, region: str, content: str) -> str:
@@ -172,7 +168,7 @@ def words(action: argparse.Action) -> str:
 
 
 def where_values_come_from() -> Iterator[str]:
-    """Yields the table of the options' other sources."""
+    """Yields what the options' other sources are."""
     yield "## Where values come from"
     yield ""
     yield (
@@ -181,11 +177,10 @@ def where_values_come_from() -> Iterator[str]:
         "`--config` names. `--dry-run` prints each value with its origin."
     )
     yield ""
-    yield "| option | environment | key in the file | default |"
-    yield "| --- | --- | --- | --- |"
-    for option in OPTIONS:
-        default = "" if option.default is None else f"`{option.default}`"
-        yield f"| `--{option.name}` | `{option.variable}` | `{option.name}` | {default} |"
+    yield (
+        "The variable of an option is `TRIREME_` and its name in capitals, with `_` for `-`: "
+        "`TRIREME_MAX_RESTARTS`. Its key in the file is its name: `max-restarts`."
+    )
     yield ""
     yield (
         "A job started by hand takes its secret from `--secret-file`, else from `TRIREME_SECRET`, "
@@ -206,19 +201,13 @@ FOLDERS = {
     "docs": "design, protocol, operations, decisions",
     "tests": "one folder for each of the package's; integration/ starts real processes",
 }
-"""Folders whose files are not listed one by one, or that follow the package."""
+"""The folders that follow the package."""
 
 
 def layout() -> str:
     """Returns the folders of the project, with the first sentence of each."""
-    rows = [("trireme/", ""), *tree(ROOT / "trireme", 1, files=False)]
-    return drawn([*rows, *((f"{name}/", comment) for name, comment in FOLDERS.items())])
-
-
-def files() -> str:
-    """Returns the tree of the package and of the examples, with each file's own first sentence."""
     rows = [("trireme/", ""), *tree(ROOT / "trireme", 1)]
-    return drawn([*rows, ("examples/", FOLDERS["examples"]), *tree(ROOT / "examples", 1)])
+    return drawn([*rows, *((f"{name}/", comment) for name, comment in FOLDERS.items())])
 
 
 def examples() -> str:
@@ -235,26 +224,21 @@ def drawn(rows: list[tuple[str, str]]) -> str:
     return "\n".join(["```", *(f"{name:<{width}}{text}".rstrip() for name, text in rows), "```"])
 
 
-def tree(folder: Path, depth: int, *, files: bool = True) -> Iterator[tuple[str, str]]:
-    """Yields the name, indented, and the first sentence of all that is in a folder."""
-    indent = "  " * depth
-    packages = [path for path in folder.iterdir() if (path / "__init__.py").exists()]
-    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    if folder.name == "trireme":
-        modules.append(folder / "__init__.py")
-    if files:
-        for path in sorted(modules):
-            yield f"{indent}{path.name}", first_sentence(path)
-    for path in sorted(packages):
-        yield f"{indent}{path.name}/", first_sentence(path / "__init__.py")
-        yield from tree(path, depth + 1, files=files)
+def tree(folder: Path, depth: int) -> Iterator[tuple[str, str]]:
+    """Yields the name, indented, and the first sentence of all packages in a folder."""
+    for path in sorted(path for path in folder.iterdir() if (path / "__init__.py").exists()):
+        yield f"{'  ' * depth}{path.name}/", first_sentence(path / "__init__.py")
+        yield from tree(path, depth + 1)
 
 
 def first_sentence(path: Path) -> str:
     """Returns the first sentence of a module's docstring, without its full stop."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    sentence = re.split(r"\.\s|\.$", docstring.partition("\n\n")[0].replace("\n", " "))[0]
-    return sentence
+    return first_sentence_of(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+
+
+def first_sentence_of(docstring: str) -> str:
+    """Returns the first sentence of a docstring, without its full stop."""
+    return re.split(r"\.\s|\.$", docstring.partition("\n\n")[0].replace("\n", " "))[0]
 
 
 # The messages ----------------------------------------------------------------------------------
@@ -276,16 +260,16 @@ def messages() -> str:
     """Returns a section for each conversation with its messages, and one for their values."""
     parts: list[str] = []
     for title, modules in CONVERSATIONS:
-        parts += [f"## {title}", ""]
+        parts += [f"## {title}", "", "| kind | message | fields | |", "| --- | --- | --- | --- |"]
         structs = [kind for module in modules for kind in structs_of(module)]
         found = [kind for kind in structs if issubclass(kind, Message) and kind.kind]
         for message in sorted(found, key=lambda message: message.kind):
-            parts += struct_section(message, f"{message.kind} {message.__name__}")
+            parts.append(f"| {message.kind} {struct_row(message)}")
+        parts.append("")
     parts += ["## Values inside messages", "", *choices(), ""]
+    parts += ["| value | fields | |", "| --- | --- | --- |"]
     for module in VALUE_MODULES:
-        for value in structs_of(module):
-            if not issubclass(value, Message):
-                parts += struct_section(value, value.__name__)
+        parts += [struct_row(each) for each in structs_of(module) if not issubclass(each, Message)]
     return "\n".join(parts)
 
 
@@ -309,49 +293,24 @@ def structs_of(module: ModuleType) -> list[type[msgspec.Struct]]:
     ]
 
 
-def struct_section(struct: type[msgspec.Struct], title: str) -> Iterator[str]:
-    """Yields a heading, what the struct is, and its fields in their order."""
-    says, meanings = parse_docstring(inspect.getdoc(struct) or "")
-    yield f"### {title}"
-    yield ""
-    yield says
-    yield ""
+def struct_row(struct: type[msgspec.Struct]) -> str:
+    """Returns a row of a table: the struct's name, its fields in their order, and what it is."""
     config = struct.__struct_config__
+    shape = "" if config.array_like else "a map, by the fields' names; "
     if config.tag is not None:
-        yield f"An array whose first item is `{config.tag}`."
-        yield ""
-    elif not config.array_like:
-        yield "A map, by the fields' names."
-        yield ""
-    if struct.__struct_fields__:
-        yield "| field | type | meaning |"
-        yield "| --- | --- | --- |"
-        for field in msgspec.structs.fields(struct):
-            kind = str(struct.__annotations__[field.name]).replace("|", "\\|")
-            default = "" if field.required else f" = {field.default!r}"
-            yield f"| `{field.name}` | `{kind}{default}` | {meanings.get(field.name, '')} |"
-        yield ""
-
-
-def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Returns what a docstring says, and what it says of each attribute."""
-    says, _, attributes = text.partition("Attributes:\n")
-    meanings: dict[str, str] = {}
-    names: list[str] = []
-    for line in inspect.cleandoc(attributes).splitlines():
-        entry = re.match(r"([\w, ]+): (.*)", line)
-        if entry is not None and not line.startswith(" "):
-            names = [name.strip() for name in entry[1].split(",")]
-            meanings.update(dict.fromkeys(names, entry[2]))
-        else:
-            meanings.update({name: f"{meanings[name]} {line.strip()}" for name in names})
-    return " ".join(says.split()), meanings
+        shape = f"an array whose first item is `{config.tag}`; "
+    fields = ", ".join(
+        f"{field.name}: {struct.__annotations__[field.name]}"
+        + ("" if field.required else f" = {field.default!r}")
+        for field in msgspec.structs.fields(struct)
+    ).replace("|", "\\|")
+    says = first_sentence_of(inspect.getdoc(struct) or "")
+    return f"| `{struct.__name__}` | {f'`{fields}`' if fields else ''} | {shape}{says} |"
 
 
 REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "layout", layout),
     ("examples/README.md", "examples", examples),
-    ("docs/architecture.md", "files", files),
     ("docs/protocol.md", "messages", messages),
 )
 """Page, region, and what writes it."""

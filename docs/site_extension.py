@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import reference_text
 import translations
 from site_pages import CHILDREN
 from site_search import SearchEnglishAndChinese
@@ -38,12 +37,7 @@ CELL = re.compile(
 
 
 def change_source(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Adds the toctree of a page that lists others; runs no cell of a translation again.
-
-    Takes the directives of a page of the reference, and not the text that a clone has.
-    """
-    if docname.startswith("docs/reference/"):
-        source[0] = reference_text.for_site(source[0])
+    """Adds the toctree of a page that lists others; runs no cell of a translation again."""
     if docname.startswith("docs/zh/"):
         source[0] = CELL.sub(lambda cell: "" if cell[1] else f"```sh\n{cell[2]}```\n", source[0])
     if patterns := CHILDREN.get(docname):

@@ -38,22 +38,6 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
         assert re.search(rf"auto(class|function):: (trireme\.)?{name}$", REFERENCE, re.MULTILINE)
 
 
-def test_the_reference_of_the_session_can_be_read_in_a_clone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(DOCS))
-    reference_text = importlib.import_module("reference_text")
-    page = (DOCS / "reference" / "session.md").read_text("utf-8")
-    visible = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
-    assert "eval-rst" not in visible
-    for name in ("Session.step", "Session.evaluate", "Session.loader", "distribute"):
-        assert f"# `{name}`" in visible
-    assert "- `accumulate` (default 1): the number of pieces" in visible
-    site = reference_text.for_site(page)
-    assert "<!--" not in site and "accumulate" not in site
-    assert ".. autoclass:: Session" in site
-
-
 @pytest.mark.parametrize("name", trireme.data.__all__)
 def test_every_module_of_data_is_in_the_reference(name: str) -> None:
     assert f"automodule:: trireme.data.{name}\n   :members:" in REFERENCE
