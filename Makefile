@@ -125,7 +125,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.simulation.soak $(SOAK_ARGS)
 
 parity: $(TRANSFORMERS_STAMP)
-	$(BIN)/python -m tests.parity.table
+	PYTHONPATH=examples $(BIN)/python -m tests.parity.table
 
 $(MUTANTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'

@@ -61,7 +61,8 @@ def train(codec: str, data: Path, steps: int) -> Trained:
 
 def pushed_bytes(codec: str) -> int:
     """Returns how many bytes a push of LeNet-5's gradients carries."""
-    from trireme.models import LeNet5
+    from images.networks import LeNet5
+
     from trireme.ps.compression import Packer
     from trireme.ps.flat import FlatModel
     from trireme.wire.codec import make_codec

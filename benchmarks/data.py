@@ -39,12 +39,12 @@ def prepare(context: Context, network: str) -> tuple[Path, str]:
 def _arrays(context: Context, kind: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], str]:
     mnist, cifar = context.real("mnist"), context.real("cifar-10-batches-bin")
     if kind == "mlp" and mnist is not None:
-        from trireme.data import mnist as reader
+        from images import mnist as reader
 
         train = reader.load(mnist)[0]
         return train.tensors[0].numpy(), train.tensors[1].numpy(), "MNIST, 55,000 images"
     if kind == "cifar" and cifar is not None:
-        from trireme.data import cifar as images
+        from images import cifar as images
 
         pixels, labels = images.load(cifar)[0].tensors
         return _cropped(pixels).numpy(), labels.numpy(), f"{len(labels):,} images of CIFAR-10"

@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 import torch
+from images import augment, cifar
+from images.networks import CifarNetwork
 from torch import nn
 from torch.utils.data import TensorDataset
-
-from trireme.data import augment, cifar
-from trireme.models import CifarNetwork
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from cifar10 import SIZE, optimizer_of

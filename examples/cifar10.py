@@ -14,11 +14,11 @@ import time
 from typing import Any
 
 import torch
+from images import augment, cifar
+from images.networks import CifarNetwork
 from torch import nn
 
 import trireme
-from trireme.data import augment, cifar
-from trireme.models import CifarNetwork
 from trireme.session.hooks import Hook
 
 SIZE = 24

@@ -16,11 +16,11 @@ from __future__ import annotations
 import argparse
 
 import torch
+from images import augment, cifar
+from images.networks import LeNet5
 from torch import nn
 
 import trireme
-from trireme.data import augment, cifar
-from trireme.models import LeNet5
 
 SIZE = 28
 

@@ -18,10 +18,10 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from images import mnist
 from torch import nn
 
 import trireme
-from trireme.data import mnist
 
 
 def options() -> argparse.Namespace:

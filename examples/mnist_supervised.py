@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 
 import torch
+from images import mnist
 from torch import nn
 
 import trireme
-from trireme.data import mnist
 from trireme.models import MLP
 
 

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import torch
+from images import mnist
+from images.networks import LeNet5
 from torch import nn
 
 import trireme
-from trireme.data import mnist
-from trireme.models import MLP, LeNet5
+from trireme.models import MLP
 
 MODELS = {"mlp": lambda: MLP(784, 100, 10), "lenet": LeNet5}
 

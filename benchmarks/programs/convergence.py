@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import torch
+from images import mnist
+from images.networks import LeNet5
 from torch import nn
 
 import trireme
-from trireme.data import mnist
-from trireme.models import LeNet5
 
 
 def main() -> None:

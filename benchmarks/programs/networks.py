@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from images.networks import CifarNetwork, LeNet5
 from language.networks import Transformer
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.programs.task import LAYERS, NETWORKS, TIME, VOCABULARY, WIDTH
-from trireme.models import MLP, CifarNetwork, LeNet5
+from trireme.models import MLP
 
 
 def make_network(name: str) -> nn.Module:

@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from examples.images import mnist
 from tests.chaos.accounts import (
     Account,
     Goodput,
@@ -46,7 +47,6 @@ from tests.chaos.job import Job, Size, counted
 from tests.chaos.program import Counted
 from tests.faults.hosts import Network, NoHosts, network
 from tests.integration.conftest import clean_shell
-from trireme.data import mnist
 from trireme.ps.messages import WorkerProgress
 from trireme.session.checkpoint import CheckpointData
 

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import trireme
+from examples.images import mnist
 from tests.chaos.accounts import COUNTERS, Note
-from trireme.data import mnist
 from trireme.launch.environment.detect import detect
 from trireme.models import MLP
 from trireme.ps.client.lanes import Lanes, Transmit

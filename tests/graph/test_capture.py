@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images.networks import CifarNetwork, LeNet5
 from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 
@@ -18,7 +19,7 @@ from tests.graph.equality import assert_same
 from trireme.errors import ConfigurationError
 from trireme.graph.capture import CapturedModel, capture
 from trireme.graph.source import scope, source_line
-from trireme.models import MLP, CifarNetwork, DigitsNetwork, LeNet5
+from trireme.models import MLP, DigitsNetwork
 
 
 class Calling(nn.Module):

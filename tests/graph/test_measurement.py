@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from images.networks import CifarNetwork, LeNet5
 from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 from torch.nn import functional as F
@@ -19,7 +20,6 @@ from trireme.errors import ConfigurationError
 from trireme.graph.capture import Capture, capture
 from trireme.graph.measurement import Cost, measure
 from trireme.graph.trial import Input, Trials
-from trireme.models import CifarNetwork, LeNet5
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from images.mnist import FILES
 
 from tests.integration.shell import PROGRAMS, Ended, Shell
-from trireme.data.mnist import FILES
 from trireme.launch.run_directory import read_record
 from trireme.session.checkpoint import describe, list_checkpoints, step_of
 

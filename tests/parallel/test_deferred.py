@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from images.networks import CifarNetwork, LeNet5
 from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 from torch.nn import functional as F
 
 from trireme.errors import ConfigurationError
-from trireme.models import CifarNetwork, LeNet5
 from trireme.parallel.deferred import Deferred, deferred
 
 _SEED = 5

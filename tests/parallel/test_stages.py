@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from images.networks import LeNet5
 from language.networks import Transformer
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.models import LeNet5
 from trireme.parallel.config import PipelineConfig
 from trireme.parallel.stages import (
     Stage,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from images.networks import LeNet5
 from language.networks import Transformer
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.models import MLP, LeNet5
+from trireme.models import MLP
 from trireme.parallel.tensor_parallel import attentions, derive, resolve
 
 

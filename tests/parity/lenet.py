@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from images import mnist
+from images.networks import LeNet5
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trireme.data import digits, mnist
-from trireme.models import LeNet5
+from trireme.data import digits
 
 STEPS, BATCH = 200, 32
 

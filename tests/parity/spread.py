@@ -8,13 +8,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from images.networks import CifarNetwork, LeNet5
 from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tests.parity.plain import Values, values_of
-from trireme.models import MLP, CifarNetwork, LeNet5
+from trireme.models import MLP
 from trireme.session.replica.replica import model_loss
 from trireme.session.session import Session
 

@@ -9,12 +9,9 @@ import importlib
 from types import ModuleType
 
 __all__ = [
-    "augment",
     "batch",
     "bookmarks",
-    "cifar",
     "digits",
-    "download",
     "draws",
     "evaluation_batches",
     "fingerprint",
@@ -22,7 +19,6 @@ __all__ = [
     "ledger",
     "loader",
     "loading",
-    "mnist",
     "order",
     "positions",
     "ranking",

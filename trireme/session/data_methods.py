@@ -83,8 +83,8 @@ class DataMethods(JobView):
                 probabilities in proportion, as `WeightedRandomSampler`'s.
             drop_last: whether the rest of each epoch that does not make a full batch, in
                 synchronous jobs a full batch for every worker, is left out.
-            transform: (batch, generator) -> batch, such as an augmentation of
-                `trireme.data.augment`; its randomness follows from the seed and the batch.
+            transform: (batch, generator) -> batch, such as an augmentation; its randomness follows
+                from the seed and the batch.
             epochs: the iteration ends after this many passes over the data set, however many steps
                 the program makes of a batch, unless `max_steps` is set. The last batch is cut at
                 the end of the last pass. The workers then wait for each other, until each example

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import torch
+from images import mnist
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
 from tests.faults import Fault, Faults
-from trireme.data import mnist
 from trireme.ps.messages import Applied
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from images.networks import CifarNetwork
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from trireme.models import CifarNetwork
 from trireme.monitor.tensorboard.events import add_graph, device_name
 from trireme.monitor.tensorboard.forward_tracer import ForwardTracer, Node, graph_of
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from images import cifar
+from images import mnist as mnist_files
+
 from trireme.atomic_file import write_atomically
-from trireme.data import cifar
-from trireme.data import mnist as mnist_files
 from trireme.errors import DataError
 
 Progress = Callable[[str, int, int], None]

@@ -1,31 +1,19 @@
-"""The shared networks: shapes, parameters, initial values, and that they learn."""
+"""The networks of images: shapes, parameters, initial values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 import pytest
 import torch
+from images.networks import CifarNetwork, LeNet5, LocalResponseNorm
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
-
-from trireme import models
-from trireme.data import digits
-from trireme.data.loader import Loader
-from trireme.data.order import Order
-from trireme.models import MLP, CifarNetwork, DigitsNetwork, LeNet5
-from trireme.models.image_networks import LocalResponseNorm
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "MLP": (lambda: MLP(64, 100, 10), (64,), 64 * 100 + 100 + 1010),
-    "MLP, one layer": (lambda: MLP(6, 3), (6,), 21),
-    "MLP, three": (lambda: MLP(12, 5, 4, 3), (3, 2, 2), 65 + 24 + 15),
     "LeNet5": (LeNet5, (1, 28, 28), 61_706),
     "LeNet5, 24": (lambda: LeNet5(3, 24, 7), (3, 24, 24), 44_471),
     "LeNet5, 8": (lambda: LeNet5(1, 8), (1, 8, 8), 21_386),
-    "DigitsNetwork": (DigitsNetwork, (1, 8, 8), 71_754),
     "CifarNetwork": (CifarNetwork, (3, 24, 24), 1_068_298),
     "CifarNetwork, 32": (lambda: CifarNetwork(32, 5), (3, 32, 32), 1_755_461),
 }
@@ -61,23 +49,11 @@ def test_the_seed_gives_the_same_network(name: str) -> None:
 def test_flat_images_serve_too() -> None:
     flat = torch.rand(4, 64)
     images = flat.view(4, 1, 8, 8)
-    for network in (MLP(64, 20, 10), DigitsNetwork(), LeNet5(1, 8)):
-        assert torch.equal(network(flat), network(images))
-
-
-def test_mlp_is_linear_relu_linear() -> None:
-    network = MLP(4, 3, 2)
-    names = [name for name, _ in network.named_parameters()]
-    assert names == ["hidden1.weight", "hidden1.bias", "output.weight", "output.bias"]
-    w1, b1, w2, b2 = network.parameters()
-    batch = torch.randn(5, 4)
-    wanted = torch.relu(batch @ w1.T + b1) @ w2.T + b2
-    assert torch.allclose(network(batch), wanted, atol=1e-6)
+    network = LeNet5(1, 8)
+    assert torch.equal(network(flat), network(images))
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least the widths of input and output"):
-        MLP(4)
     with pytest.raises(ValueError, match="7x7 are too small"):
         LeNet5(size=7)
     with pytest.raises(ValueError, match="25x25: the size must be a multiple of 4"):
@@ -149,39 +125,3 @@ def test_the_cifar_networks_initial_values() -> None:
         assert weight.std().item() == pytest.approx(0.8796 * deviation, rel=0.04)
         assert weight.abs().max() <= 2 * deviation
         assert (parameters[f"{name}.bias"] == bias).all()
-
-
-def test_public_names() -> None:
-    for name in models.__all__:
-        assert issubclass(getattr(models, name), nn.Module)
-
-
-def spans(count: int, batch: int) -> Callable[[int], list[tuple[int, int]]]:
-    dealt = ((start, start + batch) for start in range(0, count * batch, batch))
-    return lambda ahead: list(islice(dealt, ahead))
-
-
-def accuracy(network: nn.Module, dataset: TensorDataset) -> float:
-    inputs, targets = dataset.tensors
-    with torch.no_grad():
-        return (network(inputs).argmax(1) == targets).float().mean().item()
-
-
-@pytest.mark.thorough(but=("<lambda>-0.001-1000-0.96",))
-@pytest.mark.parametrize(
-    ("build", "rate", "steps", "wanted"),
-    [(DigitsNetwork, 1e-3, 400, 0.98), (lambda: MLP(64, 100, 10), 1e-3, 1000, 0.96)],
-)
-def test_digits_are_learned(
-    build: Callable[[], nn.Module], rate: float, steps: int, wanted: float
-) -> None:
-    pytest.importorskip("sklearn.datasets")
-    torch.manual_seed(0)
-    train, test = digits.load()
-    network = build()
-    optimizer = torch.optim.Adam(network.parameters(), lr=rate)
-    for inputs, targets in Loader(train, Order(len(train)), spans(steps, 100), batch_size=100):
-        optimizer.zero_grad()
-        F.cross_entropy(network(inputs), targets).backward()
-        optimizer.step()
-    assert accuracy(network, test) >= wanted

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from images import cifar
 
-from trireme.data import cifar
 from trireme.errors import DataError
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from images import mnist
 
-from trireme.data import mnist
 from trireme.errors import DataError
 
 

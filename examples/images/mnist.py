@@ -85,7 +85,7 @@ def _find(directory: Path, name: str) -> Path:
             return candidate
     raise DataError(
         f"{directory} has neither {name} nor {name}.gz. Fetch MNIST with "
-        f"trireme.data.download.mnist({str(directory)!r}), or put the four files there by hand."
+        f"images.download.mnist({str(directory)!r}), or put the four files there by hand."
     )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from images import augment
 from torch.nn import functional as F
-
-from trireme.data import augment
 
 RANDOM = {
     "crop": augment.RandomCrop(5),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from images import mnist
 
-from trireme.data import mnist
 from trireme.errors import DataError
 
 TYPES = {

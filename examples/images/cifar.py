@@ -31,7 +31,7 @@ def load(directory: str | Path) -> tuple[TensorDataset, TensorDataset]:
 
     Returns:
         Training and test set. Images are uint8 of shape (N, 3, 32, 32), red plane first, as in the
-        files. They take a quarter of the memory of float32; `trireme.data.augment` converts each
+        files. They take a quarter of the memory of float32; `augment` converts each
         batch. Labels are int64 of shape (N,).
 
     Raises:
@@ -51,7 +51,7 @@ def _read(directory: Path, names: Sequence[str]) -> TensorDataset:
 def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     if not path.is_file():
         raise DataError(
-            f"{path} is missing. Fetch CIFAR-10 with trireme.data.download.cifar10(DIRECTORY), or "
+            f"{path} is missing. Fetch CIFAR-10 with images.download.cifar10(DIRECTORY), or "
             "unpack cifar-10-binary.tar.gz by hand and name the directory of the .bin files."
         )
     try:

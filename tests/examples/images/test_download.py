@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from images import cifar, download
+from images.download import Remote
 
-from trireme.data import cifar, download
-from trireme.data.download import Remote
 from trireme.errors import DataError
 
 CONTENT = bytes(range(256)) * 2000
