@@ -29,7 +29,7 @@ def problems(version: str, changelog: str, changed: str, tagged: str, head: str)
     """
     found = []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
-        found.append(f"the version is {version}: set __version__ in trireme/__init__.py")
+        found.append(f"the version is {version}: set __version__ in trireme/version.py")
     if not re.search(rf"^## \[?{re.escape(version)}\b", changelog, re.MULTILINE):
         found.append(f"CHANGELOG.md has no section {version}: name the unreleased one after it")
     if changed.strip():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trireme import errors
 from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
+from trireme.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from trireme.graph.scopes import device as device
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from trireme.strategies import TensorParallel as TensorParallel
     from trireme.tables.embedding import Embedding as Embedding
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
-
-__version__ = "0.1.0.dev0"
 
 _HOME = {
     "trireme.graph.scopes": ("device",),

@@ -121,7 +121,7 @@ def _versions() -> str:
     """Returns the versions of Trireme, PyTorch and Python, without importing PyTorch."""
     from importlib.metadata import PackageNotFoundError, version
 
-    from trireme import __version__
+    from trireme.version import __version__
 
     try:
         torch = version("torch")

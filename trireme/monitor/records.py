@@ -17,7 +17,6 @@ import math
 import os
 import platform
 import socket
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import IO
 import msgspec
 
 from trireme.cluster.messages import StatusValue
+from trireme.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
         pid=os.getpid(),
         run_dir="" if run_dir is None else str(run_dir.resolve()),
         about={
-            "trireme": str(sys.modules["trireme"].__version__),  # the layer above this one
+            "trireme": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "system": platform.platform(),

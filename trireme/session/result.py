@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from trireme.ps.messages import Verdict
-    from trireme.ps.results import PushResult
-
-Metric = Callable[..., "torch.Tensor | float"]
-"""(outputs, targets) -> a number, the mean over the batch; or an object with `update(outputs,
-targets)`, `compute()` and `reset()`, as the metrics of TorchMetrics."""
+from trireme.ps.messages import Verdict
+from trireme.ps.results import PushResult
+from trireme.session.metric_value import Metric, value_of
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -86,8 +81,6 @@ class StepResult:
         if not self._outputs and self._values is None:
             return {}
         if self._values is None:
-            from trireme.session.replica.metric_value import value_of  # imports torch
-
             self._values = {
                 name: value_of(name, metric, self._outputs)
                 for name, metric in self._metrics.items()

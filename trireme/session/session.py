@@ -21,11 +21,11 @@ from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.data_feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.dry_run import end_if_dry_run
+from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
-from trireme.session.replica.metric_value import own_metrics
 from trireme.session.replica.replica import Loss
-from trireme.session.result import Metric, StepResult
+from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
 from trireme.session.stopping import Signals

@@ -20,9 +20,9 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.module_names import named_parameters
+from trireme.session.metric_value import Metric
 from trireme.session.own_writes import OwnWrites
 from trireme.session.replica.replica import Loss, Replica, named_groups
-from trireme.session.result import Metric
 from trireme.session.settings import Settings
 from trireme.session.table_rows import TableRows, has_only_tables, tables_of
 

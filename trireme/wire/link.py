@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trireme.errors import (
-    AuthenticationError,
-    ConnectionBroken,
-    FrameError,
-    ProtocolMismatch,
-    WireError,
-)
+from trireme.clock import Clock
+from trireme.errors import AuthenticationError, ConnectionBroken, WireError
 from trireme.wire.connection import Connection
-from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Denied, Identity, ServerHandshake
+from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, ServerHandshake
 from trireme.wire.message import Message
 from trireme.wire.polling import READABLE, WRITABLE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from trireme.wire.service import Service
-
 _NOBODY = Identity("", "an unauthenticated peer")
-_MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +46,23 @@ class ServiceLimits:
     linger_seconds: float = 2.0
 
 
+class Loop(Protocol):
+    """What a link asks of the service that owns it."""
+
+    service_limits: ServiceLimits
+    clock: Clock
+
+    def watch(self, link: Link, events: int) -> None:
+        """Waits for these events of a link from now on."""
+
+    def drop(self, link: Link, error: WireError | None) -> None:
+        """Closes a link. The handlers' `closed` is called at the end of the turn."""
+
+
 class Link:
     """One connection of a service. Handlers see it once its peer has authenticated.
 
-    The service calls `ready`, `receive`, `expire` and `welcome`; handlers call the others.
+    Handlers call `offer` and `close`; the service receives, and calls the other methods.
 
     Args:
         service: the service.
@@ -75,10 +80,12 @@ class Link:
         closed: whether this link is closed or closing.
         windowed: whether its handler waits for confirmations before it offers more, so that the
             link need not limit what is unsent. Handlers set it.
+        handshake: the argument.
+        events: the events of the descriptor that the service waits for.
     """
 
     def __init__(
-        self, service: Service, connection: Connection, handshake: ServerHandshake | None = None
+        self, service: Loop, connection: Connection, handshake: ServerHandshake | None = None
     ) -> None:
         self.identity = _NOBODY
         self.connection = connection
@@ -89,9 +96,9 @@ class Link:
         self.closed = False
         self.windowed = False
         self._service = service
-        self._handshake = handshake
+        self.handshake = handshake
         self._unsent_bytes = service.service_limits.unsent_bytes
-        self._events = READABLE
+        self.events = READABLE
         # When the link is dropped, and the error for that, unless something happens before.
         self._deadline: float | None = None
         self._expiry_error: WireError | None = None
@@ -126,7 +133,7 @@ class Link:
             return False
         if not self.windowed and self.connection.unsent > self._unsent_bytes:
             error = f"it does not read; {self.connection.unsent} bytes are unsent"
-            self._fail(ConnectionBroken(error))
+            self.fail(ConnectionBroken(error))
             return False
         try:
             done = self.connection.offer(message, payload, sequence=sequence)
@@ -150,71 +157,18 @@ class Link:
 
     # -- for the service -------------------------------------------------------------------------
 
-    def ready(self, mask: int) -> None:
-        """Handles events of the descriptor."""
-        # The next read or write detects a hang-up or an error.
-        if self._events & WRITABLE and mask != READABLE:
-            self._flush()
-        if self._events & READABLE and mask != WRITABLE:
-            self.receive()
-
-    def receive(self) -> None:
-        """Handles the messages that have arrived, up to a number."""
-        for _ in range(_MESSAGES_AT_ONCE):
-            if self.closed:
-                return
-            try:
-                incoming = self.connection.poll()
-            except WireError as error:
-                if isinstance(error, ProtocolMismatch) and not self.authenticated:
-                    self.offer(Denied("version"))  # other strangers get no answer
-                self._fail(error)
-                return
-            if incoming is None:
-                if self.connection.stream.pending:
-                    continue  # the descriptor does not announce it
-                return
-            if not self.authenticated:
-                self._shake_hands(incoming.message)
-            else:
-                try:
-                    self._service.handler_of[type(incoming.message)].received(self, incoming)
-                except FrameError as error:
-                    self._fail(error)
-            if not self.connection.buffered:
-                return
-        self._service.resume(self)
-
     def expire(self, now: float) -> None:
         """Drops the link if its deadline has passed."""
         if self._deadline is not None and now >= self._deadline:
-            self._fail(self._expiry_error)
+            self.fail(self._expiry_error)
 
-    def welcome(self, identity: Identity) -> None:
-        """Accepts an authenticated peer, and calls the handlers' `authenticated`."""
+    def admit(self, identity: Identity) -> None:
+        """Accepts an authenticated peer."""
         self._deadline = None
-        self.connection.catalog = self._service.catalog
-        self.connection.limits = self._service.limits
         self.identity, self.authenticated = identity, True
-        self._service.admitted(self)
-        for handler in self._service.handlers:
-            handler.authenticated(self)
 
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _shake_hands(self, message: Message) -> None:
-        handshake = self._handshake
-        assert handshake is not None  # else it was adopted, and has authenticated
-        handshake.certified = self.connection.stream.certified
-        self.offer(handshake.answer(message))
-        if handshake.denied:
-            if not handshake.early:
-                self._service.refuse(self, f"denied {self.name}: {handshake.denied}")
-            self.close()
-        elif handshake.identity and not self.closed:
-            self.welcome(handshake.identity)
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Sends more of what was offered."""
         try:
             self.connection.flush()
         except WireError as error:
@@ -225,6 +179,13 @@ class Link:
         else:
             self._update_events()
 
+    def fail(self, error: WireError | None) -> None:
+        """Drops the link at once."""
+        self.closed = True
+        self._service.drop(self, error)
+
+    # -- inside ----------------------------------------------------------------------------------
+
     def _cannot_send(self, error: WireError) -> None:
         """Notes a failed send. Messages that the peer sent before are still received."""
         if self.closed:
@@ -234,10 +195,6 @@ class Link:
             self._set_deadline(self._service.service_limits.linger_seconds, error)
         self._update_events()
 
-    def _fail(self, error: WireError | None) -> None:
-        self.closed = True
-        self._service.drop(self, error)
-
     def _set_deadline(self, seconds: float, error: WireError | None) -> None:
         self._deadline = self._service.clock.now() + seconds
         self._expiry_error = error
@@ -246,6 +203,6 @@ class Link:
         events = 0 if self.closed else READABLE
         if self.connection.unsent:
             events |= WRITABLE
-        if events != self._events:
-            self._events = events
+        if events != self.events:
+            self.events = events
             self._service.watch(self, events)

@@ -18,22 +18,25 @@ from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
     AuthenticationError,
     ConnectionBroken,
+    FrameError,
     OutOfMemory,
     PeerClosed,
+    ProtocolMismatch,
     WireError,
 )
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
-from trireme.wire.handshake import HANDSHAKE_CATALOG, Identity, ServerHandshake
+from trireme.wire.handshake import HANDSHAKE_CATALOG, Denied, Identity, ServerHandshake
 from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
-from trireme.wire.polling import READABLE, Poller, Wakeup
+from trireme.wire.polling import READABLE, WRITABLE, Poller, Wakeup
 from trireme.wire.refusals import Refusals, RefusedHosts, network
 from trireme.wire.transport import Listener, Stream
 
 _log = logging.getLogger(__name__)
 
 _ACCEPTS_AT_ONCE = 32
+_MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
 _DEFAULT_LIMITS = Limits()
 _DEFAULT_BOUNDS = ServiceLimits()
 
@@ -113,7 +116,9 @@ class Service:
         self.service_limits = service_limits
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
-        self.handler_of = {message: handler for handler in handlers for message in handler.messages}
+        self._handler_of = {
+            message: handler for handler in handlers for message in handler.messages
+        }
         self.refusals = Refusals()
         self._refused_hosts = RefusedHosts(service_limits.tries, service_limits.try_seconds)
         self._listeners = (listener, *beside)
@@ -197,7 +202,7 @@ class Service:
             for _ in range(len(self._calls)):
                 self._calls.popleft()()
             for _ in range(len(self._resumed)):
-                self._resumed.popleft().receive()
+                self._receive(self._resumed.popleft())
             self._report_closed_links()
         if self.turned is not None:
             self.turned()
@@ -298,26 +303,74 @@ class Service:
         """
         link = Link(self, connection)
         self._register(link)
-        self.resume(link)  # bytes may have been read already
-        link.welcome(identity)
+        self._resumed.append(link)  # bytes may have been read already
+        self._welcome(link, identity)
         return link
 
     def _register(self, link: Link) -> None:
         self._links[link] = self._strangers[link] = None
-        self._poller.register(link.connection.fileno(), READABLE, link.ready)
+        self._poller.register(link.connection.fileno(), READABLE, partial(self._ready, link))
 
-    def admitted(self, link: Link) -> None:
-        """Notes that the peer of a link has authenticated."""
+    def _ready(self, link: Link, mask: int) -> None:
+        """Handles events of a link's descriptor."""
+        # The next read or write detects a hang-up or an error.
+        if link.events & WRITABLE and mask != READABLE:
+            link.flush()
+        if link.events & READABLE and mask != WRITABLE:
+            self._receive(link)
+
+    def _receive(self, link: Link) -> None:
+        """Handles the messages of a link that have arrived, up to a number."""
+        connection = link.connection
+        for _ in range(_MESSAGES_AT_ONCE):
+            if link.closed:
+                return
+            try:
+                incoming = connection.poll()
+            except WireError as error:
+                if isinstance(error, ProtocolMismatch) and not link.authenticated:
+                    link.offer(Denied("version"))  # other strangers get no answer
+                link.fail(error)
+                return
+            if incoming is None:
+                if connection.stream.pending:
+                    continue  # the descriptor does not announce it
+                return
+            if not link.authenticated:
+                self._shake_hands(link, incoming.message)
+            else:
+                try:
+                    self._handler_of[type(incoming.message)].received(link, incoming)
+                except FrameError as error:
+                    link.fail(error)
+            if not connection.buffered:
+                return
+        self._resumed.append(link)
+
+    def _shake_hands(self, link: Link, message: Message) -> None:
+        handshake = link.handshake
+        assert handshake is not None  # else it was adopted, and has authenticated
+        handshake.certified = link.connection.stream.certified
+        link.offer(handshake.answer(message))
+        if handshake.denied:
+            if not handshake.early:
+                self._refuse(link, f"denied {link.name}: {handshake.denied}")
+            link.close()
+        elif handshake.identity and not link.closed:
+            self._welcome(link, handshake.identity)
+
+    def _welcome(self, link: Link, identity: Identity) -> None:
+        """Accepts an authenticated peer, and calls the handlers' `authenticated`."""
+        link.connection.catalog, link.connection.limits = self.catalog, self.limits
+        link.admit(identity)
         del self._strangers[link]
         self._task_networks[network(link.connection.stream.peer)] += 1
+        for handler in self.handlers:
+            handler.authenticated(link)
 
     def watch(self, link: Link, events: int) -> None:
         """Waits for these events of a link from now on."""
         self._poller.modify(link.connection.fileno(), events)
-
-    def resume(self, link: Link) -> None:
-        """Lets a link receive again in the next turn, even if its descriptor is not readable."""
-        self._resumed.append(link)
 
     def drop(self, link: Link, error: WireError | None) -> None:
         """Closes a link. The handlers' `closed` is called at the end of the turn."""
@@ -342,9 +395,9 @@ class Service:
             if routine:
                 _log.debug("%s", reason)
             else:
-                self.refuse(link, reason)
+                self._refuse(link, reason)
 
-    def refuse(self, link: Link, reason: str) -> None:
+    def _refuse(self, link: Link, reason: str) -> None:
         """Counts a connection as refused, and logs that."""
         now = self.clock.now()
         self.refusals.log(now, reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Event, TaskEnded
 from trireme.launch.local import HostEngine
 from trireme.launch.process_setup.program import MODULE
+from trireme.version import __version__
 
 POLL_SECONDS = 0.05
 UNREAD_LIMIT = 1 << 22
@@ -88,13 +88,6 @@ def host_identity() -> str:
         return os.uname().nodename
 
 
-def installed_version() -> str:
-    """Returns the version of Trireme on this node."""
-    # Not an import: it would point upwards in the layers.
-    version: str = sys.modules["trireme"].__version__
-    return version
-
-
 class TaskAgent:
     """Starts one task and reports on it. Any thread may call; call `start` before `report`.
 
@@ -132,7 +125,7 @@ class TaskAgent:
         elif self._program[0] != MODULE and not os.access(script, os.R_OK):
             problem = f"{script} cannot be read"
         hostname = socket.gethostname()
-        return NodeFacts(node, address, host_identity(), hostname, installed_version(), problem)
+        return NodeFacts(node, address, host_identity(), hostname, __version__, problem)
 
     def start(
         self, task: TaskConfig, environ: Mapping[str, str], host: str, attempt: int

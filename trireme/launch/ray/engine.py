@@ -41,7 +41,6 @@ from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.ray.agent import (
     NodeFacts,
     TaskReport,
-    installed_version,
 )
 from trireme.launch.ray.cluster import (
     NOTICE_SECONDS,
@@ -55,6 +54,7 @@ from trireme.launch.ray.cluster import (
     reserve_resources,
 )
 from trireme.launch.run_directory import RunDirectory
+from trireme.version import __version__
 
 REPORT_SECONDS = 5.0
 """How long an agent waits for news of its task before it answers that there is none."""
@@ -88,7 +88,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
         agents = {task.name: seats.start_agent(task.name) for task in tasks_of_job(job.task)}
         facts = inspect_nodes(agents, config.join_timeout)
         may_grow = job.task.servers > 0 and job.task.processes == 1
-        hosts = listen_hosts(facts, installed_version(), may_grow=may_grow)
+        hosts = listen_hosts(facts, __version__, may_grow=may_grow)
         check_process_groups(job.task, facts)
         beyond = not all(is_loopback(f"{host}:0") for host in hosts.values())
         if job.task.servers and (config.tls or (beyond and not config.allow_plaintext)):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
+from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
 from trireme.ps.optimizers import export_state, restore_state
-
-if TYPE_CHECKING:
-    from trireme.session.backends.local_sgd import LocalSgd
+from trireme.ps.rule import Rule
 
 _LOCAL = ("local optimizer, even", "local optimizer, odd")
 """The topics of each worker's optimizer state after an exchange, in turn: the state after one
@@ -35,25 +32,24 @@ class LocalOptimizers:
     """Shares this worker's optimizer state at shard 0, and collects that of the others.
 
     Args:
-        client: the backend, with the connections to the servers.
+        client: the connections to the servers.
         flat: the worker's model.
         optimizer: the user's optimizer, over the model's parameters.
+
+    Attributes:
+        rule: the job's rule, once it is known.
     """
 
-    def __init__(self, client: LocalSgd, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, client: Client, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
+        self.rule = Rule()
         self._client = client
         self._flat = flat
         self._optimizer = optimizer
 
     def leave(self) -> None:
-        """Shares the state of this worker's optimizer for the chief's next checkpoint.
-
-        It shares no state where this worker has made steps since the last exchange.
-        """
-        if self._client.pending_steps:  # the state would be of a step that no server has
-            return
+        """Shares the state of this worker's optimizer, right after an exchange, for the chief."""
         state = export_state(self._optimizer, self._flat.parameters)
-        if self._client.rule.codec != "none":
+        if self.rule.codec != "none":
             for name, residual in self._client.residuals.export().items():
                 state[f"{name}{_UNSENT}"] = residual
         step = self._client.step
@@ -77,7 +73,7 @@ class LocalOptimizers:
 
     def _parity(self, step: int) -> int:
         """Returns 0 or 1, in turn from exchange to exchange."""
-        return -(-step // self._client.rule.period) % 2
+        return -(-step // self.rule.period) % 2
 
     def hand_out(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
         """Shares, as chief, the state that a checkpoint has for each worker.

@@ -117,7 +117,7 @@ class LocalSgd(ParameterServer):
         return self._period.made
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        self.rule = rule
+        self.rule = self.local_optimizers.rule = rule
         self._end = rule.max_steps
         super().start(optimizer, rule, first)
         self._begin()

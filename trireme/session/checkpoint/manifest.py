@@ -23,11 +23,11 @@ from typing import Annotated, Any
 import msgspec
 import torch
 
-from trireme import __version__
 from trireme.errors import CheckpointError
 from trireme.remote.url import RemotePath
 from trireme.session.checkpoint import strict_json
 from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
+from trireme.version import __version__
 from trireme.wire.message import Number
 
 STATE = "state.json"

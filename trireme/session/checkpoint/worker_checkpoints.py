@@ -320,9 +320,13 @@ class WorkerCheckpoints:
         self._write()
 
     def leave_local_state(self) -> None:
-        """Shares the state of this worker's own optimizer with the chief, where it has one."""
-        if self._backend.local_optimizers is not None:
-            self._backend.local_optimizers.leave()
+        """Shares the state of this worker's own optimizer with the chief, where it has one.
+
+        After steps since the last exchange it would be of a step that no server has.
+        """
+        local = self._backend.local_optimizers
+        if local is not None and not self._backend.pending_steps:
+            local.leave()
 
     def _copy(self, *, last: bool = False) -> None:
         """Copies a consistent state; an earlier copy is written first.

@@ -37,11 +37,12 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters, own_name
+from trireme.session.metric_value import Metric
 from trireme.session.options import Options
 from trireme.session.replica.batch import arguments, examples_in, examples_of, pieces
 from trireme.session.replica.division import divides
 from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
-from trireme.session.result import Metric, StepResult
+from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.table_rows import has_tables
 from trireme.session.training_setup import Optimizers, TrainingSetup, build_optimizer, check_tables

@@ -15,6 +15,7 @@ from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import map_tensors, tensors_in, to_local
 from trireme.ps.module_names import named_parameters
+from trireme.session.metric_value import Metric, MetricValue
 from trireme.session.options import Options
 from trireme.session.replica.batch import (
     arguments,
@@ -23,9 +24,8 @@ from trireme.session.replica.batch import (
     move,
     pieces,
 )
-from trireme.session.replica.metric_value import MetricValue
 from trireme.session.replica.weights import counted_labels, weight_of
-from trireme.session.result import Metric, StepResult
+from trireme.session.result import StepResult
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart

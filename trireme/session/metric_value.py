@@ -8,7 +8,7 @@ computed once, so that metrics that are no mean over batches, such as F1 or AURO
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,10 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.tensors import tensors_in
-from trireme.session.result import Metric
+
+Metric = Callable[..., torch.Tensor | float]
+"""(outputs, targets) -> a number, the mean over the batch; or an object with `update(outputs,
+targets)`, `compute()` and `reset()`, as the metrics of TorchMetrics."""
 
 
 def own_metrics(metrics: Any) -> dict[str, Metric]:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.errors import ConfigurationError
-from trireme.session.replica.metric_value import MetricValue, own_metrics, value_of
+from trireme.session.metric_value import MetricValue, own_metrics, value_of
 
 
 class Precision:
