@@ -147,8 +147,7 @@ class JobFailed(ClusterError):
     """The job has ended because a task failed; the message names the one that failed first.
 
     Attributes:
-        loss: what the job loses with that task, in a sentence; "" for nothing, or if another task
-            reports it.
+        loss: what the job loses with that task, in a sentence; "" if it is not known.
     """
 
     loss = ""

@@ -353,7 +353,7 @@ def test_when_a_server_dies_all_tasks_are_started_again(tmp_path: Path) -> None:
             f"there and (there.close(), {FOR_EVER}); held = open(HERE + '/fifo', 'w'); "
             "print('done')",
         },
-        limits=SupervisionLimits(restarts=1, rescue=0.3, kill=5.0),
+        limits=SupervisionLimits(restarts=1, save=0.3, kill=5.0),
     )
     assert ran.status == 0, ran.err
     assert "ps:0 was killed by SIGKILL; the whole job is started again" in ran.err

@@ -518,7 +518,7 @@ def test_a_job_in_which_nobody_took_part_has_not_finished() -> None:
 
 # The whole job again -----------------------------------------------------------------------------
 
-AGAIN = SupervisionLimits(restarts=1, settle=2, give_up=1, kill=10, rescue=30)
+AGAIN = SupervisionLimits(restarts=1, settle=2, give_up=1, kill=10, save=30)
 
 
 def begin_all(supervision: Supervision, workers: int = 2) -> None:
@@ -549,13 +549,13 @@ def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
 def test_what_is_lost_is_said_once_before_the_restart() -> None:
     supervision = supervise(limits=AGAIN)
     end(supervision, 1, "ps:0", -9)
-    victim = ExitReason(
-        kind="victim", summary="ps:0 was lost", at=2.0, loss="steps 5 to 9 are lost"
-    )
-    end(supervision, 2, "worker:0", 1, victim)
-    end(supervision, 2, "worker:1", 1, victim)
+    for worker in (1, 0):
+        victim = ExitReason(
+            kind="victim", summary="ps:0 was lost", at=2.0, loss=f"{5 + worker} steps are lost"
+        )
+        end(supervision, 2, f"worker:{worker}", 1, victim)
     last = end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
-    assert notices(last) == "worker:1: steps 5 to 9 are lost"
+    assert notices(last) == "5 steps are lost"  # the chief's count
     assert supervision.phase is Phase.STARTING
 
 

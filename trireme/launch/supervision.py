@@ -34,7 +34,7 @@ from trireme.launch.supervision_state import (
     SupervisionLimits,
     Terminate,
 )
-from trireme.launch.verdict import Failure, Verdict
+from trireme.launch.verdict import Failure, Verdict, losses
 
 ACTIVE_SHARE = 0.01
 """The share of a core above which a process counts as active."""
@@ -452,7 +452,7 @@ class Supervision:
         coordinator_died = self._tasks[failure.name].coordinator
         told = [task.terminate() for task in self._alive() if task.worker and coordinator_died]
         tasks = list(self._tasks.values())
-        return [notice, *told, *self._begin_restart(now, tasks, failure, self._limits.rescue)]
+        return [notice, *told, *self._begin_restart(now, tasks, failure, self._limits.save)]
 
     def _begin_restart(
         self, now: float, tasks: list[SupervisedTask], failure: Failure, patience: float
@@ -477,8 +477,7 @@ class Supervision:
         if not all(task.worker for task in self._restarting):
             self.phase, self._start = Phase.STARTING, JobStart()
             self._whole_restarts += 1
-            lost = {each.reason.loss: each.name for each in causes if each.reason.loss}
-            return [Notify(f"{name}: {loss}") for loss, name in lost.items()]
+            return [Notify(loss) for loss in losses(causes)]
         self.phase = Phase.RUNNING
         own = [failure for failure in causes if failure.reason.kind != "victim"]
         first = min(own or causes, key=lambda failure: failure.reason.at)

@@ -89,8 +89,8 @@ class SupervisionLimits:
             others, and all of them are started again.
         regroup: how long the other workers may take to notice that one has failed, where they hold
             the model together.
-        rescue: how long the other tasks may take to save what they hold and end before the whole
-            job is started again.
+        save: how long the other tasks may take to save and end before the whole job is started
+            again.
         silence: how long the coordinator may report nothing before it is given up.
         listen: how long the coordinator may take until it listens.
     """
@@ -107,7 +107,7 @@ class SupervisionLimits:
     echo: float = 0.2
     together: bool = False
     regroup: float = 3.0
-    rescue: float = 30.0
+    save: float = 30.0
     silence: float = 20.0
     listen: float = 60.0
 

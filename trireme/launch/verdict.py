@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,14 +87,21 @@ def failure_report(
     if culprit is None:
         return [f"the job failed after {seconds:.1f} s"]
     name = culprit.name
-    losses = [f"  {each.name}: {each.reason.loss}" for each in verdict.failures if each.reason.loss]
     return [
         f"the job failed after {seconds:.1f} s. First {culprit}",
         *_evidence(culprit, outputs.path(name), outputs.last_lines(name)),
         *_other_tasks(verdict, names, name),
-        *losses,
+        *(f"  {loss}" for loss in losses(verdict.failures)),
         f"  what to do: {_advice(culprit)}",
     ]
+
+
+def losses(failures: Iterable[Failure]) -> list[str]:
+    """Returns what the job loses, as the first worker says it that does: it was chief."""
+    said = {
+        int(each.name.partition(":")[2]): each.reason.loss for each in failures if each.reason.loss
+    }
+    return [said[min(said)]] if said else []
 
 
 def _evidence(culprit: Failure, log: Path, lines: Sequence[str]) -> list[str]:

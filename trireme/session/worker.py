@@ -555,7 +555,6 @@ class Worker:
         lifecycle.liveness.excuse = "it has ended training"
         if not backend.stopping:
             checkpoints.buffers.publish()
-        checkpoints.last_step = backend.global_step
         if self._leaves():
             return
         if not (backend.stopping or backend.together):
@@ -564,7 +563,6 @@ class Worker:
             has_all = self._drain()
             if not has_all and self._leaves():
                 return
-            checkpoints.last_step = backend.global_step
             if has_all and not self._wait_for_chief():
                 continue
             try:
@@ -686,7 +684,7 @@ class Worker:
             self.checkpoints.save()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the job why this worker failed; saves this worker's values if a server was lost.
+        """Tells the job why this worker failed; says what is lost with a server.
 
         A second interrupt is no failure, also while the worker waits for the others: they go on.
         """
@@ -694,7 +692,7 @@ class Worker:
             self.lifecycle.leave("interrupted", "KeyboardInterrupt in the script")
             return
         if self.lifecycle.state in ("training", "saving"):
-            self.checkpoints.rescue(error)
+            self.checkpoints.fail(error)
         self.lifecycle.fail(error)
 
 

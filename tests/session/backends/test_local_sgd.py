@@ -94,16 +94,6 @@ class Trainer:
         return self.backend.saves
 
 
-def test_who_goes_back_has_the_values_and_the_step_of_the_last_exchange() -> None:
-    worker = Trainer(Board(), 0)
-    before = worker.model.weight.detach().clone()
-    worker.flat.gradients[0].fill_(1.0)
-    worker.backend.push(1.0)
-    assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (1, False)
-    worker.backend.go_back()
-    assert (worker.backend.global_step, torch.equal(worker.model.weight, before)) == (0, True)
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=2, max_size=8))
 def test_all_leave_the_state_of_the_step_that_the_chief_saves(

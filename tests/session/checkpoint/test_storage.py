@@ -24,6 +24,7 @@ from trireme.session.checkpoint import (
     atomic_directories,
     list_checkpoints,
     load,
+    save,
     step_of,
 )
 from trireme.session.checkpoint.run_lock import WRITERS, RunLock, writer_here
@@ -297,3 +298,37 @@ def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
     assert "all steps of this run" in said(tmp_path, trireme.Checkpoint(every_seconds=None))
     assert said(None, both).startswith("nothing is saved (there is no run_dir)")
     assert said(tmp_path, None).startswith("nothing is saved (checkpoint=None)")
+
+
+@pytest.mark.parametrize(
+    ("saved", "copies", "said"),
+    [
+        (
+            210,
+            1,
+            "The job goes back to its newest checkpoint, of step 210, and 20 steps, or a few more, "
+            "are lost; with --replicas 2 it goes on when a server dies",
+        ),
+        (
+            229,
+            2,
+            "The job goes back to its newest checkpoint, of step 229, and 1 step, or a few more, "
+            "are lost",
+        ),
+        (
+            0,
+            1,
+            "The job begins again, and 230 steps, or a few more, are lost: there is no checkpoint; "
+            "with --replicas 2 it goes on when a server dies",
+        ),
+    ],
+)
+def test_how_many_steps_are_lost_with_a_server(
+    tmp_path: Path, saved: int, copies: int, said: str
+) -> None:
+    if saved:
+        save(tmp_path, CheckpointData(saved, {"w": torch.ones(3)}))
+    settings = Settings(TaskConfig(job="job"), Options(), tmp_path)
+    storage = Storage(settings, make_progress("none"))
+    before = "ps:1 was lost at step 230 or a little later. "
+    assert storage.loss("ps:1", 230, copies) == before + said

@@ -216,9 +216,6 @@ class Backend(ABC):
         """Exchanges the local updates since the last exchange; returns None if there are none."""
         return None
 
-    def go_back(self) -> None:
-        """Drops local updates: restores the values that the last exchange brought."""
-
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         """Returns means over the replicas that step together; otherwise this worker's values.
 

@@ -170,12 +170,6 @@ class LocalSgd(ParameterServer):
         return self.wait()
 
     @torch.no_grad()
-    def go_back(self) -> None:
-        for base, value in zip(self._base, self._model.values, strict=True):
-            value.copy_(base)
-        self._period.made, self._period.sent = 0, False
-
-    @torch.no_grad()
     def _begin(self) -> None:
         """Begins a period from the present values."""
         for base, value in zip(self._base, self._model.values, strict=True):

@@ -7,24 +7,21 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.remote.object_store import StoreError
 from trireme.session.checkpoint import (
     CheckpointData,
-    describe,
     list_checkpoints,
     save,
     step_of,
 )
 from trireme.session.checkpoint.place import Location, Lock, Place
 from trireme.session.checkpoint.places import place_of
-from trireme.session.checkpoint.run_lock import read_writer, writer_here
+from trireme.session.checkpoint.run_lock import writer_here
 from trireme.session.checkpoint.saver import (
     LAST_DELAYS,
     RETRY_SECONDS,
@@ -36,8 +33,6 @@ from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
 _SAVE_SECONDS = 600.0
-_CHIEF_SECONDS = 3.0
-_POLL_SECONDS = 0.05
 
 
 class Storage:
@@ -279,86 +274,25 @@ class Storage:
         completed, self.completed = self.completed, []
         return completed
 
-    # -- after the loss of a server -------------------------------------------------------------
-
-    def rescue(
-        self,
-        step: int,
-        view: int,
-        *,
-        chief: bool,
-        lacks: Sequence[str],
-        values: Callable[[dict[str, Any]], CheckpointData] | None,
-    ) -> str:
-        """Saves a surviving worker's values, in a job that is over; deletes no checkpoint.
-
-        The optimizer's state, the moving average and the ledger of examples are lost with the
-        server. Every worker has the values of its last pull in memory, those of the lost server
-        included. If the server was lost during the pull, some values are of a later step than
-        others, which can happen in asynchronous training anyway.
-
-        The values are saved if they are newer than the newest checkpoint. The chief, which holds
-        the directory's lock, saves first. Another worker saves if its values are newer still, or if
-        the chief is gone or stopped.
+    def loss(self, lost: str, step: int, copies: int) -> str:
+        """Returns what a job loses that has ended because a task was lost, in a sentence.
 
         Args:
-            step: the global step of the values.
-            view: the number of the last view.
-            chief: whether this worker was chief in that view.
-            lacks: the parts that no worker has, in words.
-            values: makes the checkpoint, given the `state` of the newest one; {} where there is
-                none. None where the job has sparse tables: their rows are lost, so that the next
-                run must go on from the newest checkpoint, which has them.
-
-        Returns:
-            What is lost, in a sentence; "" where another worker reports it.
+            lost: the name of that task: a server or the coordinator.
+            step: the global step that this worker has reached.
+            copies: how many servers held each shard.
         """
-        if not self.scheduled or self._place is None:
-            return f"{_lost_steps(1, step)}: nothing was saved, for there is no run directory"
         self.settle(at_the_end=True)
-        taken = self._take_after(view, 0.0 if chief else _CHIEF_SECONDS)
-        newest, state = 0, dict[str, Any]()
-        for path in reversed(list_checkpoints(self._place)):
-            with suppress(CheckpointError):
-                newest, state = step_of(path), describe(path).state
-                break
-        if step <= newest:
-            if not (taken and chief):
-                return ""
-            return f"the chief has no values newer than the newest checkpoint, of step {newest}"
-        if not taken:
-            return (
-                f"{_lost_steps(newest + 1, step)}, unless the task that holds the lock on the "
-                "run directory saves them: it still holds the lock"
-            )
-        if values is None:
-            return (
-                f"{_lost_steps(newest + 1, step)}: no worker has the rows of sparse tables; more "
-                "--replicas make such a loss less likely"
-            )
-        try:
-            self.completed.append(save(self._place, values(state), allowed=self._allowed))
-        except CheckpointError as error:
-            return f"{_lost_steps(newest + 1, step)}: their values could not be saved: {error}"
-        before = f"step {newest}" if newest else "none"
+        saved = [] if self._place is None else list_checkpoints(self._place)
+        newest = step_of(saved[-1]) if saved else 0
+        count = max(step - newest, 0)
+        back = f"goes back to its newest checkpoint, of step {newest}" if saved else "begins again"
+        why = "" if saved else ": there is no checkpoint"
+        answer = "; with --replicas 2 it goes on when a server dies" if copies == 1 else ""
         return (
-            f"the newest checkpoint was of {before}, and the values of step {step} are saved "
-            f"now; lost are {_listed(lacks)}, and what others have learned after that step"
+            f"{lost} was lost at step {step} or a little later. The job {back}, and "
+            f"{count} step{'s' * (count != 1)}, or a few more, are lost{why}{answer}"
         )
-
-    def _take_after(self, view: int, seconds: float) -> bool:
-        """Takes the directory within a time, or then from a chief whose process is stopped.
-
-        A chief that is only slow keeps it, as it may be saving.
-        """
-        deadline = time.monotonic() + seconds
-        while self._take(view) is not None:
-            if time.monotonic() >= deadline:
-                # As chief of the next view, which was never made.
-                writer = read_writer(self.run_dir) if isinstance(self.run_dir, Path) else None
-                return writer is not None and writer.stopped and self._take(view + 1) is None
-            time.sleep(_POLL_SECONDS)
-        return True
 
     def close(self) -> None:
         """Waits for submitted checkpoints, and releases the directory. May be called again."""
@@ -382,15 +316,6 @@ class Storage:
         )
         self.alarm = f"the checkpoint of step {step} is NOT SAVED{why}; {newest}"
         self._progress.warn(f"{self.alarm}. {self._after_a_failure}")
-
-
-def _lost_steps(first: int, last: int) -> str:
-    """Returns in words which steps are lost."""
-    return f"step {last} is lost" if first >= last else f"steps {first} to {last} are lost"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _problem(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A worker's checkpoints: restores and saves the job, and rescues values if a server is lost."""
+"""A worker's checkpoints: restores and saves the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, JobFailed, TriremeError, WireError
-from trireme.launch.exit_reason import describe
 from trireme.ps.joined_table import JoinedTable
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
@@ -39,8 +38,6 @@ LACKS = "lacks"
 
 _T = TypeVar("_T")
 
-_DATA_KEYS = ("consumed", "sizes", "orders", "streams")
-
 
 class WorkerCheckpoints:
     """Restores and saves a job, in a worker that is chief or may become chief.
@@ -53,7 +50,6 @@ class WorkerCheckpoints:
         buffers: the buffers and frozen parameters of the model.
         restored_from: the step of the checkpoint that this worker, as chief, restored; None for
             none.
-        last_step: the global step of this worker's values while training ends; None before.
         places: returns where streams are read, by data set, to be saved.
         known_places: the same of the checkpoint that was restored, decoded.
         kept: returns the states that the program keeps, by name, to be saved.
@@ -63,7 +59,6 @@ class WorkerCheckpoints:
     def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
         self.buffers = Buffers(lifecycle.setup, lifecycle.backend)
         self.restored_from: int | None = None
-        self.last_step: int | None = None
         self.places: Callable[[], dict[str, str]] = dict
         self.known_places: dict[str, bytes] = {}
         self.kept: Callable[[], dict[str, str]] = dict
@@ -380,8 +375,8 @@ class WorkerCheckpoints:
         elif self._backend.streams:
             self._copy()  # sends this process's part
 
-    def rescue(self, error: BaseException) -> None:
-        """Saves this worker's values if a server was lost, and reports what is lost with it.
+    def fail(self, error: BaseException) -> None:
+        """Says what is lost if a server was lost, and adds that to the error.
 
         Where processes without servers have made unequal numbers of steps, the chief saves the last
         step that all have made.
@@ -391,33 +386,17 @@ class WorkerCheckpoints:
             self._save_last_common_step()
         lost = lifecycle.lost_with(error)
         if (
-            not lost.startswith(("ps:", "coordinator:"))
-            or lifecycle.left
-            or describe(error).kind != "victim"
+            lost.startswith(("ps:", "coordinator:"))
+            and not lifecycle.left
+            and isinstance(error, JobFailed | WireError)
         ):
-            return
-        self._backend.go_back()
-        step = self._backend.global_step if self.last_step is None else self.last_step
-        lacks = self._lost_with_servers()
-
-        def values(before: Mapping[str, Any]) -> CheckpointData:
-            """Returns a checkpoint of this worker's values, given the newest one's `state`."""
-            parameters = self._setup.flat.parameters
-            state = ModelState(step, {n: p.detach().cpu().clone() for n, p in parameters.items()})
-            kept = {name: before.get(name, {}) for name in _DATA_KEYS}
-            return self._checkpoint_of(state, {LACKS: lacks, "rescued_from": lost, **kept})
-
-        view, chief = lifecycle.view_number, lifecycle.is_chief
-        try:
-            made = None if self._backend.tables else values  # no worker has the rows of tables
-            loss = self._storage.rescue(step, view, chief=chief, lacks=lacks, values=made)
-        except Exception as failure:  # the job's own error must stay visible
-            loss = f"and the values could not be saved: {type(failure).__name__}: {failure}"
-        if loss:
-            said = f"{lost} was lost at step {step} or a little later: {loss}"
-            self._progress.warn(said)
-            if isinstance(error, JobFailed | WireError):
-                error.loss = said
+            copies = 1 if lifecycle.view is None else lifecycle.view.copies
+            try:
+                error.loss = self._storage.loss(lost, self._backend.global_step, copies)
+            except Exception as failure:  # the job's own error must stay visible
+                error.loss = f"what is lost is not known: {type(failure).__name__}: {failure}"
+            if lifecycle.is_chief:
+                self._progress.warn(error.loss)
 
     def _save_last_common_step(self) -> None:
         try:
@@ -433,30 +412,22 @@ class WorkerCheckpoints:
 
     # -- describing -----------------------------------------------------------------------------
 
-    def _checkpoint_of(
-        self, state: ModelState, more: Mapping[str, Any] | None = None
-    ) -> CheckpointData:
-        """Returns a checkpoint of a state, complete but for the workers' own optimizers.
-
-        Args:
-            state: the state of the servers.
-            more: further entries of the checkpoint's `state`, which replace the usual ones. If
-                given, the servers are gone, and the buffers of other workers cannot be collected.
-        """
+    def _checkpoint_of(self, state: ModelState) -> CheckpointData:
+        """Returns a checkpoint of a state, complete but for the workers' own optimizers."""
         parts = _Parts(state.lacks)
         described = parts.get("how the job was launched", self._described)
         consumed: dict[str, list[list[int]]] = {}  # positions by data set
         for span in state.consumed:
             consumed.setdefault(span.dataset, []).append([span.start, span.stop])
         described |= {"epoch": self._lifecycle.epoch, "consumed": consumed}
-        described |= {"sizes": dict(state.sizes), "orders": dict(state.orders), **(more or {})}
-        if not more and (places := parts.get("where streams are read", self.places)):
+        described |= {"sizes": dict(state.sizes), "orders": dict(state.orders)}
+        if places := parts.get("where streams are read", self.places):
             described["streams"] = places
-        if not more and (kept := parts.get("what the program keeps", self.kept)):
+        if kept := parts.get("what the program keeps", self.kept):
             described["kept"] = kept
         constants = parts.get("buffers and frozen parameters", self.buffers.constants)
         # Only what `state_dict` has: not the model's non-persistent buffers.
-        means = {} if more else parts.get("the mean of the buffers", self.buffers.average)
+        means = parts.get("the mean of the buffers", self.buffers.average)
         averages = {name: mean for name, mean in means.items() if name in constants}
         aliases = parts.get(
             "the further names of tied parameters", lambda: self._aliases(state.values)
@@ -504,20 +475,6 @@ class WorkerCheckpoints:
                 for group in setup.optimizer.param_groups
             ],
         }
-
-    def _lost_with_servers(self) -> list[str]:
-        """Returns the parts of a checkpoint that only servers have, in words."""
-        outer, optimizer, lost = self._setup.outer, self._setup.optimizer, []
-        if outer is not None:
-            lost.append("the state of the workers' optimizers")
-            groups, plain = [group.values for group in outer.groups], outer.name == "SGD"
-        else:
-            groups, plain = optimizer.param_groups, type(optimizer) is torch.optim.SGD
-        if not plain or any(group.get("momentum") for group in groups):
-            lost.append("the optimizer's state")
-        if self._setup.settings.rule.average is not None:
-            lost.append("the moving average")
-        return [*lost, "the record of the examples used since the checkpoint before"]
 
     def _aliases(self, values: Mapping[str, torch.Tensor]) -> dict[str, str]:
         """Returns the further names of tied parameters, each with the name that values have."""
