@@ -42,6 +42,18 @@ class Drawing(Dataset[torch.Tensor]):
         return drawn(index)
 
 
+class Consumed(Drawing):
+    """A data set that counts what is fetched, and begins to draw, from one generator, late."""
+
+    def __init__(self) -> None:
+        self.fetched: list[int] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.fetched.append(index)
+        noise = random.random() if index >= SIZE // 2 else index / SIZE
+        return torch.tensor([index, noise, 0, 0], dtype=torch.float64)
+
+
 class Flow(IterableDataset[torch.Tensor]):
     """A stream that draws; its order, too, is drawn."""
 
@@ -73,6 +85,18 @@ def draws(
             if batch.spans:
                 found |= {(epoch, int(row[0])): row[1:] for row in batch.data.tolist()}
     return found
+
+
+def test_each_example_is_fetched_once() -> None:
+    found = []
+    for batch_size in (4, 5):
+        dataset = Consumed()
+        with make() as session:
+            found.append(draws(session, dataset, batch_size, 0))
+        assert sorted(dataset.fetched) == sorted(EPOCHS * [*range(SIZE)])
+    assert found[0] == found[1]
+    with make() as session:
+        assert draws(session, Consumed(), 3, 2) == found[0]
 
 
 def draws_in_a_process(dataset: Any, num_workers: int) -> dict[Key, list[float]]:

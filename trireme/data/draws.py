@@ -18,6 +18,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Subset,
+    TensorDataset,
     default_collate,
     get_worker_info,
 )
@@ -43,23 +44,6 @@ def draws_of(seed: int) -> int:
     return derive(seed, _DRAWS)
 
 
-def _torch_state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
-
-
-def _numpy_state() -> tuple[Any, ...]:
-    state: Any = np.random.get_state()
-    return (state[1].tobytes(), *state[2:])
-
-
-_GENERATORS: tuple[tuple[Callable[[int], Any], Callable[[], Any]], ...] = (
-    (torch.default_generator.manual_seed, _torch_state),
-    (random.seed, random.getstate),
-    (lambda seed: np.random.seed(seed % _NUMPY_SEEDS), _numpy_state),
-)
-"""Of each generator, what seeds it and what returns its state."""
-
-
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
     """Yields a function that seeds the random numbers; restores the program's own afterwards.
@@ -79,16 +63,13 @@ def drawing() -> Iterator[Callable[[int], None]]:
 
 
 def _seed(seed: int) -> None:
-    for set_seed, _ in _GENERATORS:
-        set_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
 
 
 class DrawingDataset(Dataset[Any]):
     """A data set whose random numbers are seeded before each example.
-
-    To seed three generators takes as long as to fetch a small example. So those are seeded before
-    each example that the data set has been seen to draw from. The others are looked at after each
-    batch: if one was drawn from, the batch is fetched once more, with that one seeded too.
 
     A data set that fetches several examples at once, by `__getitems__`, draws for all of them from
     the seed of the first.
@@ -108,37 +89,23 @@ class DrawingDataset(Dataset[Any]):
         while type(innermost) is Subset:  # its `__getitems__` fetches one by one, as a rule
             innermost = innermost.dataset
         self._at_once = callable(getattr(innermost, "__getitems__", None))
-        self._drawn_from: set[int] = set()  # of `_GENERATORS`
+        self._never_draws = type(innermost) in (list, tuple, TensorDataset)
 
     def __getitems__(self, wanted: Sequence[Drawn]) -> Items:
-        """Returns examples."""
-        first = derive(self._seed, wanted[0][1])
+        """Returns examples, each of which is fetched once."""
+        seeds = [derive(self._seed, position) for _, position in wanted]
+        if self._never_draws:
+            return Items([self.dataset[index] for index, _ in wanted], seeds[0])
         with drawing() as seed:
             if self._at_once:
-                seed(first)
+                seed(seeds[0])
                 indices = [index for index, _ in wanted]
-                return Items(self.dataset.__getitems__(indices), first)  # type: ignore[attr-defined]
-            while True:
-                seed(first)
-                quiet = [g for g in range(len(_GENERATORS)) if g not in self._drawn_from]
-                before = [_GENERATORS[g][1]() for g in quiet]
-                found = self._one_by_one(wanted)
-                after = [_GENERATORS[g][1]() for g in quiet]
-                drawn = {g for g, b, a in zip(quiet, before, after, strict=True) if a != b}
-                if not drawn:
-                    return Items(found, first)
-                self._drawn_from |= drawn
-
-    def _one_by_one(self, wanted: Sequence[Drawn]) -> list[Any]:
-        setters = [_GENERATORS[g][0] for g in sorted(self._drawn_from)]
-        found = []
-        for index, position in wanted:
-            if setters:
-                seed = derive(self._seed, position)
-                for set_seed in setters:
-                    set_seed(seed)
-            found.append(self.dataset[index])
-        return found
+                return Items(self.dataset.__getitems__(indices), seeds[0])  # type: ignore[attr-defined]
+            found = []
+            for (index, _), own in zip(wanted, seeds, strict=True):
+                seed(own)
+                found.append(self.dataset[index])
+            return Items(found, seeds[0])
 
 
 class DrawingStream(IterableDataset[Any]):
