@@ -284,6 +284,7 @@ def auc(output: str) -> tuple[float, float]:
 @SPARSE_LAUNCHES
 def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> None:
     pytest.importorskip("numba")
+    pytest.importorskip("pyarrow")
     program = (EXAMPLES / "logistic_regression.py", "--rows", "100000", "--batch-size", "500")
     found, best = auc(run(tmp_path, *launch, *program, "--l1", "1"))
     assert best - 0.035 < found < best + 0.003
@@ -291,6 +292,7 @@ def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> Non
 
 def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
     pytest.importorskip("numba")
+    pytest.importorskip("pyarrow")
     rows = "".join(f"{n % 2},{'ab'[n % 2]},{n % 7}\n" for n in range(4000))
     (tmp_path / "rows.csv").write_text("clicked,site,age\n" + rows)
     (tmp_path / "rows.libsvm").write_text(
@@ -308,6 +310,7 @@ def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
 @SPARSE_LAUNCHES
 def test_the_click_prediction(tmp_path: Path, launch: tuple[str, ...]) -> None:
     pytest.importorskip("numba")
+    pytest.importorskip("pyarrow")
     program = (EXAMPLES / "click_prediction.py", "--rows", "100000", "--batch-size", "250")
     found, best = auc(run(tmp_path, *launch, *program, "--admit-after", "20"))
     assert best - 0.07 < found < best + 0.005

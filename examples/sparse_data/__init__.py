@@ -8,8 +8,9 @@ by byte ranges, and its iterator tells and takes its place by `state_dict` and `
     for batch in session.loader(rows, batch_size=1, collate_fn=SparseBatch.join):
         ...
 
-The kernels that parse are compiled by numba (`pip install 'trireme-train[tables]'`), once, in about
-two seconds a format; later processes load them.
+Arrow parses CSV and Criteo's format; kernels of numba parse libsvm and hash. Both come with
+`pip install 'trireme-train[tables,parquet]'`. Kernels are compiled once, in about two seconds a
+format; later processes load them.
 """
 
 from .batches import ClickBatch, SparseBatch, log_scale

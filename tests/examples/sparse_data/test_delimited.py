@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 from sparse_data import CsvReader, feature
 
@@ -28,8 +29,8 @@ def test_rows(tmp_path: Path) -> None:
     text = 'c,other,y,n\nred,7,1,0.5\n"a ""b"", c",,"0","2"\r\n,"x,y",1,\n'
     number = feature("n", "", 24)
     assert rows_of(reader(written(tmp_path / "table", text))) == [
-        (1.0, [(feature("c", "red", 24), 1.0), (number, 0.5)]),
-        (0.0, [(feature("c", 'a "b", c', 24), 1.0), (number, 2.0)]),
+        (1.0, [(number, 0.5), (feature("c", "red", 24), 1.0)]),
+        (0.0, [(number, 2.0), (feature("c", 'a "b", c', 24), 1.0)]),
         (1.0, [(feature("c", "", 24), 1.0)]),
     ]
 
@@ -51,14 +52,14 @@ def test_fields_are_those_of_pythons_csv(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("red,no,1", "the label is no number"),
-        ("red,,1", "the label is no number"),
-        ("red,1", "it has fewer columns than the header"),
-        ("red,1,2,3", "it has more columns than the header"),
-        ("red,1,two", "a column of numbers has something else"),
-        ('red,1,"2', "a column of numbers has something else"),
-        ('"red,1,2', "a quotation mark is not closed in this line"),
-        ('"red"x,1,2', "a quotation mark is not closed in this line"),
+        ("red,no,1", "column y is no number"),
+        ("red,,1", "the label is empty"),
+        ("red,1", "it should have 3 columns and has 2"),
+        ("red,1,2,3", "it should have 3 columns and has 4"),
+        ("red,1,two", "column n is no number"),
+        ('red,1,"2', "column n is no number"),
+        ('"red,1,2', "it should have 3 columns and has 1"),
+        ('"red\nblue",1,2', "it should have 3 columns and has 1"),
     ],
 )
 def test_a_line_that_is_no_row(tmp_path: Path, line: str, reason: str) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 from sparse_data import feature
 from sparse_data.hashing import hash_bytes, mix

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 from sparse_data import LibsvmReader
 from sparse_data.hashing import feature_of

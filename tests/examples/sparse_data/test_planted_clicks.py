@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 from sparse_data import ClickBatch, CriteoReader, feature
 from sparse_data.planted_clicks import SIZES, PlantedClicks, category_names

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 from sparse_data import LibsvmReader, SparseBatch
 from sparse_data.planted_regression import PlantedRegression

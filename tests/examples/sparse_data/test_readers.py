@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 from sparse_data import CsvReader, LibsvmReader, SparseBatch
 
