@@ -1,6 +1,7 @@
 """Process groups without servers in which one process ends early, leaves steps out, or is stopped.
 
-Each is one error, the same in all processes, for every strategy, in a session and in a loop.
+Each is one error, the same in all processes, for every strategy, in a session and in a loop. A
+process that computes for long is none.
 """
 
 from __future__ import annotations
@@ -92,3 +93,14 @@ def test_a_process_that_is_stopped_is_given_up_and_all_are_started_again(
     assert "sent nothing for" in ended.err and "(--heartbeat-timeout)" in ended.err
     assert f"worker:{stopped}" in ended.err
     assert "all workers are started again" in ended.err
+
+
+@pytest.mark.thorough(but=("1",))
+@pytest.mark.parametrize("busy", [1, 0])
+def test_a_process_that_holds_the_interpreter_lock_and_computes_is_waited_for(
+    busy: int, shell: Shell
+) -> None:
+    words = ("--heartbeat-timeout", 4, "--run-dir", "run", PROGRAM, "session", "--steps", 30)
+    ended = shell.run("run", "--workers", 2, *words, "--fault", f"{busy}:20:compute")
+    assert ended.status == 0, ended.text
+    assert f"waiting for worker:{busy}" in ended.text and ", and uses the processor" in ended.text

@@ -2,10 +2,12 @@
 
 Collectives do not report whom they wait for, and no exception of this process interrupts them. Each
 process publishes its position once a second. A process that has waited for long looks for processes
-that are behind, or have published nothing new: they are slow, or stopped. Where the wait is in vain
-(a process was silent for the heartbeat timeout, made no step for the progress timeout, or has ended
-its training, or begins something else with all others, while they make a further step) the process
-group is broken: all processes learn the same reason, and the caller interrupts their collectives.
+that are behind, or have published nothing new: they are slow, or stopped. A process that holds the
+interpreter lock publishes nothing; the other processes of its host see that it uses the processor,
+and say so for it. Where the wait is in vain (a process gave no sign of life for the heartbeat
+timeout, made no step for the progress timeout, or has ended its training, or begins something else
+with all others, while they make a further step) the process group is broken: all processes learn
+the same reason, and the caller interrupts their collectives.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ JOIN_SECONDS = 2.0
 END_SECONDS = 2.0
 """How long a process is in a step that another one does not make, until that is an error."""
 _SOON = 0.02
+_SHARE = 0.1
+"""The share of a core above which a silent process computes. Each thread that waits for the
+interpreter lock wakes up 200 times a second, and uses up to a hundredth."""
 
 
 class StepPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -63,11 +68,32 @@ class Seen:
         position: the position.
         silent: the seconds since it was published.
         still: the seconds that it has been in that place without an excuse.
+        lifeless: the seconds since it was published, or the process was seen to compute.
     """
 
     position: StepPosition
     silent: float
     still: float
+    lifeless: float
+
+
+@dataclass
+class _Known:
+    """What is known of another process: its last position, and several times.
+
+    Attributes:
+        place: its last position.
+        seen: when that was first seen.
+        still: since when it is in that place without an excuse.
+        alive: when it gave the last sign of life.
+        used: the seconds of the processor that it had used, and when; None where that is unknown.
+    """
+
+    place: StepPosition
+    seen: float
+    still: float
+    alive: float
+    used: tuple[float, float] | None = None
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +136,8 @@ def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]
     for rank, seen in sorted(others.items()):
         place = seen.position
         if seen.silent >= SILENCE_SECONDS:
-            found[rank] = f"has not reported for {seen.silent:.0f} s"
+            computes = ", and uses the processor" if seen.lifeless < SILENCE_SECONDS else ""
+            found[rank] = f"has not reported for {seen.silent:.0f} s{computes}"
         elif place.ended:
             found[rank] = "has ended its training"
         elif place.step < mine.step:
@@ -145,13 +172,13 @@ def broken_by(
         if apart and place.step == mine.step and min(waited, seen.still) >= END_SECONDS:
             first, second = (rank, other) if mine.action else (other, rank)
             return _unequal(first, mine.step, second, mine.step, mine.action or place.action)
-    silent = {other: seen for other, seen in others.items() if seen.silent >= patience.heartbeat}
+    silent = {n: seen.lifeless for n, seen in others.items() if seen.lifeless >= patience.heartbeat}
     if silent and waited >= patience.heartbeat:
         names = ", ".join(f"worker:{other}" for other in sorted(silent))
-        longest = max(seen.silent for seen in silent.values())
+        longest = max(silent.values())
         return Broken(
-            f"{names} sent nothing for {longest:.0f} s (--heartbeat-timeout): stopped, hanging, or "
-            "on a host that is cut off"
+            f"{names} sent nothing for {longest:.0f} s (--heartbeat-timeout): stopped, hanging, on "
+            "a host that is cut off, or alone on its host in a call that holds the interpreter lock"
         )
     excused = bool(mine.excuse) and not mine.ended
     if not patience.progress or excused or waited < patience.progress:
@@ -194,6 +221,8 @@ class StragglerWatch:
         patience: how long to wait for others.
         interrupt: called once, on a thread, when the process group is broken.
         doing: returns an excuse and the line that the main thread runs, each "" for none.
+        used: returns the seconds of the processor that a process of this host has used; None for
+            one of another host. See `Neighbours`.
         clock: measures the time waited.
     """
 
@@ -208,6 +237,7 @@ class StragglerWatch:
         patience: Patience = Patience(),  # frozen
         interrupt: Callable[[], None] = lambda: None,
         doing: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        used: Callable[[int], float | None] = lambda rank: None,
         clock: Clock | None = None,
     ) -> None:
         self._rank = rank
@@ -218,6 +248,7 @@ class StragglerWatch:
         self._patience = patience
         self._interrupt = interrupt
         self._doing = doing
+        self._used = used
         self._clock = clock or MonotonicClock()
         self._step, self._inside, self._since = 0, False, self._clock.now()
         self._action = ""
@@ -227,9 +258,7 @@ class StragglerWatch:
         self._asked: float | None = None  # since when the store has not answered
         self._looked = self._judged = self._since  # when that was last done
         self._said = float("-inf")
-        # The last position of each other process, when it was seen first, and since when it is in
-        # that place without an excuse.
-        self._seen: dict[int, tuple[StepPosition, float, float]] = {}
+        self._seen: dict[int, _Known] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._changed = threading.Event()  # there is something to look at, or to say
@@ -341,19 +370,41 @@ class StragglerWatch:
             data = self._get(f"at/{rank}") if rank != self._rank else None
             if data is not None:
                 self._note(rank, msgspec.msgpack.decode(data, type=StepPosition))
-        ended = [place.ended for place, _, _ in self._seen.values()]
+        ended = [known.place.ended for known in self._seen.values()]
         if mine.ended and sum(ended) == self._size - 1:
             self._met.set()
         self._looked, self._asked = self._clock.now(), None
 
     def _note(self, rank: int, place: StepPosition) -> None:
-        now = self._clock.now()
-        before, _, still = self._seen.get(rank, (None, now, now))
-        if before is not None and place.beat == before.beat:
+        now, known = self._clock.now(), self._seen.get(rank)
+        if known is None:
+            with self._lock:
+                self._seen[rank] = _Known(place, now, now, now)
             return
-        moved = before is None or _where(before) != _where(place)
+        before = known.place
+        if place.beat == before.beat:
+            if now - known.seen > BEAT_SECONDS:
+                self._ask(rank, known)
+            return
+        moved = _where(before) != _where(place)
         with self._lock:
-            self._seen[rank] = place, now, now if moved or place.excuse else still
+            still = now if moved or place.excuse else known.still
+            self._seen[rank] = _Known(place, now, still, now)
+
+    def _ask(self, rank: int, known: _Known) -> None:
+        """Learns whether a silent process computes: of the kernel, or of others on its host."""
+        used, key = self._used(rank), f"used/{rank}"
+        if used is not None:
+            self._put(key, msgspec.msgpack.encode(used))
+        elif (data := self._get(key)) is not None:
+            used = msgspec.msgpack.decode(data, type=float)
+        if used is None:
+            return
+        now, before = self._clock.now(), known.used
+        with self._lock:
+            known.used = used, now
+            if before is not None and used - before[0] >= _SHARE * (now - before[1]):
+                known.alive = now
 
     def _read_reason(self) -> None:
         """Tells the others why the process group is broken, or learns it from them."""
@@ -375,8 +426,8 @@ class StragglerWatch:
             return  # this process was stopped itself, and has not looked since
         with self._lock:
             seen = {
-                rank: Seen(place, now - since, now - still)
-                for rank, (place, since, still) in self._seen.items()
+                rank: Seen(at.place, now - at.seen, now - at.still, now - at.alive)
+                for rank, at in self._seen.items()
             }
         waited, asked = now - self._since, self._asked
         mine = StepPosition(

@@ -1,11 +1,12 @@
-"""Trains for some steps; one worker ends early, leaves a step out, or stands still.
+"""Trains for some steps; one worker ends early, leaves a step out, stands still, or computes long.
 
-uneven.py session|loop --fault RANK:STEP:end|skip|sleep
+uneven.py session|loop --fault RANK:STEP:end|skip|sleep|compute
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import torch
@@ -14,6 +15,15 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.launch.environment.detect import detect
+
+
+def hold_the_interpreter_lock(seconds: float) -> None:
+    """Computes while no other thread of this process runs, as one long call of C does."""
+    before, ends = sys.getswitchinterval(), time.perf_counter() + seconds
+    sys.setswitchinterval(3600.0)
+    while time.perf_counter() < ends:
+        pass
+    sys.setswitchinterval(before)
 
 
 def main() -> None:
@@ -36,6 +46,8 @@ def main() -> None:
         time.sleep(options.pace)
         if mine and step == int(at) and fault == "sleep":
             time.sleep(3600)
+        if mine and step == int(at) and fault == "compute":
+            hold_the_interpreter_lock(10.0)
         return mine and step == int(at) and fault == "skip"
 
     steps = int(at) if mine and fault == "end" else options.steps

@@ -20,6 +20,7 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.clock_trips import clock_trips
 from trireme.parallel.large_values import LargeValues
 from trireme.parallel.model_part import join_parts
+from trireme.parallel.neighbours import Neighbours
 from trireme.parallel.process_group import ProcessGroup
 from trireme.parallel.sharding import full_tensor
 from trireme.parallel.straggler_watch import Patience, StragglerWatch
@@ -98,6 +99,7 @@ class Collective(Local):
             ),
             interrupt=group.interrupt,
             doing=doing,
+            used=Neighbours(group.rank, group.put, group.get).used,
         )
         group.explain_by(self._watch.reason)
         self._shared = LargeValues(group.put, group.get)
