@@ -29,8 +29,8 @@ import push_path
 import site_pages
 import translations
 
+from trireme.cli.command import COMMANDS
 from trireme.cli.command_parser import Parser
-from trireme.cli.parser import COMMANDS
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.ps import messages as ps_messages
@@ -133,8 +133,8 @@ def command_line_page() -> str:
         "clean save; 143, of a worker, it left as SIGTERM asked it to.",
         "",
     ]
-    for name, (build, summary) in COMMANDS.items():
-        parts += [*command(name, build(), summary), ""]
+    for name, each in COMMANDS.all().items():
+        parts += [*command(name, each.parser(), each.summary), ""]
     return "\n".join([*parts, *where_values_come_from()])
 
 

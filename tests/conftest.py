@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import hypothesis
@@ -35,6 +37,17 @@ def python_path(words: Iterable[object]) -> str:
     given = [str(word) for word in words]
     together = "run" in given and ("--mesh" in given or "--ps" not in given)
     return PACKAGES if together else PYTHONPATH
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses to run where the entry points of `pyproject.toml` are not those installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for group, named in project["entry-points"].items():
+        if not named.items() <= {(each.name, each.value) for each in entry_points(group=group)}:
+            raise pytest.UsageError(
+                f"the entry points {group} of pyproject.toml are not those that are installed: "
+                "`make venv`, or .venv/bin/pip install --no-deps -e . -q"
+            )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers

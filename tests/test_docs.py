@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trireme.cli.parser import COMMANDS
+from trireme.cli.command import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.ps.catalog import PS_MESSAGES
 from trireme.strategies import BUILT
@@ -123,7 +123,7 @@ def test_the_commands_in_the_pages_are_understood() -> None:
     assert len(commands()) >= 6
     for line in commands():
         name, *words = shlex.split(line, comments=True)[1:]
-        parser = COMMANDS[name][0]()
+        parser = COMMANDS.load(name).parser()
         if name in ("run", "task"):
             options, program = parser.split(words)
             parser.parse_args(options)

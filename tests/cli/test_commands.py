@@ -95,8 +95,7 @@ def write(name: str, text: str) -> str:
     [
         (["rum"], "no command rum (did you mean run?)"),
         (["--hepl"], "no option --hepl (did you mean --help?)"),
-        (["plan", "runs/x"], "`trireme plan` is not built yet"),
-        (["bench"], "`trireme bench` is not built yet"),
+        (["plan", "runs/x"], "there is no command plan"),
         (["run"], "name the program to run"),
         (["run", "missing.py"], "no program missing.py"),
         (["run", "--wrokers", "2", "a.py"], "did you mean --workers?"),

@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import PYTHONPATH
 from tests.docs.pages import ROOT, Page, pages
-from trireme.cli.parser import COMMANDS
+from trireme.cli.command import COMMANDS
 
 PAGES = [page for page in pages() if page.commands]
 NAMES = [f"{page.path.parent.name}/{page.path.stem}" for page in PAGES]
@@ -45,7 +45,7 @@ def test_commands_are_understood(page: Page) -> None:
         words = shlex.split(re.split(r" (?:>|&|\|\|?)( |$)", line)[0], comments=True)
         if words[:1] != ["trireme"]:
             continue
-        parser = COMMANDS[words[1]][0]()
+        parser = COMMANDS.load(words[1]).parser()
         if words[1] not in ("run", "task", "graph"):
             parser.read(words[2:])
             continue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import CERTS
 from trireme.errors import UsageError, suggestion
 from trireme.launch.config.authority import AUTHORITY_DAYS
 from trireme.launch.config.certificates import issue, make_authority, show
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: there is no such action, or it does not take that option.
         ConfigurationError: a file exists already, is missing, or cannot be read or written.
     """
-    given = COMMANDS["certs"][0]().read(arguments)
+    given = CERTS.parser().read(arguments)
     action = _ACTIONS.get(given.action)
     if action is None:
         raise UsageError(

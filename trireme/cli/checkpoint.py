@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import CHECKPOINT
 from trireme.errors import CheckpointError, UsageError, suggestion
 from trireme.monitor.numbers import size
 from trireme.monitor.report import CheckpointRow
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: there is no such action.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    given = COMMANDS["checkpoint"][0]().read(arguments)
+    given = CHECKPOINT.parser().read(arguments)
     action = _ACTIONS.get(given.action)
     if action is None:
         raise UsageError(

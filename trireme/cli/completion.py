@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from trireme.cli.command import COMMANDS
 from trireme.cli.command_parser import Parser
-from trireme.cli.parser import COMMANDS, SHELLS
+from trireme.cli.parser import COMPLETION, SHELLS
 from trireme.cluster.spec import ROLES
 from trireme.errors import UsageError, suggestion
 from trireme.job_config import CODECS, OPTIONS
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: there is no such shell.
     """
-    given = COMMANDS["completion"][0]().read(arguments)
+    given = COMPLETION.parser().read(arguments)
     if given.shell not in SHELLS:
         raise UsageError(
             f"there is no completion for {given.shell}{suggestion(given.shell, SHELLS)}; the "
@@ -95,10 +96,10 @@ def _whole_parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="trireme", description="Trains on many processes")
     whole.add_argument("--version", action="store_true", help="show the versions")
     commands = whole.add_subparsers(dest="command")
-    for name, (build, summary) in COMMANDS.items():
-        parser = build()
+    for name, command in COMMANDS.all().items():
+        parser = command.parser()
         _describe(name, parser)
-        added = commands.add_parser(name, help=summary, parents=[parser], add_help=False)
+        added = commands.add_parser(name, help=command.summary, parents=[parser], add_help=False)
         if name in _PROGRAM:
             _completed(added.add_argument("SCRIPT", nargs="?", help="the program"), "file")
             _completed(added.add_argument("ARGS", nargs="*", help="its arguments"), "file")

@@ -7,11 +7,10 @@ import platform
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 
-from trireme.cli.parser import COMMANDS, NOT_BUILT, overview
-from trireme.errors import TriremeError, UsageError, suggestion
+from trireme.cli.command import COMMANDS
+from trireme.errors import ConfigurationError, TriremeError, UsageError, suggestion
 from trireme.printable import printable
 
 
@@ -103,18 +102,40 @@ def _run(arguments: Sequence[str]) -> int:
     if name == "--version":
         print(_versions())
         return 0
-    if name in NOT_BUILT:
-        raise UsageError(
-            f"`trireme {name}` is not built yet; the commands are: {', '.join(COMMANDS)}"
-        )
-    if name not in COMMANDS:
-        what = "option" if name.startswith("-") else "command"
-        known = ("--help", "--version") if name.startswith("-") else tuple(COMMANDS)
-        raise UsageError(
-            f"there is no {what} {name}{suggestion(name, known)}; `trireme --help` lists them"
-        )
-    command: Callable[[Sequence[str]], int] = import_module(f"trireme.cli.{name}").main
-    return command(rest)
+    if name.startswith("-"):
+        close = suggestion(name, ("--help", "--version"))
+        raise UsageError(f"there is no option {name}{close}; `trireme --help` lists them")
+    return COMMANDS.load(name).run(rest)
+
+
+def overview() -> str:
+    """Returns the text of `trireme --help`."""
+    names = COMMANDS.names()
+    width = max(map(len, names))
+    lines = [f"  {name:<{width}}  {_summary(name)}" for name in names]
+    return "\n".join(
+        [
+            "usage: trireme COMMAND ...",
+            "",
+            "Trains a program that is written for one device; parallelism is configured at launch.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "  trireme COMMAND --help shows the options; trireme --version shows the versions.",
+            "",
+            "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved, "
+            "143 a worker that left",
+        ]
+    )
+
+
+def _summary(name: str) -> str:
+    """Returns the summary of a command; of one that cannot be imported, why."""
+    try:
+        return COMMANDS.load(name).summary
+    except ConfigurationError as error:
+        return f"({error})"
 
 
 def _versions() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from trireme.cli.live import query
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import DOCTOR
 from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
 from trireme.doctor import probes
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: an option, or what was named to be checked, cannot be read.
     """
-    given = COMMANDS["doctor"][0]().read(arguments)
+    given = DOCTOR.parser().read(arguments)
     timeout = _number("timeout", given.timeout)
     ports = [int(_number("port", text)) for text in given.port]
     tasks = [task for where in given.where for task in _tasks(where, timeout)]

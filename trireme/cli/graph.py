@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.cli.parser import COMMANDS, GRAPH_OPTIONS
+from trireme.cli.parser import GRAPH, GRAPH_OPTIONS
 from trireme.draw_request import DRAWN, DrawRequest
 from trireme.errors import UsageError
 from trireme.graph.drawing.output import check_files
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: an option is unknown or wrong, or the program does not exist.
     """
-    parser = COMMANDS["graph"][0]()
+    parser = GRAPH.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
     if given.strategy != _STRATEGY:

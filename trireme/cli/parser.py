@@ -1,11 +1,11 @@
-"""The parsers of all commands, with every option and help text."""
+"""The commands of this package: their parsers, with every option and help text."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from trireme.cli.command import Command
 from trireme.cli.command_parser import Parser, add_option
 from trireme.job_config import OPTIONS, TASK_OPTIONS
 
@@ -17,8 +17,6 @@ GRAPH_OPTIONS = tuple(
 """The options of a job that decide how its graph is placed."""
 
 SHELLS = ("bash", "zsh", "fish")
-
-NOT_BUILT = ("plan", "bench")
 
 
 def _run() -> Parser:
@@ -330,39 +328,35 @@ def _completion() -> Parser:
     return parser
 
 
-COMMANDS: dict[str, tuple[Callable[[], Parser], str]] = {
-    "run": (_run, "start a job, on this host or on Ray: workers, parameter servers, coordinator"),
-    "task": (_task, "run one task of a job, started by hand on its machine"),
-    "graph": (_graph, "draw the model of a program as a graph, placed on workers"),
-    "status": (_status, "show the status of a job"),
-    "top": (_top, "watch a running job, or replay one that has ended"),
-    "report": (_report, "write a report on a run as one page of HTML"),
-    "stop": (_stop, "ask a job to save and end"),
-    "certs": (_certs, "make certificates for the tasks of a job on several hosts"),
-    "scale": (_scale, "change the number of servers and workers of a running job"),
-    "checkpoint": (_checkpoint, "list, show, verify or export checkpoints"),
-    "doctor": (_doctor, "check this host and what it reaches, and say what to do"),
-    "completion": (_completion, "print the script by which a shell completes commands"),
-}
-"""Every command: the function that makes its parser, and a summary."""
-
-
-def overview() -> str:
-    """Returns the text of `trireme --help`."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: trireme COMMAND ...",
-            "",
-            "Trains a program that is written for one device; parallelism is configured at launch.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "  trireme COMMAND --help shows the options; trireme --version shows the versions.",
-            "",
-            "exit status: 0 finished, 1 a task failed, 2 bad usage, 130 interrupted and saved, "
-            "143 a worker that left",
-        ]
-    )
+RUN = Command(
+    "start a job, on this host or on Ray: workers, parameter servers, coordinator",
+    _run,
+    "trireme.cli.run:main",
+)
+TASK = Command(
+    "run one task of a job, started by hand on its machine", _task, "trireme.cli.task:main"
+)
+GRAPH = Command(
+    "draw the model of a program as a graph, placed on workers", _graph, "trireme.cli.graph:main"
+)
+STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
+TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")
+REPORT = Command("write a report on a run as one page of HTML", _report, "trireme.cli.report:main")
+STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")
+CERTS = Command(
+    "make certificates for the tasks of a job on several hosts", _certs, "trireme.cli.certs:main"
+)
+SCALE = Command(
+    "change the number of servers and workers of a running job", _scale, "trireme.cli.scale:main"
+)
+CHECKPOINT = Command(
+    "list, show, verify or export checkpoints", _checkpoint, "trireme.cli.checkpoint:main"
+)
+DOCTOR = Command(
+    "check this host and what it reaches, and say what to do", _doctor, "trireme.cli.doctor:main"
+)
+COMPLETION = Command(
+    "print the script by which a shell completes commands",
+    _completion,
+    "trireme.cli.completion:main",
+)

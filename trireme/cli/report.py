@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trireme.cli.checkpoint import describe_all
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import REPORT
 from trireme.cli.remote_run import local_run
 from trireme.errors import ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: nothing was run in that directory, or the page cannot be written.
     """
-    given = COMMANDS["report"][0]().read(arguments)
+    given = REPORT.parser().read(arguments)
     home = local_directory(given.run)
     output = Path(given.output) if given.output is not None else home / "report.html"
     with local_run(given.run) as path:

@@ -14,7 +14,7 @@ import msgspec
 
 from trireme.cli.announcer import Announcer
 from trireme.cli.live import job_watch
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import RUN
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import COMMAND_LINE, JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: an option is unknown, wrong, or not built yet; or the program does not exist.
     """
-    parser = COMMANDS["run"][0]()
+    parser = RUN.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
     task = prepare(configuration(vars(given), given.config))

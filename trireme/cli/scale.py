@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trireme.cli.live import observer
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import SCALE
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
 from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, WireError
 from trireme.launch.config.secret import find_secret
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         JobFailed: the job ended first.
         WireError: no coordinator answers.
     """
-    given = COMMANDS["scale"][0]().read(arguments)
+    given = SCALE.parser().read(arguments)
     servers, workers = _count(given.ps, "--ps"), _count(given.workers, "--workers")
     if servers is None and workers is None:
         raise UsageError("say how many tasks the job shall have: --ps N, --workers M, or both")

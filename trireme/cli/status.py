@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trireme.cli.live import query
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import STATUS
 from trireme.cli.remote_run import local_run
 from trireme.cluster.progress import EXCUSE
 from trireme.cluster.spec import task_name
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: no job was started in that directory.
     """
-    given = COMMANDS["status"][0]().read(arguments)
+    given = STATUS.parser().read(arguments)
     with local_run(given.run) as path:
         status = _status(path, read_record(path), is_running(path), location(given.run))
     print(json.dumps(status, indent=2) if given.json else "\n".join(map(printable, _lines(status))))

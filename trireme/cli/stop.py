@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import STOP
 from trireme.cli.remote_run import ELSEWHERE, local_run
 from trireme.errors import UsageError, WaitTimeout
 from trireme.launch.run_directory import (
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
             process.
         WaitTimeout: the job did not end in time.
     """
-    given = COMMANDS["stop"][0]().read(arguments)
+    given = STOP.parser().read(arguments)
     timeout = _seconds(given.timeout)
     with local_run(given.run) as path:
         record = read_record(path)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trireme.atomic_file import write_atomically
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import TASK
 from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.job_config import TASK_OPTIONS
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: the options name no task, or the program does not exist.
     """
-    parser = COMMANDS["task"][0]()
+    parser = TASK.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
     keep_freed_memory(os.environ)

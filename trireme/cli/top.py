@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trireme.cli.live import query
-from trireme.cli.parser import COMMANDS
+from trireme.cli.parser import TOP
 from trireme.cli.remote_run import local_run
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.launch.run_directory import RECORD, is_running, read_record
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: `--speed` is not a number above 0.
         ConfigurationError: nothing was run in that directory.
     """
-    given = COMMANDS["top"][0]().read(arguments)
+    given = TOP.parser().read(arguments)
     with local_run(given.run) as path:
         return _show(path, _speed(given.speed))
 

@@ -1,0 +1,119 @@
+"""What `trireme.plugins` says of packages that are installed, missing, broken or two of a name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trireme import plugins
+from trireme.cli.command import Command
+from trireme.errors import ConfigurationError
+from trireme.plugins import Plugins
+
+Install = Callable[..., None]
+
+COMMANDS = Plugins("trireme.commands", "command", Command)
+
+
+def forget() -> None:
+    """Has the metadata of what is installed read again."""
+    plugins._points.cache_clear()
+    plugins._load.cache_clear()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs a distribution with one entry point; its module has the name of its entry point."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def installed(dist: str, point: str, code: str, requires: str = "") -> None:
+        (tmp_path / f"{dist}_module.py").write_text(code)
+        info = tmp_path / f"{dist}-1.5.dist-info"
+        info.mkdir()
+        needs = f"Provides-Extra: more\nRequires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.5\n{needs}"
+        )
+        value = f"{dist}_module:ONE{' [more]' if requires else ''}"
+        (info / "entry_points.txt").write_text(f"[trireme.commands]\n{point} = {value}\n")
+        forget()
+
+    yield installed
+    forget()
+    for name in [name for name in sys.modules if name.endswith("_module")]:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+GOOD = """
+from trireme.cli.command import Command
+ONE = Command("do one thing", lambda: None, "none:main")
+"""
+
+
+def test_what_a_package_adds_is_found_beside_our_own(install: Install) -> None:
+    before = COMMANDS.names()
+    install("adder", "one", GOOD)
+    assert COMMANDS.names() == sorted([*before, "one"])
+    assert "one" in COMMANDS
+    assert COMMANDS.load("one").summary == "do one thing"
+    assert COMMANDS.all().keys() == {*before, "one"}
+
+
+def test_a_name_that_is_not_there_is_said_with_one_that_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"no command stauts \(did you mean status\?\)"):
+        COMMANDS.load("stauts")
+
+
+def test_a_name_that_is_an_extra_of_ours_names_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"pip install 'trireme-train\[tables\]'"):
+        COMMANDS.load("tables")
+
+
+def test_one_that_fails_to_import_names_its_distribution_and_why(install: Install) -> None:
+    install("broken", "one", "raise LookupError('no such thing')")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"command one of broken 1\.5 cannot be imported: LookupError: no such thing",
+    ):
+        COMMANDS.load("one")
+    assert "one" in COMMANDS  # to list names imports nothing
+
+
+def test_one_of_another_class_is_refused(install: Install) -> None:
+    install("wrong", "one", "ONE = 'text'")
+    with pytest.raises(ConfigurationError, match=r"one of wrong 1\.5 is no Command"):
+        COMMANDS.load("one")
+
+
+def test_two_of_one_name_are_refused_and_both_distributions_named(install: Install) -> None:
+    install("first", "status", GOOD)
+    with pytest.raises(ConfigurationError, match=r"status, of first 1\.5 and trireme-train "):
+        COMMANDS.load("status")
+
+
+def test_one_whose_extra_is_not_installed_is_not_listed_and_says_what_to_install(
+    install: Install,
+) -> None:
+    install("needy", "one", GOOD, requires='no-such-package>=2; extra == "more"')
+    assert "one" not in COMMANDS
+    with pytest.raises(
+        ConfigurationError, match=r"one needs no-such-package: pip install 'needy\[more\]'"
+    ):
+        COMMANDS.load("one")
+    install("fed", "two", GOOD, requires='msgspec; extra == "more"')
+    assert "two" in COMMANDS
+
+
+def test_metadata_older_than_the_code_say_how_to_install_again() -> None:
+    with pytest.raises(ConfigurationError, match=r"no entry points trireme\.none: they are older"):
+        Plugins("trireme.none", "thing", object).names()
+
+
+def test_importing_trireme_reads_no_metadata() -> None:
+    code = "import sys, trireme; assert 'importlib.metadata' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

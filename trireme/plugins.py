@@ -1,0 +1,160 @@
+"""What installed packages add to Trireme, and what it adds itself: entry points.
+
+A package adds a command, an engine, a transport, ... by an entry point in its `pyproject.toml`:
+
+    [project.entry-points."trireme.commands"]
+    size = "trireme_size:SIZE"
+
+The group says which kind of plug-in it is, and so of which class the object must be. Those of
+Trireme itself are in its own `pyproject.toml`. Names are read from the metadata of what is
+installed, once a process; an object is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    PackageNotFoundError,
+    distribution,
+    entry_points,
+)
+from typing import Any, Generic, TypeVar
+
+from trireme.errors import ConfigurationError, suggestion
+
+_T = TypeVar("_T")
+
+_OWN = "trireme-train"
+"""The distribution of this package."""
+
+
+class Plugins(Generic[_T]):
+    """All plug-ins of one kind, by name.
+
+    Args:
+        group: the group of their entry points, such as `trireme.commands`.
+        what: what one of them is called in messages.
+        kind: the class of which each of them must be an instance.
+    """
+
+    def __init__(self, group: str, what: str, kind: type[_T]) -> None:
+        self.group = group
+        self._what = what
+        self._kind = kind
+
+    def names(self) -> list[str]:
+        """Returns the names of the installed ones, sorted, without importing any of them."""
+        points = _points(self.group)
+        return sorted({point.name for point in points if not _missing(point)})
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over `names()`."""
+        return iter(self.names())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
+
+    def load(self, name: str) -> _T:
+        """Returns the plug-in of a name.
+
+        Raises:
+            ConfigurationError: there is none, it needs a package that is not installed, two
+                distributions have one of this name, or it cannot be imported.
+        """
+        point, loaded = _load(self.group, self._what, name)
+        if not isinstance(loaded, self._kind):
+            raise ConfigurationError(
+                f"the {self._what} {name} of {_named(point)} is no {self._kind.__name__}, and "
+                f"{point.value} must name one; mend or uninstall that package"
+            )
+        return loaded
+
+    def all(self) -> dict[str, _T]:
+        """Returns every installed one, by its name.
+
+        Raises:
+            ConfigurationError: as `load`, of the first that fails.
+        """
+        return {name: self.load(name) for name in self.names()}
+
+
+@cache
+def _points(group: str) -> tuple[EntryPoint, ...]:
+    """Returns the entry points of a group, which are read once a process.
+
+    Raises:
+        ConfigurationError: Trireme itself has none there, as its metadata are older than its code.
+    """
+    points = tuple(entry_points(group=group))
+    if not any(point.module.startswith("trireme.") for point in points):
+        raise ConfigurationError(
+            f"the installed metadata of {_OWN} have no entry points {group}: they are older than "
+            "its code. Install it again: `make venv`, or pip install --no-deps -e . in its clone"
+        )
+    return points
+
+
+@cache
+def _load(group: str, what: str, name: str) -> tuple[EntryPoint, Any]:
+    points = [point for point in _points(group) if point.name == name]
+    if not points:
+        raise ConfigurationError(_unknown(group, what, name))
+    if len(points) > 1:
+        both = " and ".join(sorted(_named(point) for point in points))
+        raise ConfigurationError(
+            f"there are two plug-ins for the {what} {name}, of {both}: uninstall one of them"
+        )
+    (point,) = points
+    if missing := _missing(point):
+        raise ConfigurationError(
+            f"the {what} {name} needs {missing}: pip install "
+            f"'{_source(point).name}[{','.join(point.extras)}]'"
+        )
+    try:
+        loaded = point.load()
+    except Exception as error:  # whatever another's module raises
+        raise ConfigurationError(
+            f"the {what} {name} of {_named(point)} cannot be imported: {type(error).__name__}: "
+            f"{error}; mend or uninstall that package"
+        ) from error
+    return point, loaded
+
+
+def _unknown(group: str, what: str, name: str) -> str:
+    """Returns the message about a name that no plug-in has."""
+    known = sorted({point.name for point in _points(group)})
+    text = f"there is no {what} {name}{suggestion(name, known)}: there are {', '.join(known)}"
+    extras = distribution(_OWN).metadata.get_all("Provides-Extra") or []
+    if name in extras:
+        return f"{text}; pip install '{_OWN}[{name}]'"
+    return f"{text}, and those of packages that you install"
+
+
+def _missing(point: EntryPoint) -> str:
+    """Returns the first package that a plug-in's extras ask for and that is not installed."""
+    if not point.extras:
+        return ""
+    from packaging.requirements import Requirement  # takes a while, and only few plug-ins need it
+
+    for text in _source(point).requires or ():
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is None or not any(marker.evaluate({"extra": each}) for each in point.extras):
+            continue
+        try:
+            distribution(requirement.name)
+        except PackageNotFoundError:
+            return requirement.name
+    return ""
+
+
+def _source(point: EntryPoint) -> Distribution:
+    assert point.dist is not None  # so it is of those that `entry_points` finds
+    return point.dist
+
+
+def _named(point: EntryPoint) -> str:
+    return f"{_source(point).name} {_source(point).version}"
