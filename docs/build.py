@@ -139,7 +139,7 @@ def command_line_page() -> str:
 
 
 def command(name: str, parser: Parser, summary: str) -> Iterator[str]:
-    """Yields the section of one command."""
+    """Yields the section of one command; the options of `run` that others have stand there."""
     yield f"## trireme {name}"
     yield ""
     yield f"{summary[0].upper()}{summary[1:]}."
@@ -152,9 +152,23 @@ def command(name: str, parser: Parser, summary: str) -> Iterator[str]:
     yield ""
     yield "| option | what it does |"
     yield "| --- | --- |"
-    for action in parser.arguments:
-        if action.help != argparse.SUPPRESS:
-            yield f"| {words(action)} | {action.help} |"
+    told = set() if name == "run" else set(option_rows(COMMANDS["run"][0]()))
+    rows = option_rows(parser)
+    shared = [written for row, written in rows.items() if row in told and written.startswith("`--")]
+    yield from (row for row, written in rows.items() if written not in shared)
+    if shared:
+        names = ", ".join(written.split()[0].strip("`,") for written in shared)
+        yield ""
+        yield f"As for [trireme run](#trireme-run): `{names}`."
+
+
+def option_rows(parser: Parser) -> dict[str, str]:
+    """Returns the row of each option or argument, with how that is written."""
+    return {
+        f"| {words(action)} | {action.help} |": words(action)
+        for action in parser.arguments
+        if action.help != argparse.SUPPRESS
+    }
 
 
 def words(action: argparse.Action) -> str:
