@@ -54,6 +54,15 @@ def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy:
         assert said == [f"global step {made}, rate 2**-{10 * start}"] * 2, ended.text
 
 
+def test_a_schedule_past_its_end_is_explained_below_torch_s_error(shell: Shell) -> None:
+    words = ("run", "--ps", 1, "--workers", 2, PROGRAMS / "schedule_past_its_end.py")
+    ended = shell.start(*words).ended()
+    assert ended.status == 1, ended.text
+    (note,) = re.findall(r"worker:1 \| The program steps this .*", ended.text)
+    assert "built for 3 steps, and was asked for step 4" in note
+    assert "each update of any of the 2 workers is a global step" in note
+
+
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_worker_that_is_killed_in_a_loop_of_its_own_comes_back_where_the_job_is(
     shell: Shell, strategy: str

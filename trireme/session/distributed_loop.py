@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.process_setup.leaving import leave
 from trireme.launch.process_setup.program import ProgramEnd
 from trireme.parallel.stages import called_modules
@@ -74,8 +74,7 @@ class LoopJob:
         if part is not None and worker.backend.together:
             for module in (each for held in part.modules for each in called_modules(held)):
                 module.register_forward_pre_hook(self._forward)
-        group = self._setup.process_group
-        self._end = ProgramEnd() if group is None else ProgramEnd(group.why_broken)
+        self._end = ProgramEnd(self._explain)
         self._end.watch()
         self._handlers = Signals(worker.lifecycle.interrupt)
         atexit.register(self._at_exit)
@@ -408,6 +407,12 @@ class LoopJob:
         worker.update(0.0, ())
         self._comparison.step_made()
         return True
+
+    def _explain(self, error: BaseException) -> TriremeError | None:
+        """Returns the error that says why another was raised, if one does; adds what is known."""
+        self.worker.note(error)
+        group = self._setup.process_group
+        return None if group is None else group.why_broken(error)
 
     def _at_exit(self) -> None:
         """Leaves the job when the program ends, with the exception that ended it, if any."""

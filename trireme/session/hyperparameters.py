@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import GroupSpec
 from trireme.ps.optimizers import spec_of
 from trireme.session.observers.progress import Progress
+from trireme.session.settings import Settings
 from trireme.session.training_setup import TrainingSetup
 
 _DISAGREEMENT = (
@@ -100,6 +103,37 @@ class Hyperparameters:
             f"whole job{every}, with those before it was resumed: build it for as many steps as "
             f"{last}"
         )
+
+
+def note_schedule(error: BaseException, settings: Settings, step: int, began: int) -> None:
+    """Adds a note to the error of a schedule that the program has stepped past its end itself.
+
+    Args:
+        error: what has ended the program.
+        settings: the settings of the job.
+        step: the global step of the job.
+        began: the global step at which this process began.
+    """
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    passed: Any = next((each for each in frames[::-1] if isinstance(each, LRScheduler)), None)
+    total, asked = getattr(passed, "total_steps", None), getattr(passed, "last_epoch", 0)
+    if not isinstance(error, ValueError) or total is None or asked <= total:
+        return
+    share, count = settings.steps_of_a_loop(step), settings.task.workers
+    counted = (
+        f"each update of any of the {count} workers is a global step, one worker's share of them "
+        f"is {share}, and a fast worker makes more"
+        if settings.steps_of_a_loop(count) < count
+        else "a step of the loop is a global step"
+    )
+    error.add_note(
+        f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
+        f"and was asked for step {asked}. The job is at global step {step}, and this process began "
+        f"at step {began}: {counted}. Advance the schedule to where the job is, and no further: "
+        "for _ in range(schedule.last_epoch, optimizer.loop_steps): schedule.step(), where "
+        "optimizer is what trireme.distribute returned; or let a session count: "
+        "Session(scheduler=...)"
+    )
 
 
 def _scheduler(setup: TrainingSetup) -> Any:

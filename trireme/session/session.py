@@ -214,6 +214,7 @@ class Session(SummaryMethods, DataMethods):
     def _close(self, error: BaseException | None) -> None:
         worker = self.worker
         if error is not None:
+            worker.note(error)
             self._recorder.close()
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 worker.lifecycle.leave("interrupted", f"{type(error).__name__} in the script")

@@ -33,7 +33,7 @@ from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
-from trireme.session.hyperparameters import Hyperparameters
+from trireme.session.hyperparameters import Hyperparameters, note_schedule
 from trireme.session.lifecycle import Lifecycle, WaitCutShort
 from trireme.session.observers.liveness import WAITS
 from trireme.session.observers.lost_updates import LostUpdates
@@ -154,6 +154,7 @@ class Worker:
         self._prefetches = settings.prefetches and setup.process_group is None
         self.on_other_parameters: list[Callable[[], None]] = []
         self._under_way = False  # an exchange whose result is not received yet
+        self._began = 0  # the global step at which this process began
         self.life = 0  # how often the job was rolled back, as far as this worker knows
 
     def _warn_as_chief(self, text: str) -> None:
@@ -184,6 +185,7 @@ class Worker:
             storage.close()  # an interactive console continues, and may try again
             raise
         self.remember()
+        self._began = self.global_step
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
@@ -682,6 +684,10 @@ class Worker:
         """Saves a checkpoint now; see `JobView.save`."""
         if self.lifecycle.is_chief or self.setup.process_group is not None:
             self.checkpoints.save()
+
+    def note(self, error: BaseException) -> None:
+        """Adds to an error of the program what the job knows of it."""
+        note_schedule(error, self.setup.settings, self.global_step, self._began)
 
     def fail(self, error: BaseException) -> None:
         """Tells the job why this worker failed; says what is lost with a server.
