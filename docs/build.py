@@ -152,7 +152,7 @@ def command(name: str, parser: Parser, summary: str) -> Iterator[str]:
     yield ""
     yield "| option | what it does |"
     yield "| --- | --- |"
-    told = set() if name == "run" else set(option_rows(COMMANDS["run"][0]()))
+    told = set() if name == "run" else set(option_rows(COMMANDS.load("run").parser()))
     rows = option_rows(parser)
     shared = [written for row, written in rows.items() if row in told and written.startswith("`--")]
     yield from (row for row, written in rows.items() if written not in shared)
