@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -69,6 +70,9 @@ class View(MemoryFileSystem):
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         mode = mode if self.conditional else "overwrite"
         self._request(lambda: super(View, self).pipe_file(path, value, mode=mode))
+
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        self.pipe_file(rpath, Path(lpath).read_bytes())
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> Any:
         return self._request(lambda: super(View, self).cat_file(path, start, end))

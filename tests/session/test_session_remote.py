@@ -86,15 +86,15 @@ class Paths(Hook):
 
 def test_steps_go_on_while_an_upload_is_held(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     held, go = threading.Event(), threading.Event()
-    put = MemoryFileSystem.pipe_file
+    put = MemoryFileSystem.put_file
 
-    def slow(self: MemoryFileSystem, path: str, *arguments: Any, **options: Any) -> None:
+    def slow(self: MemoryFileSystem, file: str, path: str, **options: Any) -> None:
         if "/checkpoints/" in path:
             held.set()
             assert go.wait(60), "the upload was never let go"
-        put(self, path, *arguments, **options)
+        put(self, file, path, **options)
 
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", slow)
+    monkeypatch.setattr(MemoryFileSystem, "put_file", slow)
     hook = Paths()
     made = 0
     with session(
@@ -114,14 +114,14 @@ def test_steps_go_on_while_an_upload_is_held(url: str, monkeypatch: pytest.Monke
 def test_a_store_that_fails_for_a_while_does_not_end_training(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing, put = [False], MemoryFileSystem.pipe_file
+    failing, put = [False], MemoryFileSystem.put_file
 
     def fail(self: MemoryFileSystem, path: str, *arguments: Any, **options: Any) -> None:
         if failing[0]:
             raise ConnectionResetError("connection reset by peer")
         put(self, path, *arguments, **options)
 
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", fail)
+    monkeypatch.setattr(MemoryFileSystem, "put_file", fail)
     with session(url, max_steps=40, checkpoint=trireme.Checkpoint(every_steps=10)) as run:
         for batch in run.loader(DATA, batch_size=10):
             run.step(batch)

@@ -12,7 +12,6 @@ import torch
 from tests.remote.bucket import Bucket, Killed, View, dies_at
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
-from trireme.remote.upload import Uploads
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, save
 from trireme.session.checkpoint import format as checkpoint_format
 from trireme.session.checkpoint.remote_lock import SILENT_SECONDS, RemoteLock
@@ -250,16 +249,3 @@ def test_a_store_that_does_not_answer_is_no_damaged_checkpoint(
     with pytest.raises((ConfigurationError, CheckpointError), match="no answer"):
         latest(place, lambda path, error: passed.append(path))
     assert passed == []
-
-
-def test_an_upload_keeps_few_parts_in_memory_and_is_hashed(bucket: Bucket) -> None:
-    store = bucket.store()
-    with Uploads(store, part_bytes=10) as uploads:
-        found = uploads.upload("big", (bytes([n]) * 7 for n in range(5)))
-        small = uploads.upload("small", [b"abc"])
-        empty = uploads.upload("empty", [])
-        uploads.finish()
-    assert store.read("big") == b"".join(bytes([n]) * 7 for n in range(5))
-    assert (found.size, small.size, empty.size) == (35, 3, 0)
-    assert store.read("small") == b"abc"
-    assert store.read("empty") == b""

@@ -25,7 +25,6 @@ from tempfile import TemporaryDirectory
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.remote.ledger import Ledger
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.upload import PART_BYTES, Uploads, abort_uploads, list_uploads
 from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.manifest import (
     STATE,
@@ -36,11 +35,12 @@ from trireme.session.checkpoint.manifest import (
 from trireme.session.checkpoint.place import Fetched, Fill, Location, Place
 from trireme.session.checkpoint.remote_lock import RemoteLock
 from trireme.session.checkpoint.run_lock import Writer, writer_here
-from trireme.session.checkpoint.tensors import FileRecord
+from trireme.session.checkpoint.tensors import FileRecord, write_file
 
 CHECKPOINTS = "checkpoints"
 
 _CONNECTIONS = 6
+_PART_BYTES = 16 << 20  # of an object, that one request reads
 _LENGTH_BYTES = 8  # of the header of a safetensors file, which follows
 _MOST_HEADER_BYTES = 100_000_000  # as the library
 
@@ -77,24 +77,23 @@ class RemotePlace(Place):
             allowed()
             self._sweep(lock)
             folder = f"{name}-{secrets.token_hex(4)}"
-            with Uploads(self._store) as uploads:
-                records: dict[str, FileRecord] = {}
+            records: dict[str, FileRecord] = {}
 
-                def write(path: RemotePath, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-                    key = f"{CHECKPOINTS}/{folder}/{path.name}"
-                    record = FileRecord(*uploads.upload(key, chunks))
-                    records[path.name] = record
-                    return record
+            def write(path: RemotePath, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+                with TemporaryDirectory(prefix="trireme-") as temporary:
+                    file = Path(temporary, path.name)
+                    records[path.name] = write_file(file, chunks, durable=False)
+                    self._store.upload(f"{CHECKPOINTS}/{folder}/{path.name}", file)
+                return records[path.name]
 
-                def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
-                    before = self._folder(source)
-                    for file_name, record in files.items():
-                        key = f"{CHECKPOINTS}/{folder}/{file_name}"
-                        self._store.copy(f"{before}/{file_name}", key)
-                        records[file_name] = record
+            def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
+                before = self._folder(source)
+                for file_name, record in files.items():
+                    key = f"{CHECKPOINTS}/{folder}/{file_name}"
+                    self._store.copy(f"{before}/{file_name}", key)
+                    records[file_name] = record
 
-                fill(final, write, reuse)
-                uploads.finish()
+            fill(final, write, reuse)
             self._check_sizes(folder, records)
             allowed()
             before = lock.checkpoints.get(name)
@@ -119,10 +118,10 @@ class RemotePlace(Place):
     def _sweep(self, lock: RemoteLock) -> None:
         """Deletes what killed processes have left behind."""
         found = {key.split("/")[1] for key in self._store.list(CHECKPOINTS) if key.count("/") > 1}
-        uploads = list_uploads(self._store, CHECKPOINTS)
+        uploads = self._store.unfinished_uploads(CHECKPOINTS)
         # Who takes the directory after this makes other folders than those that were listed before.
         lock.check()
-        abort_uploads(self._store, uploads)
+        self._store.abort_uploads(uploads)
         for folder in found - set(lock.checkpoints.values()):
             self._delete(folder)
 
@@ -219,10 +218,10 @@ class RemotePlace(Place):
                 stop = min(size, _LENGTH_BYTES + min(length, _MOST_HEADER_BYTES))
 
             def copy(start: int) -> None:
-                part = self._store.read(key, start, min(start + PART_BYTES, stop))
+                part = self._store.read(key, start, min(start + _PART_BYTES, stop))
                 os.pwrite(file.fileno(), part, start)
 
-            for done in [threads.submit(copy, start) for start in range(0, stop, PART_BYTES)]:
+            for done in [threads.submit(copy, start) for start in range(0, stop, _PART_BYTES)]:
                 done.result()
 
     def verify_content(self, path: Location, manifest: Manifest) -> None:
@@ -235,9 +234,9 @@ class RemotePlace(Place):
                 raise CheckpointError(f"{path}/{name} cannot be read: it is not there")
             digest = hashlib.sha256()
             with self._reading(path):
-                for start in range(0, size, PART_BYTES) if size == record.size else ():
+                for start in range(0, size, _PART_BYTES) if size == record.size else ():
                     digest.update(
-                        self._store.read(f"{folder}/{name}", start, min(start + PART_BYTES, size))
+                        self._store.read(f"{folder}/{name}", start, min(start + _PART_BYTES, size))
                     )
             check_record(f"{path}/{name}", record, FileRecord(size, digest.hexdigest()))
 

@@ -75,8 +75,10 @@ class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Writes a file, waits until it is on the disk, and returns its record.
+def write_file(
+    path: Path, chunks: Iterable[bytes | memoryview], *, durable: bool = True
+) -> FileRecord:
+    """Writes a file, waits until it is on the disk if it is `durable`, and returns its record.
 
     Raises:
         OSError: as `open`, `write` and `os.fsync`.
@@ -87,7 +89,8 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
             digest.update(chunk)
             file.write(chunk)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
         return FileRecord(file.tell(), digest.hexdigest())
 
 
