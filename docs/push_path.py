@@ -16,7 +16,6 @@ docs/build.py writes the list and the drawing of docs/architecture.md from this.
 
 from __future__ import annotations
 
-import ast
 import sys
 import threading
 from collections.abc import Iterator
@@ -225,22 +224,6 @@ def follow() -> PushPath:
     return path
 
 
-def first_line(hop: Hop) -> str:
-    """Returns what the docstring of a hop says first; nothing where it has none."""
-    tree: ast.AST = ast.parse((PACKAGE / hop.file).read_text(encoding="utf-8"))
-    for name in hop.function.split("."):
-        found = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name
-        ]
-        if not found:
-            return ""
-        tree = found[0]
-    assert isinstance(tree, (ast.ClassDef, ast.FunctionDef))
-    return (ast.get_docstring(tree) or "").partition("\n")[0]
-
-
 WHERE = {"worker:0": "worker", "ps:0": "primary", "ps:1": "backup"}
 """What each task is on the path."""
 
@@ -262,9 +245,7 @@ def listing(path: PushPath) -> str:
         lines += [f"{number}. **{station.title[0].upper()}{station.title[1:]}** ({where})"]
         if not leg:
             lines += ["   - by functions that stand above"]
-        for hop in leg:
-            says = first_line(hop)
-            lines += [f"   - `{hop.function}` ({hop.file}){': ' if says else ''}{says}"]
+        lines += [f"   - `{hop.function}` ({hop.file})" for hop in leg]
     return "\n".join([*lines, "", count(path)])
 
 
