@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from trireme.session.distribute import distribute as distribute
     from trireme.session.hooks import EarlyStopping as EarlyStopping
     from trireme.session.hooks import Hook as Hook
-    from trireme.session.observers.pipeline_trace import PipelineTrace as PipelineTrace
-    from trireme.session.observers.profile import Profile as Profile
-    from trireme.session.observers.summaries import Summaries as Summaries
-    from trireme.session.observers.trackers import MLflow as MLflow
-    from trireme.session.observers.trackers import WandB as WandB
+    from trireme.session.loss import model_loss as model_loss
     from trireme.session.options import Checkpoint as Checkpoint
-    from trireme.session.replica.replica import model_loss as model_loss
     from trireme.session.result import StepResult as StepResult
     from trireme.session.result import accuracy as accuracy
     from trireme.session.session import Session as Session
+    from trireme.session.tracking.pipeline_trace import PipelineTrace as PipelineTrace
+    from trireme.session.tracking.profile import Profile as Profile
+    from trireme.session.tracking.summaries import Summaries as Summaries
+    from trireme.session.tracking.trackers import MLflow as MLflow
+    from trireme.session.tracking.trackers import WandB as WandB
     from trireme.strategies import FSDP as FSDP
     from trireme.strategies import SSP as SSP
     from trireme.strategies import AllReduce as AllReduce
@@ -57,12 +57,12 @@ _HOME = {
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
-    "trireme.session.observers.pipeline_trace": ("PipelineTrace",),
-    "trireme.session.observers.profile": ("Profile",),
-    "trireme.session.observers.summaries": ("Summaries",),
-    "trireme.session.observers.trackers": ("MLflow", "WandB"),
+    "trireme.session.tracking.pipeline_trace": ("PipelineTrace",),
+    "trireme.session.tracking.profile": ("Profile",),
+    "trireme.session.tracking.summaries": ("Summaries",),
+    "trireme.session.tracking.trackers": ("MLflow", "WandB"),
     "trireme.session.options": ("Checkpoint",),
-    "trireme.session.replica.replica": ("model_loss",),
+    "trireme.session.loss": ("model_loss",),
     "trireme.session.result": ("StepResult", "accuracy"),
     "trireme.session.session": ("Session",),
     "trireme.tables.embedding": ("Embedding", "EmbeddingBag"),

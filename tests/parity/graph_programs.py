@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import trireme
 from tests.parity.plain import values_of
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of
-from trireme.session.replica.replica import model_loss
+from trireme.session.loss import model_loss
 from trireme.session.session import Session
 
 

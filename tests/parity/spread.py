@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tests.parity.plain import Values, values_of
 from trireme.models import MLP
-from trireme.session.replica.replica import model_loss
+from trireme.session.loss import model_loss
 from trireme.session.session import Session
 
 STEPS, BATCH = 10, 16

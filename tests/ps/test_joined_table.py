@@ -9,7 +9,7 @@ import torch
 
 from trireme.ps.joined_table import JoinedTable
 from trireme.session.checkpoint.streamed import StreamedTensors, shapes_of
-from trireme.session.checkpoint.worker_checkpoints import _streamed
+from trireme.session.worker_checkpoints import _streamed
 
 ORDERS = {"keys": "keys", "rows": "keys", "waiting": "waiting"}
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from trireme.launch.config.task_config import TaskConfig
+from trireme.session.building import device_of
 from trireme.session.options import Options
 from trireme.session.settings import Settings
-from trireme.session.training_setup import device_of
 
 
 @pytest.fixture

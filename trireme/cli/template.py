@@ -50,7 +50,7 @@ MODULES = (
     "trireme.session.session",
     "trireme.session.distribute",
     "trireme.session.backends.parameter_server",
-    "trireme.session.observers.recorder",
+    "trireme.session.recorder",
     "trireme.ps.server.service",
     "trireme.monitor.records",
     "trireme.cli.task",

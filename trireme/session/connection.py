@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -24,11 +25,11 @@ from trireme.launch.environment.detect import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw
+from trireme.session.assembly import assemble
 from trireme.session.options import OptionValues, make_options
 from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
 from trireme.session.stopping import Signals
-from trireme.session.training_setup import assemble, check_tables
 from trireme.session.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 
@@ -400,9 +401,10 @@ class Connection:
             raise ConfigurationError("create an array or a table first")
         model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
         settings = self._settings
-        setup = assemble(settings, lambda: model, lambda params: torch.optim.SGD(params, lr=0.0))
         self._pushed.specs = tuple(self._specs.values())
-        setup = setup.with_tables(self._pushed)
+        setup = assemble(settings, lambda: model, lambda params: torch.optim.SGD(params, lr=0.0))
+        pushed: Any = self._pushed  # it has what a worker calls of `TableRows`
+        setup = replace(setup, tables=pushed)
         self._worker = worker = Worker(setup)
         try:
             worker.start()
@@ -462,7 +464,7 @@ def connect(
         )
     task = current_task() if servers is None else worker_of_servers(servers, worker, workers)
     settings = Settings.of(task, make_options(options, caller="connect"), run_dir, max_steps)
-    check_tables(settings)
+    settings.check_tables()
     return Connection(settings)
 
 

@@ -15,8 +15,8 @@ from trireme.data.request import By, Request, of_dataloader
 from trireme.errors import ConfigurationError
 from trireme.session.batches import Batches
 from trireme.session.data_feed import DataFeed
-from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, check_whole
+from trireme.session.recorder import Recorder
 from trireme.session.replica.replica import Replica, Transform
 from trireme.session.training_setup import TrainingSetup
 from trireme.session.worker import JobView
@@ -217,7 +217,7 @@ class DataMethods(JobView):
         if self.is_chief:
             self._recorder.evaluated(name, results, self.evaluated_step)
         for hook in self.options.hooks:
-            hook.on_evaluate(self, name, results)  # type: ignore[arg-type]  # a session
+            hook.on_evaluate(self, name, results)
         return results
 
 

@@ -18,6 +18,7 @@ from trireme.parallel.stages import called_modules
 from trireme.parallel.tensors import digest
 from trireme.ps.joint_optimizer import members
 from trireme.ps.optimizers import name_of
+from trireme.session.assembly import assemble
 from trireme.session.distributed_loop import LoopJob, refuse_second
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.kept_state import Stateful
@@ -25,7 +26,6 @@ from trireme.session.loop_data import PreparedLoader
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.training_setup import assemble
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from trireme.session.batch_watch import BatchWatch
 from trireme.session.gradient_watch import GradientWatch, line_of_program
 from trireme.session.kept_state import KeptState
 from trireme.session.loop_data import LoopData
-from trireme.session.observers.recorder import Recorder
-from trireme.session.replica.replica import clip
+from trireme.session.recorder import Recorder
 from trireme.session.result import StepResult
 from trireme.session.stopping import Signals
+from trireme.session.trained import clip
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:

@@ -17,42 +17,42 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trireme.errors import ConfigurationError
 from trireme.remote.url import RemotePath
-
-if TYPE_CHECKING:
-    from trireme.session.result import StepResult
-    from trireme.session.session import Session
+from trireme.session.result import StepResult
 
 
 class Hook:
-    """Base class of hooks. Each method does nothing unless a subclass overrides it."""
+    """Base class of hooks. Each method does nothing unless a subclass overrides it.
 
-    def on_start(self, session: Session) -> None:
+    Each is given the `trireme.Session` that calls it.
+    """
+
+    def on_start(self, session: Any) -> None:
         """Called when the session has joined its job and has its initial values."""
 
-    def before_step(self, session: Session, batch: Any) -> None:
+    def before_step(self, session: Any, batch: Any) -> None:
         """Called before a step trains on the batch."""
 
-    def after_step(self, session: Session, result: StepResult) -> None:
+    def after_step(self, session: Any, result: StepResult) -> None:
         """Called after an update. Reading the result's loss or metrics may wait for a device."""
 
-    def on_checkpoint(self, session: Session, path: Path | RemotePath) -> None:
+    def on_checkpoint(self, session: Any, path: Path | RemotePath) -> None:
         """Called on the chief, at a later step, when a checkpoint is on the disk.
 
         `path` is a `RemotePath`, whose text is a URL, where the run directory is in an object
         store.
         """
 
-    def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
+    def on_evaluate(self, session: Any, name: str, metrics: Mapping[str, float]) -> None:
         """Called after `Session.evaluate` with its `name`; `metrics` includes `loss`.
 
         `session.evaluated_step` is the global step of the values that were evaluated.
         """
 
-    def on_stop(self, session: Session, reason: str) -> None:
+    def on_stop(self, session: Any, reason: str) -> None:
         """Called when training has ended and is saved, unless the job failed.
 
         Args:
@@ -60,7 +60,7 @@ class Hook:
             reason: `finished`, or what interrupted the job.
         """
 
-    def on_fail(self, session: Session, error: BaseException) -> None:
+    def on_fail(self, session: Any, error: BaseException) -> None:
         """Called when an exception in this process ends training; `on_stop` may not have been.
 
         An exception that it raises is added to the error as a note.
@@ -110,7 +110,7 @@ class EarlyStopping(Hook):
         self._name = name
         self._without = 0
 
-    def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
+    def on_evaluate(self, session: Any, name: str, metrics: Mapping[str, float]) -> None:
         if name != self._name or not session.is_chief:
             return
         if self._metric not in metrics:

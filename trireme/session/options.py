@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from trireme.errors import ConfigurationError, suggestion
 from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Average
+from trireme.session.hooks import Hook
 from trireme.strategies import Strategy, check_name
 
 if TYPE_CHECKING:
     import torch
-
-    from trireme.session.hooks import Hook
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,8 @@ class Options:
         check_whole("log_every", self.log_every)
         check_whole("seed", self.seed, least=None)
         _above("l2", self.l2, 0, equal=True)
-        if not _are_hooks(self.hooks):
+        listed = isinstance(self.hooks, Sequence)
+        if not (listed and all(isinstance(hook, Hook) for hook in self.hooks)):
             raise ConfigurationError(
                 f"hooks={self.hooks!r}: give a list of hooks, such as [EarlyStopping(...)], each "
                 "an object of a class derived from trireme.session.hooks.Hook"
@@ -188,11 +188,6 @@ def make_options(
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ConfigurationError(f"{name}={value!r}: it must be one of {', '.join(allowed)}")
-
-
-def _are_hooks(hooks: object) -> bool:
-    """Returns whether all are hooks, checked by attribute: importing `Hook` would be circular."""
-    return isinstance(hooks, Sequence) and all(hasattr(hook, "before_step") for hook in hooks)
 
 
 def check_whole(name: str, value: object, *, least: int | None = 1) -> int:

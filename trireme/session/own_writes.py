@@ -16,7 +16,7 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.parallel.tensors import is_dtensor, to_local
 from trireme.ps.flat import FlatModel
-from trireme.session.replica.replica import Trained
+from trireme.session.trained import Trained
 
 _WHOLE = 2
 """The number of steps in which all values are compared, and not a sample."""

@@ -18,26 +18,21 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
 from trireme.launch.program_directory import name_run_dir
 from trireme.monitor.tensorboard.board import TensorBoard
+from trireme.session.assembly import assemble, replicas_of
+from trireme.session.building import Optimizers, build_model, deferred_model
 from trireme.session.data_feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.dry_run import end_if_dry_run
+from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
-from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options, OptionValues, check_whole, make_options
-from trireme.session.replica.replica import Loss
+from trireme.session.recorder import Recorder
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.stepper import Stepper
 from trireme.session.stopping import Signals
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.training_setup import (
-    Optimizers,
-    TrainingSetup,
-    assemble,
-    build_model,
-    deferred_model,
-    replicas_of,
-)
+from trireme.session.training_setup import TrainingSetup
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
@@ -457,7 +452,7 @@ def _with_profile(options: Options, task: TaskConfig) -> Options:
         return replace(options, hooks=(), checkpoint=None, resume="auto")
     if task.config.profile is None:
         return options
-    from trireme.session.observers.profile import Profile
+    from trireme.session.tracking.profile import Profile
 
     return replace(options, hooks=(*options.hooks, Profile(task.config.profile)))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from trireme.errors import ConfigurationError
 from trireme.job_config import size_in_bytes
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
@@ -176,3 +177,28 @@ class Settings:
         changes = self.clip_norm is not None or bool(options.l2) or options.accumulate > 1
         keeps = changes or self.rule.every is not None or self.prefetches
         return self.task.servers > 0 and not keeps
+
+    def check_tables(self) -> None:
+        """Checks that sparse tables can be trained as the launch requests.
+
+        Raises:
+            ConfigurationError: they cannot; says how they can.
+        """
+        rule = self.rule
+        refused = [
+            (self.strategy.name, rule.every is not None),
+            ("prefetch", self.prefetches),
+            ("ema", self.options.ema is not None),
+            ("trireme graph", self.task.draw is not None),
+            (
+                "--mesh" if self.task.servers else f"the strategy {self.strategy.name}",
+                self.mesh.size > 1 or self.graph is not None,
+            ),
+        ]
+        for name, is_chosen in refused:
+            if is_chosen:
+                raise ConfigurationError(
+                    f"sparse tables (trireme.Embedding, trireme.ps.connect) under {name} are not "
+                    "built yet: they work in one process, and with parameter servers (--ps) under "
+                    "async, ssp and sync"
+                )

@@ -11,10 +11,12 @@ from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
-from trireme.session.replica.replica import Loss, Replica, clip
+from trireme.session.building import Optimizers
+from trireme.session.loss import Loss
+from trireme.session.replica.replica import Replica
 from trireme.session.result import StepResult
 from trireme.session.seeding import Seeding
-from trireme.session.training_setup import Optimizers
+from trireme.session.trained import clip
 from trireme.session.worker import Worker
 
 

@@ -32,7 +32,6 @@ from trireme.ps.snapshot import ModelState
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
-from trireme.session.checkpoint.worker_checkpoints import WorkerCheckpoints
 from trireme.session.hyperparameters import Hyperparameters, note_schedule
 from trireme.session.lifecycle import Lifecycle, WaitCutShort
 from trireme.session.observers.liveness import WAITS
@@ -42,6 +41,7 @@ from trireme.session.optimizer_parameters import OptimizerParameters
 from trireme.session.replica.buffers import Buffers
 from trireme.session.stopping import LastIteration, ShouldStop
 from trireme.session.training_setup import TrainingSetup
+from trireme.session.worker_checkpoints import WorkerCheckpoints
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from trireme.session.loss import model_loss
 from trireme.session.replica.division import divides
-from trireme.session.replica.replica import model_loss
 
 CLASSES = 4
 

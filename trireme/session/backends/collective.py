@@ -32,7 +32,7 @@ from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local import KINDS, Local, unpacked
 from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
-from trireme.session.replica.replica import clip
+from trireme.session.trained import clip
 from trireme.session.training_setup import TrainingSetup
 
 _REASON_SECONDS = 5.0

@@ -35,7 +35,7 @@ from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, TableMark, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState
-from trireme.session.replica.replica import Trained
+from trireme.session.trained import Trained
 
 if TYPE_CHECKING:
     from trireme.ps.rows import Rows

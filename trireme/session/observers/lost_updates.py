@@ -10,7 +10,7 @@ import torch
 from trireme.parallel.tensors import to_local
 
 if TYPE_CHECKING:
-    from trireme.session.replica.replica import Trained
+    from trireme.session.trained import Trained
 
 _STEPS = (10, 100, 1000)
 """The worker's updates that are looked at: early ones, and some after a warm-up."""

@@ -10,8 +10,8 @@ from torch import nn
 from trireme.graph.rehearsal import restored, restored_state
 from trireme.parallel.graph_execution import same_loss
 from trireme.parallel.tensors import joined, map_tensors, tensors_in
+from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.replica.batch import arguments, examples_in, pieces
-from trireme.session.replica.replica import Loss, model_loss, scalar
 
 _CLOSE = 1e-4
 """By how much outputs and gradients may differ, relative to the largest: small batches are computed

@@ -11,10 +11,11 @@ from trireme.graph.costs import Device, Hardware, Link
 from trireme.graph.drawing.output import write
 from trireme.parallel.config import GraphConfig
 from trireme.parallel.graph_decision import Decider, Example, optimised_graph
+from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.replica.batch import arguments, examples_in, inputs_and_targets, pieces
 from trireme.session.replica.division import divides
-from trireme.session.replica.replica import Loss, Replica, model_loss, scalar
+from trireme.session.replica.replica import Replica
 from trireme.session.result import StepResult
 from trireme.session.training_setup import TrainingSetup
 

@@ -37,15 +37,18 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters, own_name
+from trireme.session.building import Optimizers, build_optimizer
+from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.options import Options
 from trireme.session.replica.batch import arguments, examples_in, examples_of, pieces
 from trireme.session.replica.division import divides
-from trireme.session.replica.replica import Loss, Replica, model_loss, named_groups, scalar
+from trireme.session.replica.replica import Replica
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.table_rows import has_tables
-from trireme.session.training_setup import Optimizers, TrainingSetup, build_optimizer, check_tables
+from trireme.session.trained import named_groups
+from trireme.session.training_setup import TrainingSetup
 
 
 def assemble_together(
@@ -90,7 +93,7 @@ def assemble_together(
             parameters = {own_name(name) for name, _ in every}
             deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
         if has_tables(model):
-            check_tables(settings)
+            settings.check_tables()
         optimizer = build_optimizer(make_optimizer, model)
         return _split(settings, process_group, model, optimizer, deferred, in_place=in_place)
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import map_tensors, tensors_in, to_local
-from trireme.ps.module_names import named_parameters
+from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric, MetricValue
 from trireme.session.options import Options
 from trireme.session.replica.batch import (
@@ -26,15 +26,10 @@ from trireme.session.replica.batch import (
 )
 from trireme.session.replica.weights import counted_labels, weight_of
 from trireme.session.result import StepResult
+from trireme.session.trained import Trained
 
 if TYPE_CHECKING:
-    from trireme.parallel.model_part import ModelPart
     from trireme.parallel.operation_log import OperationLog
-    from trireme.ps.flat import FlatModel
-    from trireme.session.table_rows import TableRows
-
-Loss = Callable[[Any, Any], Any]
-"""(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
 
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
@@ -42,97 +37,6 @@ _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 
 Transform = Callable[[Any], Any]
 """batch -> batch."""
-
-Trained: TypeAlias = "FlatModel | ModelPart"
-"""The trained parameters that a process computes with: of the whole model, or of a part of it."""
-
-
-def named_groups(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, frozen: bool = False
-) -> list[list[tuple[str, nn.Parameter]]]:
-    """Returns the optimizer's parameters, group by group, with the model's names for them.
-
-    Args:
-        model: the model.
-        optimizer: an optimizer over its parameters.
-        frozen: whether to return parameters that require no gradient too.
-
-    Raises:
-        ConfigurationError: a parameter of the optimizer is not in the model.
-    """
-    names = {id(parameter): name for name, parameter in named_parameters(model)}
-    groups: list[list[tuple[str, nn.Parameter]]] = []
-    for index, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                raise ConfigurationError(
-                    f"group {index} of the optimizer has a parameter of shape "
-                    f"{tuple(parameter.shape)} that is not one of the model's: build the optimizer "
-                    "from the parameters of the model that the session trains"
-                )
-        groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad or frozen])
-    return groups
-
-
-def clip(trained: Trained, limit: float, tables: TableRows | None = None) -> None:
-    """Scales the gradients of parameters, and of rows, down to an L2 norm of at most `limit`."""
-    norm = trained.gradient_norm()
-    if tables is not None:
-        norm = (norm**2 + tables.square()).sqrt()
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    trained.scale_gradients(factor)
-    if tables is not None:
-        tables.scale(float(factor))
-
-
-def scalar(loss: Any) -> torch.Tensor:
-    """Returns the loss that a loss function has returned, as one number.
-
-    Raises:
-        ConfigurationError: it is not a scalar tensor, nor a dict whose `loss` is one.
-    """
-    if isinstance(loss, dict):
-        loss = loss.get("loss")
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = type(loss).__name__
-        if isinstance(loss, torch.Tensor):
-            found = f"a tensor of shape {tuple(loss.shape)}"
-        raise ConfigurationError(
-            f"the loss is {found}: it must be one number as a tensor, such as the mean over the "
-            'batch (reduction="mean"), or a dict whose "loss" is that'
-        )
-    return loss
-
-
-def model_loss(outputs: Any, targets: Any) -> torch.Tensor:
-    """Returns the loss that the model itself has computed from the batch.
-
-    `Session(model, trireme.model_loss, ...)` gives the model the whole batch, `labels` included,
-    as Hugging Face's models take it, and trains by the `loss` that is in the outputs.
-
-    Args:
-        outputs: the model's outputs: a mapping or an object with a `loss`, a tuple whose first item
-            is the loss, or the loss itself.
-        targets: ignored.
-
-    Raises:
-        ConfigurationError: the outputs have no loss; describes them.
-    """
-    if isinstance(outputs, Mapping):
-        loss, there = outputs.get("loss"), f"the keys {', '.join(map(str, outputs))}"
-    elif isinstance(outputs, (tuple, list)):
-        loss, there = (outputs[0] if outputs else None), f"a tuple of {len(outputs)}"
-    elif isinstance(outputs, torch.Tensor):
-        loss, there = outputs, f"a tensor of shape {tuple(outputs.shape)}"
-    else:
-        loss, there = getattr(outputs, "loss", None), f"a {type(outputs).__name__}"
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss
-    raise ConfigurationError(
-        f"model_loss: the model's outputs have no loss of one number: they are {there}. Models of "
-        "transformers compute one where the batch has labels; else give the session a loss "
-        "function of (outputs, targets)"
-    )
 
 
 class Replica:

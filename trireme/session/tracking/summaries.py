@@ -24,9 +24,9 @@ from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
 from trireme.parallel.graph_execution import GraphExecution
 from trireme.parallel.graph_part import PlacedGraph
 from trireme.session.hooks import Hook
-from trireme.session.observers.key_counts import KeyCounts
-from trireme.session.observers.run_settings import run_settings
 from trireme.session.replica.batch import inputs_and_targets
+from trireme.session.tracking.key_counts import KeyCounts
+from trireme.session.tracking.run_settings import run_settings
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -11,8 +11,8 @@ import torch
 from trireme.launch.config.task_config import TaskConfig
 from trireme.ps.messages import Applied
 from trireme.session.observers.progress import Progress
-from trireme.session.observers.recorder import Recorder
 from trireme.session.options import Options
+from trireme.session.recorder import Recorder
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.worker import UpdateTimes

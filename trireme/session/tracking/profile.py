@@ -45,7 +45,7 @@ from trireme.ps.messages import Applied
 from trireme.ps.results import decided
 from trireme.ps.server.trace import Note
 from trireme.session.hooks import Hook
-from trireme.session.observers.trace_clock import offset_of, offsets_of
+from trireme.session.tracking.trace_clock import offset_of, offsets_of
 
 if TYPE_CHECKING:
     from trireme.parallel.stage_operation import StageOperation

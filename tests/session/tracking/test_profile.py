@@ -26,9 +26,9 @@ from trireme.monitor.trace import (
 )
 from trireme.ps.results import ServerClock
 from trireme.ps.server.trace import Note, Notes
-from trireme.session.observers.profile import Profile
-from trireme.session.observers.trace_clock import offset_of, offsets_of
 from trireme.session.session import Session
+from trireme.session.tracking.profile import Profile
+from trireme.session.tracking.trace_clock import offset_of, offsets_of
 
 
 def session_of(model: nn.Module, hook: Profile, steps: int) -> Session:

@@ -17,10 +17,10 @@ from trireme.launch.environment.detect import current_task
 from trireme.parallel import clock_trips
 from trireme.session.hooks import Hook
 from trireme.session.observers import profile, trace_clock
-from trireme.session.observers.pipeline_trace import PipelineTrace
-from trireme.session.observers.profile import Profile
 from trireme.session.result import StepResult
 from trireme.session.session import Session
+from trireme.session.tracking.pipeline_trace import PipelineTrace
+from trireme.session.tracking.profile import Profile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

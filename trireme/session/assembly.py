@@ -1,0 +1,104 @@
+"""Assembles what a worker trains, and what computes it, from a program's model and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.ps.flat import FlatModel
+from trireme.session.building import Optimizers, build_optimizer, device_of
+from trireme.session.loss import Loss
+from trireme.session.metric_value import Metric
+from trireme.session.replica.replica import Replica
+from trireme.session.settings import Settings
+from trireme.session.table_rows import has_only_tables, tables_of
+from trireme.session.trained import named_groups
+from trireme.session.training_setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from trireme.parallel.deferred import Deferred
+
+
+def assemble(
+    settings: Settings,
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Optimizers,
+    *,
+    in_place: bool = False,
+    device: torch.device | None = None,
+    defer: Callable[[], Deferred | None] = lambda: None,
+) -> TrainingSetup:
+    """Assembles the model and the optimizer; joins the process group where there is one.
+
+    Args:
+        settings: what the launch and the program have chosen.
+        make_model: returns the model, on its device.
+        make_optimizer: the optimizer, a function that builds it, or several of these.
+        in_place: whether the program's own loop computes with the model, so that the module itself
+            is split, where the launch requests it, instead of a copy.
+        device: the device of this process; None for that of `device_of`.
+        defer: returns the model without memory for its parameters, where it is placed so.
+
+    Raises:
+        ConfigurationError: the optimizer is invalid, or not over the model's parameters; or the
+            model cannot be split.
+        TriremeError: the other processes did not join.
+    """
+    task, mesh = settings.task, settings.mesh
+    if task.threads is not None:
+        torch.set_num_threads(task.threads)
+    if (mesh.size == 1 and settings.graph is None) or task.dry_run:
+        model = make_model()
+        if has_only_tables(model):
+            raise ConfigurationError(
+                "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
+                "torch's optimizers need one: add it, such as a bias, "
+                "self.bias = nn.Parameter(torch.zeros(1)). Programs of tables alone may use "
+                "trireme.ps.connect"
+            )
+        optimizer = build_optimizer(make_optimizer, model)
+        flat = FlatModel(
+            named_groups(model, optimizer),
+            servers=max(task.servers, 1),
+            shared=task.servers > 0,
+            staged=settings.prefetches,
+        )
+        tables = tables_of(model, optimizer)
+        if tables is not None:
+            settings.check_tables()
+        return TrainingSetup(settings, model, optimizer, flat, tables=tables)
+    from trireme.session.replica.group_replica import assemble_together  # loads slowly
+
+    here = device or device_of(settings) or torch.device("cpu")
+    return assemble_together(
+        settings, here, make_model, make_optimizer, in_place=in_place, defer=defer
+    )
+
+
+def replicas_of(
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model.
+
+    Raises:
+        ConfigurationError: an option has no meaning for a pipeline.
+    """
+    if setup.settings.task.draw is not None:
+        from trireme.session.replica.drawing_replica import DrawingReplica  # loads slowly
+
+        drawing = DrawingReplica(setup, loss, metrics)
+        return drawing, drawing
+    if setup.process_group is None:
+        replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
+        return replica, replica
+    from trireme.session.replica.group_replica import replicas_together
+
+    try:
+        return replicas_together(setup, loss, metrics)
+    except BaseException:
+        setup.process_group.close(together=False)
+        raise
