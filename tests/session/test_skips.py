@@ -10,7 +10,7 @@ import torch
 
 from tests.harness import Cluster, run_job
 from trireme.errors import NonFiniteError
-from trireme.session.observers import recorder
+from trireme.session import recorder
 from trireme.session.session import Session
 
 GOOD = (torch.ones(8, 4), torch.zeros(8, 1))

@@ -16,9 +16,9 @@ from tests.tracing import Event, read_trace, tasks_of
 from trireme.launch.environment.detect import current_task
 from trireme.parallel import clock_trips
 from trireme.session.hooks import Hook
-from trireme.session.observers import profile, trace_clock
 from trireme.session.result import StepResult
 from trireme.session.session import Session
+from trireme.session.tracking import profile, trace_clock
 from trireme.session.tracking.pipeline_trace import PipelineTrace
 from trireme.session.tracking.profile import Profile
 

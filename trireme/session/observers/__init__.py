@@ -1,1 +1,1 @@
-"""What watches a session: progress, records, summaries, profiles."""
+"""What a worker watches of itself: progress, phases, liveness, lost updates."""
