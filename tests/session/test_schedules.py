@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+from torch.utils.data import TensorDataset
 
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
@@ -98,6 +99,28 @@ def test_workers_of_a_round_that_disagree_are_told(servers: int) -> None:
 
 def test_workers_of_a_round_that_change_it_alike_are_told_nothing() -> None:
     assert warnings(Cluster(2, 1, "sync"), decay) == [[], []]
+
+
+def test_a_worker_without_examples_disagrees_with_nobody() -> None:
+    rows = TensorDataset(torch.ones(36, 4), torch.zeros(36, 1))  # nine batches, for two workers
+
+    def program(session: Session) -> tuple[int, list[str]]:
+        lines, made = list[str](), 0
+        with mock.patch.object(session.worker.progress, "warn", lines.append):
+            for _ in session.epochs(2):
+                for batch in session.loader(rows, batch_size=4):
+                    decay(session, session.global_step)
+                    session.step(batch)
+                    made += 1
+        return made, lines
+
+    def session(worker: int) -> Session:
+        sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+        return Session(torch.nn.Linear(4, 1), torch.nn.functional.mse_loss, sgd)
+
+    ran = run_job(Cluster(2, 1, "sync"), session, program).values
+    assert sum(made for made, _ in ran) == 18
+    assert [lines for _, lines in ran] == [[], []]
 
 
 def test_without_rounds_a_change_by_the_program_is_pointed_out_once() -> None:

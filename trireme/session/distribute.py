@@ -119,9 +119,8 @@ def distribute(
             called `NAME.PARAMETER` in checkpoints.
         optimizer: an optimizer that the parameter server supports; without servers, any but LBFGS,
             and one of your own may call the closure of `step` itself. Learning-rate schedulers may
-            act on the returned optimizer or on this one. They count the steps of the loop that
-            steps them: see `DistributedOptimizer.loop_steps`, to which a job that resumes advances
-            them.
+            act on the returned optimizer or on this one. They count
+            `DistributedOptimizer.loop_steps`.
         run_dir: the directory of checkpoints, or a URL such as `s3://bucket/run`; the launcher's
             `--run-dir` takes precedence.
         max_steps: the global step at which `should_stop()` becomes true.
@@ -258,11 +257,12 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
 
     @property
     def loop_steps(self) -> int:
-        """The number of steps that one worker's loop has behind it, with those before a resume.
+        """The number of steps that each worker's loop has behind it, with those before a resume.
 
-        A schedule that the loop steps counts these, not the global steps. After `distribute`, and
-        before the loop, `for _ in range(optimizer.loop_steps): scheduler.step()` advances it to
-        where the job is, also in a worker that was started again.
+        A schedule that the loop steps counts these, not the global steps. Before each step of the
+        loop, `while scheduler.last_epoch < optimizer.loop_steps: scheduler.step()` advances it to
+        where the job is: also in a worker that was started again, and after rounds in which this
+        worker had no examples, which its loop has not seen.
 
         Where workers make each step together it is the global step. Under asynchronous strategies,
         where each worker's update is a global step, it is the global step divided by the number of

@@ -49,12 +49,13 @@ class Hyperparameters:
         self._then: list[tuple[Any, ...]] = []
         self._groups: tuple[GroupSpec, ...] = ()
 
-    def now(self) -> tuple[GroupSpec, ...] | None:
+    def of_update(self, weight: float) -> tuple[GroupSpec, ...] | None:
         """Returns the present hyper-parameters; the same object while they are unchanged.
 
-        It is None where the servers do not run the user's optimizer.
+        It is None where the servers do not run the user's optimizer, and for an update of weight 0:
+        a loop that has no examples cannot follow its schedule.
         """
-        if not self._told:
+        if not self._told or not weight:
             return None
         # Parameters among the values compare by identity first, so tensors are never compared.
         now = [tuple(group.values()) for group in self._optimizer.param_groups]
@@ -130,7 +131,7 @@ def note_schedule(error: BaseException, settings: Settings, step: int, began: in
         f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
         f"and was asked for step {asked}. The job is at global step {step}, and this process began "
         f"at step {began}: {counted}. Advance the schedule to where the job is, and no further: "
-        "for _ in range(schedule.last_epoch, optimizer.loop_steps): schedule.step(), where "
+        "before each step, while schedule.last_epoch < optimizer.loop_steps: schedule.step(), where "
         "optimizer is what trireme.distribute returned; or let a session count: "
         "Session(scheduler=...)"
     )

@@ -345,7 +345,7 @@ class Worker:
 
         The flat gradients are zero, and will be backward's own.
         """
-        self.backend.begin(weight, hyper=self._hyper.now(), examples=examples)
+        self.backend.begin(weight, hyper=self._hyper.of_update(weight), examples=examples)
 
     def update(
         self,
@@ -389,7 +389,7 @@ class Worker:
                 rows: dict[str, Any] = {} if counts else {"steps": 0}
                 if tables is not None:
                     rows |= {"rows": tables.updates(), "wanted": tables.wanted}
-                backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
+                backend.push(weight, hyper=self._hyper.of_update(weight), examples=examples, **rows)
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()
@@ -435,7 +435,7 @@ class Worker:
         self._under_way = False
         if before is None or not before.stop:
             named: dict[str, Any] = {} if counts else {"steps": 0}
-            hyper = self._hyper.now()
+            hyper = self._hyper.of_update(weight)
             backend.push(weight, hyper=hyper, examples=examples, pulled=basis, **named)
             self._under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)

@@ -10,11 +10,11 @@ import trireme
 model = nn.Linear(2, 1)
 optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=1.0))
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-for _ in range(optimizer.loop_steps):
-    schedule.step()
-print(f"global step {optimizer.global_step}, rate 2**-{schedule.last_epoch}", flush=True)
-for _ in range(10):
+for step in range(10):
+    while schedule.last_epoch < optimizer.loop_steps:
+        schedule.step()
+    if step == 0:
+        print(f"global step {optimizer.global_step}, rate 2**-{schedule.last_epoch}", flush=True)
     optimizer.zero_grad()
     model(torch.ones(1, 2)).square().mean().backward()
     optimizer.step()
-    schedule.step()

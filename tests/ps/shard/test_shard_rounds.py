@@ -105,6 +105,14 @@ def test_who_says_nothing_of_hyper_parameters_goes_by_those_of_the_optimizer() -
     assert bench.counters["disagreements"] == 1
 
 
+def test_who_has_no_examples_says_nothing_of_hyper_parameters() -> None:
+    bench = Bench(SYNC)
+    bench.push(0, 1, 0.0, weight=0.0)
+    bench.push(1, 1, 1.0, hyper=(GroupSpec({"lr": 10.0}),))
+    assert bench.value == 90.0
+    assert "disagreements" not in bench.counters
+
+
 def test_what_comes_after_enough_updates_is_stale() -> None:
     bench = Bench(Rule(aggregate=1, staleness=0))
     assert told(bench.push(0, 1, 2.0)) == [("push 0.1", applied(1))]

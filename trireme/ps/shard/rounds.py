@@ -349,8 +349,12 @@ class RoundHyperparameters:
         self.settled: _Settings = tuple(group.values for group in groups)
 
     def of(self, members: Sequence[Pending]) -> Sequence[GroupSpec] | None:
-        """Returns the hyper-parameters of a round, where they have changed: its first worker's."""
+        """Returns the hyper-parameters of a round, where they have changed: its first worker's.
+
+        A worker without examples says nothing of them.
+        """
         self.notice = ""
+        members = [each for each in members if each.push.weight]
         first = next((each for each in members if each.push.hyper is not None), None)
         if first is None:
             return None
