@@ -131,8 +131,8 @@ def note_schedule(error: BaseException, settings: Settings, step: int, began: in
         f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
         f"and was asked for step {asked}. The job is at global step {step}, and this process began "
         f"at step {began}: {counted}. Advance the schedule to where the job is, and no further: "
-        "before each step, while schedule.last_epoch < optimizer.loop_steps: schedule.step(), where "
-        "optimizer is what trireme.distribute returned; or let a session count: "
+        "before each step, while schedule.last_epoch < optimizer.loop_steps: schedule.step(), "
+        "where optimizer is what trireme.distribute returned; or let a session count: "
         "Session(scheduler=...)"
     )
 
