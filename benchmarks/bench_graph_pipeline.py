@@ -17,7 +17,7 @@ from benchmarks.pairs import Plan
 from benchmarks.programs.task import NETWORKS
 from benchmarks.replicas import Commands, Setup, Slice, take_turns, trireme_job
 from benchmarks.results import Goal, Result
-from trireme.graph.costs import Devices
+from trireme.graph.place.costs import Devices
 
 GRAPH, SAME, PIPELINE = "graph, automatic", "graph, the pipeline's split", "torch's pipelining"
 MICRO_BATCHES = 4

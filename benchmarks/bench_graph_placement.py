@@ -26,7 +26,7 @@ from benchmarks.graph_pair import Pair
 from benchmarks.pairs import Interleaved, Plan, Sample, interleave
 from benchmarks.placement_time import HARDWARE, branches, skips, tangle
 from benchmarks.results import Entry, Goal, Kind, Result
-from trireme.graph.placement import place
+from trireme.graph.place.placement import place
 
 BEST = "the best of these"
 LIMIT = "5 s"

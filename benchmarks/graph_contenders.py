@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from benchmarks.graph_pair import Measured, Pair
 from benchmarks.pairs import Sample
-from trireme.graph.costs import Constraints, CostGraph, Devices
-from trireme.graph.placement import Placement, place
-from trireme.graph.prediction import Prediction, predict
+from trireme.graph.place.costs import Constraints, CostGraph, Devices
+from trireme.graph.place.placement import Placement, place
+from trireme.graph.place.prediction import Prediction, predict
 
 AUTOMATIC, SINGLE, ROUND_ROBIN = "automatic", "all on one", "round robin"
 RANDOM, EXPERT = "best of 200 random", "expert's"

@@ -24,18 +24,18 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.graph_models import PLACED
 from benchmarks.processes import THREADS, free_ports
-from trireme.graph.capture import capture
-from trireme.graph.cost_graph import OUTPUT, cost_graph, grouping
-from trireme.graph.costs import Constraints, CostGraph, Device, Hardware
-from trireme.graph.cut import cut
-from trireme.graph.executor import Executor, Microbatch
-from trireme.graph.links import measure_links
-from trireme.graph.measurement import measure
-from trireme.graph.optimise import optimise
-from trireme.graph.requests import matched, resolve
-from trireme.graph.source import scope
-from trireme.graph.transfers import Place
-from trireme.graph.updates import state_factor, update_cost
+from trireme.graph.capture.capture import capture
+from trireme.graph.capture.optimise import optimise
+from trireme.graph.capture.source import scope
+from trireme.graph.execute.cut import cut
+from trireme.graph.execute.executor import Executor, Microbatch
+from trireme.graph.execute.transfers import Place
+from trireme.graph.measure.cost_graph import OUTPUT, cost_graph, grouping
+from trireme.graph.measure.links import measure_links
+from trireme.graph.measure.measurement import measure
+from trireme.graph.measure.updates import state_factor, update_cost
+from trireme.graph.place.costs import Constraints, CostGraph, Device, Hardware
+from trireme.graph.place.requests import matched, resolve
 from trireme.launch.process_setup.resources import keep_freed_memory
 
 TASKS = 2

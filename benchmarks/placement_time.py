@@ -10,8 +10,8 @@ import argparse
 import random
 import time
 
-from trireme.graph.costs import CostGraph, Device, Hardware, Link, Operation
-from trireme.graph.placement import place
+from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation
+from trireme.graph.place.placement import place
 
 HARDWARE = Hardware(
     tuple(Device(f"device{number}", memory_bytes=10**11) for number in range(4)), Link(2e-5, 1e10)

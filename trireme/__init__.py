@@ -14,7 +14,7 @@ from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 from trireme.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from trireme.graph.scopes import device as device
+    from trireme.graph.capture.scopes import device as device
     from trireme.jobs.job import JobStatus as JobStatus
     from trireme.jobs.job import LaunchedJob as LaunchedJob
     from trireme.jobs.launch import launch as launch
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
 
 _HOME = {
-    "trireme.graph.scopes": ("device",),
+    "trireme.graph.capture.scopes": ("device",),
     "trireme.jobs.job": ("JobStatus", "LaunchedJob"),
     "trireme.launch.environment.detect": ("program_arguments",),
     "trireme.parallel.config": ("GraphConfig", "PipelineConfig"),

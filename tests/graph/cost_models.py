@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trireme.graph.costs import Constraints, CostGraph, Operation
+from trireme.graph.place.costs import Constraints, CostGraph, Operation
 
 MB = 1_000_000
 

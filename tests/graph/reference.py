@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from hypothesis import strategies as st
 
-from trireme.graph.costs import CostGraph, Device, Hardware, Link, Operation
+from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation
 
 
 def step_seconds(

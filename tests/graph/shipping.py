@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from trireme.graph.rebuild import copied, rebuild
+from trireme.graph.capture.rebuild import copied, rebuild
 
 
 def packed(module: fx.GraphModule) -> bytes:

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.graph.standing_group import standing_group
-from trireme.graph.capture import capture
-from trireme.graph.cut import Cut, cut
-from trireme.graph.executor import Executor, Microbatch
-from trireme.graph.plan import Event, Message, Schedule, plan
-from trireme.graph.transfers import Place
+from trireme.graph.capture.capture import capture
+from trireme.graph.execute.cut import Cut, cut
+from trireme.graph.execute.executor import Executor, Microbatch
+from trireme.graph.execute.plan import Event, Message, Schedule, plan
+from trireme.graph.execute.transfers import Place
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.graph.capture import capture
-from trireme.graph.requests import matched, resolve
+from trireme.graph.capture.capture import capture
+from trireme.graph.place.requests import matched, resolve
 
 PLACES = ("worker:0/cpu", "worker:1/cpu")
 OPERATIONS = ("weight", "linear")

@@ -17,12 +17,12 @@ from torch import nn
 
 from tests.graph.standing_group import StandingGroup, standing_group
 from trireme.errors import ConfigurationError
-from trireme.graph.capture import capture
-from trireme.graph.cut import Cut, cut
-from trireme.graph.executor import Executor, Microbatch
-from trireme.graph.fingerprint import fingerprint
-from trireme.graph.plan import Message, Schedule
-from trireme.graph.transfers import Place, Route, Transfers
+from trireme.graph.capture.capture import capture
+from trireme.graph.execute.cut import Cut, cut
+from trireme.graph.execute.executor import Executor, Microbatch
+from trireme.graph.execute.fingerprint import fingerprint
+from trireme.graph.execute.plan import Message, Schedule
+from trireme.graph.execute.transfers import Place, Route, Transfers
 
 CPU, OTHER_CPU = torch.device("cpu"), torch.device("cpu", 0)
 WIDE = 1 << 20  # two rows of float32 are 8 MiB

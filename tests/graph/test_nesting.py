@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.graph.equality import assert_same
 from trireme.errors import ConfigurationError
-from trireme.graph.capture import capture
+from trireme.graph.capture.capture import capture
 
 
 class Calling(nn.Module):

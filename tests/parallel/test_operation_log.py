@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import cast
 
 from trireme.parallel.operation_log import OperationLog
-from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
 
 

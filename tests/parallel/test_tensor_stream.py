@@ -9,7 +9,7 @@ import torch
 
 from tests.process_groups import SPAWNER
 from trireme.mesh import Mesh
-from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.tensor_stream import TensorStream, spread
 
 _SECONDS = 60.0

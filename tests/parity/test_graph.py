@@ -20,7 +20,7 @@ from tests.parity.spread import (
 )
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.parallel.config import GraphConfig
-from trireme.parallel.graph_decision import Decider
+from trireme.parallel.placed.graph_decision import Decider
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from trireme.errors import ConfigurationError, suggestion
-from trireme.graph.costs import Schedule as GraphSchedule
-from trireme.graph.placement import ALGORITHMS
+from trireme.graph.place.costs import Schedule as GraphSchedule
+from trireme.graph.place.placement import ALGORITHMS
 from trireme.job_config import size_in_bytes
 from trireme.mesh import SCHEDULES
 
@@ -85,7 +85,7 @@ class GraphConfig:
             `{"encoder.*": "worker:0"}`; the first pattern that matches decides. `*` stands for any
             characters.
         algorithm: how operations without a requested device are placed: one of
-            `trireme.graph.placement.ALGORITHMS`. `best` compares the others by predicted step time,
+            `placement.ALGORITHMS`. `best` compares the others by predicted step time,
             and improves the best one.
         microbatches: the number of micro-batches of each batch. None takes the number with the
             shortest predicted step; 1 where the model computes statistics of a batch, as batch norm

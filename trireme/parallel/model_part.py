@@ -17,7 +17,7 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig, Plan
 from trireme.parallel.parameter_hooks import has_hooks, hooked, refusal
-from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
 from trireme.parallel.stages import (
     Stage,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
 
 

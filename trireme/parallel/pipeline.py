@@ -25,7 +25,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from trireme.parallel.config import PipelineConfig
 from trireme.parallel.operation_log import OperationLog
-from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
 from trireme.parallel.stages import Stage
 

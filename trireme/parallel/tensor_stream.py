@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 import torch
 
-from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.sharding import full_tensor
 
 _END = -1

@@ -20,7 +20,7 @@ from trireme.session.trained import named_groups
 from trireme.session.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from trireme.parallel.deferred import Deferred
+    from trireme.parallel.construction.deferred import Deferred
 
 
 def assemble(

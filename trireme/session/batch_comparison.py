@@ -11,7 +11,7 @@ from trireme.session.batch_watch import COMPARED, BatchWatch
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.processes.process_group import ProcessGroup
 
 _TOPIC = "first batches"
 _LAST_STEP = 1 << 12  # a worker that has begun none by then is not waited for

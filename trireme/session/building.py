@@ -15,7 +15,7 @@ from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.session.settings import Settings
 
 if TYPE_CHECKING:
-    from trireme.parallel.deferred import Deferred
+    from trireme.parallel.construction.deferred import Deferred
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 """Builds an optimizer from parameters."""
@@ -69,7 +69,7 @@ def deferred_model(
             "function that builds it, and not the model"
         )
         return None
-    from trireme.parallel.deferred import deferred
+    from trireme.parallel.construction.deferred import deferred
 
     torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
     try:

@@ -29,7 +29,7 @@ from trireme.session.summary_methods import SummaryMethods
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.processes.process_group import ProcessGroup
 
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""

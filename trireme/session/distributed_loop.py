@@ -30,7 +30,7 @@ from trireme.session.trained import clip
 from trireme.session.worker import Worker
 
 if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.processes.process_group import ProcessGroup
     from trireme.parallel.reducer import Reducer
 
 

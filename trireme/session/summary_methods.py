@@ -11,8 +11,8 @@ from torch import nn
 
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.monitor.tensorboard.forward_tracer import graph_of
-from trireme.parallel.graph_execution import GraphExecution
 from trireme.parallel.operation_log import OperationLog
+from trireme.parallel.placed.graph_execution import GraphExecution
 from trireme.parallel.tensors import map_tensors
 from trireme.session.worker import JobView
 

@@ -24,7 +24,7 @@ from trireme.session.trained import Trained, named_groups
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart
-    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.processes.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from trireme.graph.capture import capture
-from trireme.graph.costs import CostGraph, Device, Hardware, Link, Operation
-from trireme.graph.cut import cut
+from trireme.graph.capture.capture import capture
+from trireme.graph.capture.optimise import PassCount, optimise
 from trireme.graph.drawing.assembly import picture_of
 from trireme.graph.drawing.picture import Edge, Node, Picture, PlaceUse, Transfer
-from trireme.graph.optimise import PassCount, optimise
-from trireme.graph.placement import place
+from trireme.graph.execute.cut import cut
+from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation
+from trireme.graph.place.placement import place
 
 MB = 2**20
 

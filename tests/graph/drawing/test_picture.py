@@ -4,14 +4,14 @@ import torch
 from torch import nn
 
 from tests.graph.drawing.samples import MB, towers
-from trireme.graph.capture import capture
-from trireme.graph.costs import CostGraph, Device, Hardware, Operation
-from trireme.graph.cut import cut
+from trireme.graph.capture.capture import capture
+from trireme.graph.capture.optimise import optimise
 from trireme.graph.drawing.assembly import picture_of
 from trireme.graph.drawing.picture import PARAMETER, Transfer
-from trireme.graph.optimise import optimise
-from trireme.graph.placement import Placement
-from trireme.graph.prediction import predict
+from trireme.graph.execute.cut import cut
+from trireme.graph.place.costs import CostGraph, Device, Hardware, Operation
+from trireme.graph.place.placement import Placement
+from trireme.graph.place.prediction import predict
 
 
 class Stem(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trireme.graph.capture import capture
+from trireme.graph.capture.capture import capture
 from trireme.monitor.tensorboard.placed_graph import placed_graph
 
 

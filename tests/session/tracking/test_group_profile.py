@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from tests.process_groups import ProcessGroup, run_process_group
 from tests.tracing import Event, read_trace, tasks_of
 from trireme.launch.environment.detect import current_task
-from trireme.parallel import clock_trips
+from trireme.parallel.processes import clock_trips
 from trireme.session.hooks import Hook
 from trireme.session.result import StepResult
 from trireme.session.session import Session

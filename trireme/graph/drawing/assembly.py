@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from trireme.graph.capture import Capture
-from trireme.graph.costs import CostGraph, Hardware, Operation
-from trireme.graph.cut import Cut
+from trireme.graph.capture.capture import Capture
+from trireme.graph.capture.optimise import Optimised
+from trireme.graph.capture.source import scope, source_line
+from trireme.graph.drawing.listing import operator_name, shape_text
 from trireme.graph.drawing.picture import (
     INPUT,
     LOSS,
@@ -24,10 +25,9 @@ from trireme.graph.drawing.picture import (
     PlaceUse,
     Transfer,
 )
-from trireme.graph.listing import operator_name, shape_text
-from trireme.graph.optimise import Optimised
-from trireme.graph.placement import Placement
-from trireme.graph.source import scope, source_line
+from trireme.graph.execute.cut import Cut
+from trireme.graph.place.costs import CostGraph, Hardware, Operation
+from trireme.graph.place.placement import Placement
 
 _NO_SCOPE = "_empty_nn_module_stack"  # torch's name of a scope where it knows none
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trireme.graph.optimise import PassCount
+from trireme.graph.capture.optimise import PassCount
 
 INPUT, OUTPUT, PARAMETER, LOSS = "input", "output", "parameter", "loss"
 """The `operator` of nodes that are no operators."""

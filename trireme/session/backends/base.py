@@ -21,7 +21,7 @@ from trireme.ps.snapshot import ModelState, TableMark
 from trireme.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.processes.process_group import ProcessGroup
     from trireme.ps.rows import Rows
     from trireme.session.backends.local_optimizers import LocalOptimizers
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import msgspec
 import torch
 
-from trireme.parallel.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule

@@ -16,7 +16,7 @@ from trireme.session.backends.base import Backend
 from trireme.session.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from trireme.parallel.process_group import ProcessGroup
+    from trireme.parallel.processes.process_group import ProcessGroup
 
 _INITIAL = "initial"
 _BUFFERS = "buffers"

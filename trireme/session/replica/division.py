@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trireme.graph.rehearsal import restored, restored_state
-from trireme.parallel.graph_execution import same_loss
+from trireme.graph.capture.rehearsal import restored, restored_state
+from trireme.parallel.placed.graph_execution import same_loss
 from trireme.parallel.tensors import joined, map_tensors, tensors_in
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.replica.batch import arguments, examples_in, pieces

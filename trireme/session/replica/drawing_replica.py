@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from trireme.draw_request import DRAWN
-from trireme.graph.costs import Device, Hardware, Link
 from trireme.graph.drawing.output import write
+from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.parallel.config import GraphConfig
-from trireme.parallel.graph_decision import Decider, Example, optimised_graph
+from trireme.parallel.placed.graph_decision import Decider, Example, optimised_graph
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.replica.batch import arguments, examples_in, inputs_and_targets, pieces

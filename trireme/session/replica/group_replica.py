@@ -16,19 +16,19 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.graph.rehearsal import restored_state
+from trireme.graph.capture.rehearsal import restored_state
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.config import GraphConfig
-from trireme.parallel.deferred import Deferred
+from trireme.parallel.construction.deferred import Deferred
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
-from trireme.parallel.graph_decision import Decider, Example
-from trireme.parallel.graph_execution import GraphExecution, Piece
-from trireme.parallel.graph_part import GraphPart
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
 from trireme.parallel.pipeline import Pipeline
-from trireme.parallel.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
+from trireme.parallel.placed.graph_decision import Decider, Example
+from trireme.parallel.placed.graph_execution import GraphExecution, Piece
+from trireme.parallel.placed.graph_part import GraphPart
+from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.sharding import local_part
 from trireme.parallel.tensors import is_dtensor

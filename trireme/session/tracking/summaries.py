@@ -21,8 +21,8 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.monitor.tensorboard.capture import Capture
 from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
-from trireme.parallel.graph_execution import GraphExecution
-from trireme.parallel.graph_part import PlacedGraph
+from trireme.parallel.placed.graph_execution import GraphExecution
+from trireme.parallel.placed.graph_part import PlacedGraph
 from trireme.session.hooks import Hook
 from trireme.session.replica.batch import inputs_and_targets
 from trireme.session.tracking.key_counts import KeyCounts

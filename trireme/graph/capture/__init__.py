@@ -1,0 +1,1 @@
+"""Captures a model as a dataflow graph, and optimises it."""

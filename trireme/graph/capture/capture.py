@@ -1,0 +1,308 @@
+"""Captures a model as a dataflow graph, with `torch.export`.
+
+The graph is torch's training IR: composite operators (`linear`, `conv2d`, `lstm`,
+`scaled_dot_product_attention`) stay whole, in-place operations stay in place, and autograd works
+through it. It holds the model's own parameters and buffers, so that the optimizer of the training
+program, its checkpoints and its running statistics go on as before.
+
+`torch.export.export(...).run_decompositions()` would give a functional graph of smaller operators
+instead: it is made for inference, and turns each change of a buffer into an output.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.buffers import copy_for_backward, remove_idle_copies
+from trireme.graph.capture.effects import argument
+from trireme.graph.capture.exporting import Batch, export, quiet, refusal, sentence, tensors
+from trireme.graph.capture.rebuild import copied, rebuild
+from trireme.graph.capture.rehearsal import Rehearsal, difference, rehearse
+from trireme.graph.capture.source import forward_line, source_line
+from trireme.graph.capture.tracing import keep_notes
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A model as a dataflow graph. Call it as the model.
+
+    Attributes:
+        module: the graph, and the parameters, buffers and constants that it names. Each
+            `call_function` node has the metadata `val` (a fake tensor with shape and dtype; a
+            dynamic batch size is a symbol), `nn_module_stack`, and notes (`tracing`).
+        checks: checks of the shapes of the inputs that the graph relies on.
+        training: whether the model was in training mode.
+        batch: the batch size that the graph takes.
+    """
+
+    module: fx.GraphModule
+    checks: fx.GraphModule
+    training: bool
+    batch: Batch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the model's output.
+
+        Raises:
+            ConfigurationError: the inputs differ in structure from those of the capture, or in a
+                shape that the graph relies on.
+        """
+        self.check(*args, **kwargs)
+        return self.module(*args, **kwargs)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Checks inputs of the model.
+
+        Raises:
+            ConfigurationError: the graph cannot take them, as for a call.
+        """
+        nesting = self.module.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]
+        if not _has_nesting((args, kwargs), nesting):
+            given = _nesting_text(tree_structure((args, kwargs)))
+            taken = _nesting_text(nesting)
+            raise self._refusal(f"they are nested as {given}, those of the capture as {taken}")
+        try:
+            self.checks(*args, **kwargs)
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            why = f"; {self.batch.reason}" if self.batch.reason else ""
+            if any(isinstance(each, int | float) for each in tree_leaves((args, kwargs))):
+                why += "; numbers are constants of the graph: make those that change tensors"
+            raise self._refusal(f"{sentence(error)}{why}") from error
+
+    def _refusal(self, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the captured graph does not take these inputs: {why}. Give inputs like those of the "
+            "capture, or capture again"
+        )
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    batch_size: int | None = None,
+    verify: bool = True,
+) -> Capture:
+    """Captures a model in its present mode, training or evaluation.
+
+    The batch size (dim 0 of those inputs that share it) becomes dynamic. If the model's code fixes
+    it, the graph is captured for the size of the example, and a warning is logged with the reason.
+    The model, its state and the random states are afterwards as before.
+
+    Args:
+        model: the model.
+        args: example inputs: tensors, and tuples, lists and dictionaries of them. Other values, as
+            numbers and strings, become part of the graph.
+        kwargs: example inputs by name.
+        batch_size: the batch size of the example; None takes it from the first tensor.
+        verify: whether to run the model and the graph once on the example, forward and backward,
+            and compare them. Without it, what torch.export drops silently goes unnoticed: the
+            backward pass of custom autograd functions, hooks, attributes that `forward` assigns.
+
+    Raises:
+        ConfigurationError: the model cannot be captured; names the line of its source, and what to
+            do instead. An error of the model's own on the example is raised as it is.
+    """
+    named = dict(kwargs or {})
+    expected = None
+    if verify:
+        expected = rehearse(model, model, args, named)
+        _refuse_custom_functions(model, expected)
+    sizes = [each.shape[0] for each in tensors((args, named)) if each.dim() > 0]
+    size = batch_size if batch_size is not None else next(iter(sizes), None)
+    program, batch = export(model, tuple(args), named, size)
+    captured = _captured(model, program, batch)
+    if expected is not None:
+        try:
+            actual = rehearse(captured, model, args, named)
+        except RuntimeError as error:
+            raise refusal(model, sentence(error), forward_line(model)) from error
+        if differs := difference(expected, actual):
+            raise refusal(
+                model,
+                f"the captured graph computes something else than the model: {differs}",
+                forward_line(model),
+                "torch.export drops hooks of tensors, which forward must not set",
+            )
+    if not batch.dynamic and batch.reason:
+        _log.warning(
+            "%s takes batches of %s examples only under --strategy graph: %s",
+            type(model).__name__,
+            size,
+            batch.reason,
+        )
+    return captured
+
+
+class CapturedModel:
+    """A model that is captured when it is first called in a mode. Call it as the model.
+
+    The graph depends on the `training` flags of all modules: there is one for each combination.
+
+    Args:
+        model: the model.
+        batch_size: as for `capture`.
+        verify: as for `capture`.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, batch_size: int | None = None, verify: bool = True
+    ) -> None:
+        self.model = model
+        self._batch_size = batch_size
+        self._verify = verify
+        self._captures: dict[tuple[bool, ...], Capture] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the output of the graph of the model's present mode.
+
+        Raises:
+            ConfigurationError: as `capture` and `Capture`.
+        """
+        return self.present(args, kwargs)(*args, **kwargs)
+
+    def present(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Capture:
+        """Returns the graph of the model's present mode; captures it first if there is none.
+
+        Args:
+            args: example inputs, for the capture.
+            kwargs: example inputs by name.
+
+        Raises:
+            ConfigurationError: as `capture`.
+        """
+        mode = tuple(each.training for each in self.model.modules())
+        if mode not in self._captures:
+            self._captures[mode] = capture(
+                self.model, args, kwargs, batch_size=self._batch_size, verify=self._verify
+            )
+        return self._captures[mode]
+
+
+def _captured(model: nn.Module, program: ExportedProgram, batch: Batch) -> Capture:
+    with quiet():
+        stateful = program.module()
+    assert isinstance(stateful, fx.GraphModule)
+    keep_notes(stateful)
+    graph = copied(stateful.graph)
+    _share_attributes(graph, stateful)
+    _refuse_generators(model, graph, stateful)
+    _refuse_sparse_gradients(model, graph, stateful)
+    _remove_idle_detaches(graph)
+    for node in graph.find_nodes(op="call_module", target="_guards_fn"):
+        graph.erase_node(node)
+    remove_idle_copies(graph)
+    copy_for_backward(graph, stateful)
+    module = rebuild(stateful, graph)
+    return Capture(module, _checks(stateful), model.training, batch)
+
+
+def _checks(stateful: fx.GraphModule) -> fx.GraphModule:
+    """Returns the part of a graph that checks its inputs."""
+    graph = copied(stateful.graph)
+    graph.output_node().args = ((),)
+    for node in reversed(graph.nodes):
+        if node.op not in ("placeholder", "output") and node.target != "_guards_fn":
+            graph.erase_node(node)
+    codegen = graph._codegen
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=None)  # type: ignore[attr-defined]
+    values = {"_guards_fn": stateful._guards_fn} if hasattr(stateful, "_guards_fn") else {}
+    return fx.GraphModule(values, graph, class_name="Checks")
+
+
+def _has_nesting(value: Any, spec: TreeSpec) -> bool:
+    """Returns whether a value is nested like another one; the order of names plays no part."""
+    if spec.type is not dict:
+        found = tree_structure(value, is_leaf=lambda each: each is not value)
+        if spec.is_leaf() or found.type is not spec.type or found.context != spec.context:
+            return spec.is_leaf() and found.is_leaf()
+        children = tree_leaves(value, is_leaf=lambda each: each is not value)
+    elif type(value) is dict and value.keys() == set(spec.context):
+        children = [value[name] for name in spec.context]
+    else:
+        return False
+    parts = spec.children()
+    return len(children) == len(parts) and all(map(_has_nesting, children, parts))
+
+
+def _nesting_text(spec: TreeSpec) -> str:
+    if spec.is_leaf():
+        return "*"
+    parts = [_nesting_text(each) for each in spec.children()]
+    if spec.type is dict:
+        parts = [f"{name}: {part}" for name, part in zip(spec.context, parts, strict=True)]
+        return f"{{{', '.join(parts)}}}"
+    kind = spec.context if spec.type is namedtuple else spec.type
+    name = "" if kind in (tuple, list) else getattr(kind, "__name__", str(kind))
+    return f"{name}({', '.join(parts)})"
+
+
+def _share_attributes(graph: fx.Graph, module: nn.Module) -> None:
+    """Names each tensor once: a shared parameter has a node for each of its names."""
+    first: dict[int, fx.Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        kept = first.setdefault(id(attrgetter(node.target)(module)), node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            graph.erase_node(node)
+
+
+def _remove_idle_detaches(graph: fx.Graph) -> None:
+    """Removes `detach_` of a fresh copy of a constant, as `torch.tensor([1.0])` makes it."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.detach_.default):
+        source = node.args[0]
+        if isinstance(source, fx.Node) and source.target is aten.lift_fresh_copy.default:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _refuse_generators(model: nn.Module, graph: fx.Graph, module: nn.Module) -> None:
+    for node in graph.find_nodes(op="get_attr"):
+        if isinstance(attrgetter(node.target)(module), torch.Generator):
+            user = next(iter(node.users))
+            raise refusal(
+                model,
+                "it draws random numbers from a torch.Generator, whose state a graph cannot hold",
+                source_line(user) or forward_line(model),
+                "draw them from torch's own generator, that of torch.manual_seed",
+            )
+
+
+def _refuse_sparse_gradients(model: nn.Module, graph: fx.Graph, module: nn.Module) -> None:
+    for node in graph.find_nodes(op="get_attr"):
+        value = attrgetter(node.target)(module)
+        for user in node.users if getattr(value, "requires_grad", False) else ():
+            if isinstance(user.target, OpOverload) and argument(user, "sparse") is True:
+                raise refusal(
+                    model,
+                    f"the gradient of {node.target} is sparse, which tasks cannot exchange",
+                    source_line(user) or forward_line(model),
+                    "give the embedding sparse=False",
+                )
+
+
+def _refuse_custom_functions(model: nn.Module, rehearsal: Rehearsal) -> None:
+    if rehearsal.functions:
+        raise refusal(
+            model,
+            f"torch.export drops the backward pass of {', '.join(rehearsal.functions)}, a custom "
+            "autograd function (as torch.utils.checkpoint with use_reentrant=True is)",
+            forward_line(model),
+            "make it an operator with torch.library.custom_op and register_autograd",
+        )

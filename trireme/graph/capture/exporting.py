@@ -1,0 +1,227 @@
+"""Calls `torch.export`, with a dynamic batch size where the model allows it."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import (
+    BUILTIN_TYPES,
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.rehearsal import restored
+from trireme.graph.capture.source import SourceLine, error_line, error_module, forward_line
+from trireme.graph.capture.tracing import noting
+
+_UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '([\w.<>]+)'>")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The batch size that a graph takes.
+
+    Attributes:
+        size: the batch size of the example; None if no input has one.
+        dynamic: whether the graph takes other sizes.
+        reason: why it does not; "" if it does.
+    """
+
+    size: int | None
+    dynamic: bool
+    reason: str = ""
+
+
+def export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
+) -> tuple[ExportedProgram, Batch]:
+    """Exports a model with a dynamic batch size, else with that of the example.
+
+    Args:
+        model: the model.
+        args: example inputs.
+        kwargs: example inputs by name.
+        size: their batch size; None if there is none.
+
+    Raises:
+        ConfigurationError: torch.export fails with both.
+    """
+    reason = ""
+    if size is not None:
+        given, named = _doubled((args, kwargs)) if size == 1 else (args, kwargs)
+        try:
+            program = _exported(model, given, named, 2 if size == 1 else size)
+        except Exception as error:
+            reason = f"torch.export fails with a dynamic one: {sentence(error)}"
+        else:
+            if _has_symbols(program):
+                return program, Batch(size, dynamic=True)
+            guards = "; ".join(program._guards_code).replace("L['", "").replace("']", "")
+            reason = f"the model's code fixes it ({guards or 'no input keeps it'})"
+    try:
+        program = _exported(model, args, kwargs, None)
+    except Exception as error:
+        what = sentence(error)
+        if _depends_on_values(error):
+            what = "its Python code depends on the value of a tensor (an if, a loop, a print)"
+            if module := error_module(error, model):
+                what = f"the code of its {module} depends on the value of a tensor"
+        if unknown := _UNKNOWN.search(str(error)):
+            what = f"it takes or returns a {unknown[1]}, whose tensors torch does not know"
+            remedy = "call torch.export.register_dataclass on it, or use a tuple or a dict"
+            raise refusal(model, what, forward_line(model), remedy) from error
+        raise refusal(model, what, error_line(error, model)) from error
+    return program, Batch(size, dynamic=False, reason=reason)
+
+
+def _depends_on_values(error: Exception) -> bool:
+    """Returns whether the model's Python code has asked a tensor for its value."""
+    # Loads slowly, and every session imports this module.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return isinstance(error, GuardOnDataDependentSymNode)
+
+
+def _dynamic_shapes(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+) -> dict[str, Any]:
+    """Returns the sizes of the inputs that may vary, nested as torch.export takes them."""
+
+    def sizes(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size:
+            # AUTO gives each input a size of its own, and finds out which ones are the same.
+            return {0: Dim.AUTO}
+        parts, nesting = tree_flatten(value, is_leaf=lambda each: each is not value)
+        if nesting.is_leaf():
+            return None
+        found = [sizes(part) for part in parts]
+        # Of classes that a program has registered, torch.export takes the list of their parts.
+        return tree_unflatten(found, nesting) if nesting.type in BUILTIN_TYPES else found
+
+    arguments = signature.bind(*args, **kwargs).arguments
+    return {name: sizes(value) for name, value in arguments.items()}
+
+
+def _signature(model: nn.Module, names: Iterable[str]) -> inspect.Signature:
+    """Returns the signature of a model's `forward`, where `**kwargs` are parameters by name.
+
+    torch.export takes dynamic sizes of keyword arguments only if they are parameters by name.
+    """
+    found = inspect.signature(model.forward)
+    kinds = inspect.Parameter
+    parameters = [each for each in found.parameters.values() if each.kind != kinds.VAR_KEYWORD]
+    if len(parameters) < len(found.parameters):
+        known = {each.name for each in parameters}
+        others = [name for name in names if name not in known]
+        parameters += [kinds(name, kinds.KEYWORD_ONLY) for name in others]
+    return found.replace(parameters=parameters)
+
+
+def _exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
+) -> ExportedProgram:
+    signature = _signature(model, kwargs)
+    dynamic = None if size is None else _dynamic_shapes(signature, args, kwargs, size)
+    with restored(model), torch.enable_grad(), quiet(), noting():
+        if signature != inspect.signature(model.forward):
+            model.__dict__["forward"] = _with_signature(model.forward, signature)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+
+
+def _with_signature(function: Callable[..., Any], signature: inspect.Signature) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return forward
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences what torch.export says besides its errors.
+
+    It warns of the lists in which nn.LSTM keeps its weights and of its own deprecated calls, and
+    prints the whole graph when it fails.
+    """
+    symbols = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = symbols.level
+    symbols.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.filterwarnings("ignore", message="(?s).*assigned during export")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
+            yield
+    finally:
+        symbols.setLevel(level)
+
+
+def refusal(
+    model: nn.Module,
+    what: str,
+    line: SourceLine | None,
+    remedy: str = "compute it with tensors (torch.where, torch.cond), or do it outside forward",
+) -> ConfigurationError:
+    """Returns the error that says that a model cannot be captured.
+
+    Args:
+        model: the model.
+        what: what cannot be captured.
+        line: the line of the model's source.
+        remedy: what to do instead.
+    """
+    where = f" ({line})" if line else ""
+    return ConfigurationError(
+        f"--strategy graph cannot capture {type(model).__name__}: {what}{where}: {remedy}, or take "
+        "another strategy, none of which captures the model"
+    )
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """Returns the tensors in nested values, in order."""
+    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+
+
+def _doubled(values: Any) -> Any:
+    # torch.export takes a size of 1 for a constant.
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != 1:
+            return tensor
+        return torch.cat([tensor, tensor]).detach().requires_grad_(tensor.requires_grad)
+
+    return tree_map_only(torch.Tensor, double, values)
+
+
+def _has_symbols(program: ExportedProgram) -> bool:
+    """Returns whether an input of an exported program has a size that is not a constant."""
+    inputs = set(program.graph_signature.user_inputs)
+    for node in program.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if node.name in inputs and isinstance(value, torch.Tensor):
+            sizes: list[Any] = list(value.shape)
+            if any(isinstance(size, torch.SymInt) and not _is_fixed(size) for size in sizes):
+                return True
+    return False
+
+
+def _is_fixed(size: torch.SymInt) -> bool:
+    return size.node.maybe_as_int() is not None
+
+
+def sentence(error: BaseException) -> str:
+    """Returns the first line of an error's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -1,0 +1,1 @@
+"""Cuts a placed graph into segments, and runs those of one task."""

@@ -1,0 +1,397 @@
+"""Cuts a captured graph into the segments that places compute, joined by transfers.
+
+A *place* is where operations are computed: a device of a task. Here it is a number only. A
+*segment* is what one place computes without waiting for another one. Its depth is the largest
+number of transfers on a path that leads to it: segments of the same depth can compute at the same
+time, and each waits for segments of other places of smaller depths only.
+
+A place has up to two segments of a depth. The *early* one has the values that another place reads,
+and what they need; the *late* one has all else, and is computed after the values of the early one
+have been sent. So a value leaves as soon as it and what it needs is computed: of two branches of a
+stem, the one at another place waits for the stem only. Backward in the reverse order: the late
+segment does not wait for the gradients of what the early one has sent.
+
+What every place can compute for itself is not transferred: the model's inputs, which every task
+has, constants, and the sizes of tensors. Parameters and buffers that another place reads are
+transferred before the first segment, and do not count for the depth. Source: Abadi et al.,
+TensorFlow (OSDI 2016), section 3.3, which joins the parts with send and receive nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter, getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import TreeSpec
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.effects import Memory
+from trireme.graph.capture.rebuild import copied, rebuild
+from trireme.graph.execute.changed_memory import COPY, changed, copy_returned_buffers
+from trireme.graph.execute.early import early
+from trireme.graph.execute.everywhere import everywhere
+from trireme.graph.execute.gradients import differentiable
+from trireme.graph.execute.sizes import read_sizes_of_inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A part of the graph that one place computes without waiting.
+
+    Attributes:
+        place: the number of the place.
+        depth: how many transfers are before it, at most.
+        part: 0 for the early segment of its place and depth, 1 for the late one and for the last
+            segment.
+        module: takes the values that the segment receives, then the model's inputs that it reads;
+            returns a list of the outputs.
+        receives: the names of the values that it takes from other segments and other places.
+        inputs: the positions of the model's inputs that it reads.
+        outputs: the names of the values that other segments take from it; none for the last
+            segment, which returns the model's outputs.
+    """
+
+    place: int
+    depth: int
+    part: int
+    module: fx.GraphModule = field(repr=False)
+    receives: tuple[str, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that leaves the segment that computes it, or the place where it lives.
+
+    Attributes:
+        name: the name of its node.
+        place: the place that computes it, or where the parameter or buffer lives.
+        readers: the other places that read it.
+        shape: its shape, in which the batch size is a symbol if it is dynamic.
+        dtype: its dtype.
+        differentiable: whether readers send a gradient back.
+        attribute: the name of the parameter or buffer; "" for a value that a segment computes.
+    """
+
+    name: str
+    place: int
+    readers: tuple[int, ...]
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+    differentiable: bool
+    attribute: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A graph as several places compute it.
+
+    Attributes:
+        segments: the segments, by depth, then by place, then by part; the last one computes the
+            model's outputs from what it receives.
+        values: the values between segments by name, in the order of the graph.
+        inputs: the fake tensors of the model's inputs; other objects for inputs that are none.
+        nesting: the structure of the outputs, whose leaves the last segment computes.
+        root: the module that holds the parameters and buffers.
+    """
+
+    segments: tuple[Segment, ...]
+    values: Mapping[str, Value]
+    inputs: tuple[Any, ...]
+    nesting: TreeSpec
+    root: fx.GraphModule = field(repr=False)
+
+    @property
+    def transfers(self) -> int:
+        """The number of transfers between places of the forward pass of one micro-batch."""
+        return sum(len(each.readers) for each in self.values.values() if not each.attribute)
+
+    @property
+    def places(self) -> int:
+        """The number of places, counted up to the largest that is used."""
+        segments = [each.place for each in self.segments]
+        return 1 + max([*segments, *(each.place for each in self.values.values())])
+
+
+def cut(module: fx.GraphModule, places: Mapping[str, int], *, output_place: int = 0) -> Cut:
+    """Cuts a captured graph by the places of its nodes.
+
+    Args:
+        module: the graph, as `capture` and the optimisations return it. It is not changed.
+        places: the number of the place of each operation, and of parameters and buffers, by the
+            name of the node. A parameter or buffer that is not named goes with its first reader,
+            any other node with the first node that it reads, or to `output_place`.
+        output_place: the place that receives the model's outputs.
+
+    Raises:
+        ConfigurationError: memory that an operation changes is read or changed at several places,
+            or both before and after a transfer that depends on it; or a size or number depends on
+            the values of a tensor. Names the nodes.
+    """
+    return _Cutter(module, places, output_place).cut()
+
+
+def replicated(module: fx.GraphModule) -> set[fx.Node]:
+    """Returns the nodes that every place computes for itself, so that none of them is placed.
+
+    They are the model's inputs, constants, the sizes of tensors, and views of all these.
+    """
+    graph = module.graph
+    memory = Memory(graph, lambda node: attrgetter(str(node.target))(module))
+    return everywhere(graph, memory, module)
+
+
+def together(module: fx.GraphModule) -> tuple[tuple[str, ...], ...]:
+    """Returns the names of nodes that one place must compute, group by group.
+
+    They use memory that one of them changes in place: such as a layer that keeps running
+    statistics with its buffers, or an in-place activation with what it reads.
+    """
+    memory = Memory(module.graph, lambda node: attrgetter(str(node.target))(module))
+    groups: list[set[str]] = []
+    for nodes in changed(module.graph, memory):
+        names = {node.name for node in nodes}
+        for other in [each for each in groups if each & names]:
+            groups.remove(other)
+            names |= other
+        groups.append(names)
+    return tuple(tuple(sorted(names)) for names in groups)
+
+
+class _Cutter:
+    def __init__(
+        self, module: fx.GraphModule, places: Mapping[str, int], output_place: int
+    ) -> None:
+        self._module = module
+        self._graph = copied(module.graph)
+        read_sizes_of_inputs(self._graph)
+        self._inputs = self._graph.find_nodes(op="placeholder")
+        self._output = self._graph.output_node()
+        copy_returned_buffers(self._graph, self._memory_of_graph())
+        self._memory = self._memory_of_graph()
+        self._groups = changed(self._graph, self._memory)
+        self._everywhere = everywhere(self._graph, self._memory, module)
+        self._check_numbers()
+        self._places = self._placed(places, output_place)
+        self._check_changed_memory()
+        self._depths = self._found_depths()
+        self._early = self._found_early()
+
+    def _memory_of_graph(self) -> Memory:
+        return Memory(self._graph, self._value_of)
+
+    def _value_of(self, node: fx.Node) -> Any:
+        return attrgetter(str(node.target))(self._module)
+
+    # -- where and when each node is computed -----------------------------------------------------
+
+    def _check_numbers(self) -> None:
+        for node in self._everywhere:
+            if bad := [each for each in node.all_input_nodes if each not in self._everywhere]:
+                raise ConfigurationError(
+                    f"{node.name} is a number that is computed from the tensor {bad[0].name}: a "
+                    "graph that is cut transfers tensors only. Compute with tensors (no .item() "
+                    "in forward)"
+                )
+
+    def _placed(self, places: Mapping[str, int], output_place: int) -> dict[fx.Node, int]:
+        placed: dict[fx.Node, int] = {}
+        for node in self._graph.nodes:
+            if node in self._everywhere or node.op == "get_attr":
+                continue
+            first = next((each for each in node.all_input_nodes if each in placed), None)
+            if node.op == "output":
+                placed[node] = output_place
+            elif node.target is getitem and first is not None:
+                placed[node] = placed[first]
+            elif node.meta.get(COPY):
+                group = next(nodes for nodes in self._groups if node in nodes)
+                placed[node] = next(placed[each] for each in group if each in placed)
+            elif node.name in places:
+                placed[node] = places[node.name]
+            else:
+                placed[node] = output_place if first is None else placed[first]
+        order = {node: number for number, node in enumerate(self._graph.nodes)}
+        for node in self._graph.find_nodes(op="get_attr"):
+            if node not in self._everywhere:
+                readers = sorted(node.users, key=order.__getitem__)
+                default = placed[readers[0]] if readers else output_place
+                placed[node] = places.get(node.name, default)
+        return placed
+
+    def _check_changed_memory(self) -> None:
+        for nodes in self._changed_groups():
+            if len({self._places[node] for node in nodes}) > 1:
+                names = ", ".join(f"{node.name} (place {self._places[node]})" for node in nodes)
+                raise ConfigurationError(
+                    f"the graph changes memory in place that several places use: {names}. Put "
+                    "these operations on one place, or write the model without the in-place "
+                    "operation"
+                )
+
+    def _changed_groups(self) -> list[list[fx.Node]]:
+        return [[node for node in nodes if node in self._places] for nodes in self._groups]
+
+    def _changed_operations(self) -> list[list[fx.Node]]:
+        return [
+            [node for node in nodes if node.op != "get_attr"] for nodes in self._changed_groups()
+        ]
+
+    def _found_depths(self) -> dict[fx.Node, int]:
+        """Returns the depth of each operation; those that share changed memory have the same.
+
+        Raises:
+            ConfigurationError: it cannot be.
+        """
+        groups = self._changed_operations()
+        least: Counter[fx.Node] = Counter()
+        order = [
+            node for node in self._graph.nodes if node in self._places and node.op != "get_attr"
+        ]
+        while True:
+            depths: dict[fx.Node, int] = {}
+            for node in order:
+                before = [each for each in node.all_input_nodes if each in depths]
+                found = [depths[each] + (not self._is_local(each, node)) for each in before]
+                depths[node] = max([*found, least[node]])
+            uneven = [nodes for nodes in groups if len({depths[node] for node in nodes}) > 1]
+            if not uneven:
+                return depths
+            for nodes in uneven:
+                deepest = max(depths[node] for node in nodes)
+                least.update({node: deepest - least[node] for node in nodes})
+            if max(depths.values()) > len(order):
+                names = ", ".join(node.name for node in uneven[0])
+                raise ConfigurationError(
+                    "the graph changes memory in place, uses it at one place both before and after "
+                    f"a transfer to another one, and the transfer depends on it: {names}. Put "
+                    "what is between them on the same place"
+                )
+
+    def _found_early(self) -> set[fx.Node]:
+        """Returns the operations of the early segments."""
+        groups = {
+            node: (self._places[node], depth)
+            for node, depth in self._depths.items()
+            if node is not self._output
+        }
+        sent = [
+            each
+            for node in self._depths
+            for each in node.all_input_nodes
+            if each in groups and not self._is_local(each, node)
+        ]
+        return early(groups, sent, self._changed_operations())
+
+    def _segment_of(self, node: fx.Node) -> tuple[int, int, int]:
+        """Returns the depth, place and part of an operation."""
+        return self._depths[node], self._places[node], int(node not in self._early)
+
+    def _is_local(self, value: fx.Node, reader: fx.Node) -> bool:
+        return self._places[value] == self._places[reader]
+
+    # -- what goes from one segment to another ----------------------------------------------------
+
+    def cut(self) -> Cut:
+        """Returns the cut graph."""
+        readers: dict[fx.Node, set[int]] = {}  # of each value that leaves its segment
+        for node in self._depths:
+            for each in node.all_input_nodes:
+                if each in self._places and self._leaves(each, node):
+                    found = readers.setdefault(each, set())
+                    if not self._is_local(each, node):
+                        found.add(self._places[node])
+        trained = differentiable(self._graph, self._memory, self._value_of)
+        values = {
+            node.name: self._value(node, readers[node], node in trained)
+            for node in self._graph.nodes
+            if node in readers
+        }
+        members: dict[tuple[int, int, int], list[fx.Node]] = defaultdict(list)
+        for node in self._depths:
+            if node is not self._output:
+                members[self._segment_of(node)].append(node)
+        segments = [self._segment(each, members[each], readers) for each in sorted(members)]
+        codegen: Any = self._graph._codegen
+        return Cut(
+            (*segments, self._last_segment()),
+            values,
+            tuple(node.meta.get("val") for node in self._inputs),
+            codegen.pytree_info.out_spec,
+            self._module,
+        )
+
+    def _value(self, node: fx.Node, readers: Iterable[int], differentiable: bool) -> Value:
+        tensor = self._value_of(node) if node.op == "get_attr" else node.meta["val"]
+        assert isinstance(tensor, torch.Tensor), f"{node.name} is {tensor}"
+        return Value(
+            node.name,
+            self._places[node],
+            tuple(sorted(readers)),
+            tuple(tensor.shape),
+            tensor.dtype,
+            differentiable,
+            str(node.target) if node.op == "get_attr" else "",
+        )
+
+    def _leaves(self, value: fx.Node, reader: fx.Node) -> bool:
+        """Returns whether a value leaves its segment, or its place, to be read."""
+        if value.op == "get_attr":  # each segment of its place reads it by itself
+            return not self._is_local(value, reader)
+        return reader is self._output or self._segment_of(value) != self._segment_of(reader)
+
+    def _segment(
+        self, which: tuple[int, int, int], nodes: list[fx.Node], readers: Iterable[fx.Node]
+    ) -> Segment:
+        outputs = [node for node in nodes if node in readers]
+        return self._built(which, nodes, outputs, tuple(each.name for each in outputs))
+
+    def _last_segment(self) -> Segment:
+        leaves: list[Any] = list(self._output.args[0])  # type: ignore[arg-type]
+        return self._built(self._segment_of(self._output), [], leaves, ())
+
+    def _built(
+        self,
+        which: tuple[int, int, int],
+        nodes: list[fx.Node],
+        leaves: list[Any],
+        outputs: tuple[str, ...],
+    ) -> Segment:
+        depth, place, part = which
+        graph, here = fx.Graph(), dict[fx.Node, fx.Node]()
+        needed = self._needed(nodes, leaves)
+        receives = [
+            each
+            for each in self._graph.nodes
+            if each in needed - set(nodes) - self._everywhere
+            and not (each.op == "get_attr" and self._places[each] == place)
+        ]
+        inputs = [number for number, node in enumerate(self._inputs) if node in needed]
+        for each in [*receives, *(self._inputs[number] for number in inputs)]:
+            here[each] = graph.placeholder(each.name)
+        for node in self._graph.nodes:
+            if node in needed and node not in here and node is not self._output:
+                here[node] = graph.node_copy(node, here.__getitem__)
+        graph.output([here[each] if isinstance(each, fx.Node) else each for each in leaves])
+        names = tuple(each.name for each in receives)
+        module = rebuild(self._module, graph)
+        return Segment(place, depth, part, module, names, tuple(inputs), outputs)
+
+    def _needed(self, nodes: Iterable[fx.Node], leaves: Iterable[Any]) -> set[fx.Node]:
+        """Returns nodes, what they read, and what that is computed from everywhere."""
+        needed = set(nodes)
+        open_ = [each for node in nodes for each in node.all_input_nodes]
+        open_ += [each for each in leaves if isinstance(each, fx.Node)]
+        while open_:
+            node = open_.pop()
+            if node not in needed:
+                needed.add(node)
+                if node in self._everywhere:
+                    open_ += node.all_input_nodes
+        return needed

@@ -1,0 +1,202 @@
+"""Sends and receives the messages of a plan with torch.distributed, point to point."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trireme.graph.execute.plan import Event, Message
+
+_NONE = 0x7FFD
+"""A gradient that does not exist is sent as numbers of these bits in each 16: NaNs of any floating
+dtype, and none that arithmetic makes. So gradients that exist take no further bytes or messages."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where segments are computed.
+
+    Attributes:
+        rank: the rank of the task in `torch.distributed`, in the default group.
+        device: the device.
+    """
+
+    rank: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """What a plan says of its messages.
+
+    Attributes:
+        tags: a number for each message.
+        consumers: the position of the event that receives each message.
+    """
+
+    tags: Mapping[Message, int]
+    consumers: Mapping[Message, int]
+
+
+def route(events: Sequence[Event]) -> Route:
+    """Returns the numbers of the messages of a plan; they are equal at all tasks."""
+    sent = [message for event in events for message in event.sends]
+    consumers = {each: place for place, event in enumerate(events) for each in event.receives}
+    return Route({message: tag for tag, message in enumerate(sent)}, consumers)
+
+
+class Transfers:
+    """The messages of one batch at one task.
+
+    Args:
+        rank: the rank of the task.
+        places: the places of all tasks.
+        route: the numbers of the messages.
+        allocate: returns an empty tensor for a message, in the memory of the CPU.
+        group: the process group; it must take tensors of the CPU and tags, as gloo does.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        places: Sequence[Place],
+        route: Route,
+        allocate: Callable[[Message], torch.Tensor],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._rank = rank
+        self._places = places
+        self._route = route
+        self._allocate = allocate
+        self._group = group
+        self._local: dict[Message, torch.Tensor | None] = {}
+        self._coming: dict[Message, tuple[Any, torch.Tensor]] = {}
+        self._sent: list[tuple[int, int, Any, torch.Tensor, int]] = []  # a heap, by consumer
+
+    def expect(self, message: Message) -> None:
+        """Begins to receive a message, if it comes from another task and this is not yet so."""
+        sender = self._places[message.sender].rank
+        if sender != self._rank and message not in self._coming:
+            buffer = self._allocate(message)
+            tag = self._route.tags[message]
+            with _Talk(sender, begins=True):
+                self._coming[message] = dist.irecv(buffer, sender, self._group, tag), buffer
+
+    def take(self, message: Message) -> torch.Tensor:
+        """Waits for a value and returns it, on the device of the place that receives it.
+
+        Raises:
+            RuntimeError: the other task has gone, or the group's timeout is over.
+        """
+        found = self.take_gradient(message)
+        assert found is not None
+        return found
+
+    def take_gradient(self, message: Message) -> torch.Tensor | None:
+        """Waits for a message as `take` does; returns None for a gradient that does not exist.
+
+        Raises:
+            RuntimeError: the other task has gone, or the group's timeout is over.
+        """
+        device = self._places[message.receiver].device
+        if message in self._local:
+            return self._local.pop(message)
+        self.expect(message)
+        work, buffer = self._coming.pop(message)
+        with _Talk(self._places[message.sender].rank):
+            work.wait()
+        if message.back and _is_none(buffer):
+            return None
+        return _from_cpu(buffer, device)
+
+    def send(self, message: Message, tensor: torch.Tensor | None) -> None:
+        """Sends a tensor, or that a gradient does not exist, and does not wait for the receiver.
+
+        Nobody may change the tensor's memory any more.
+
+        Raises:
+            RuntimeError: the other task has gone.
+        """
+        place = self._places[message.receiver]
+        if place.rank == self._rank:
+            self._local[message] = None if tensor is None else tensor.to(place.device)
+            return
+        tensor = _none(self._allocate(message)) if tensor is None else _on_cpu(tensor)
+        tag = self._route.tags[message]
+        with _Talk(place.rank, begins=True):
+            work = dist.isend(tensor, place.rank, self._group, tag)
+        consumer = self._route.consumers[message]
+        heapq.heappush(self._sent, (consumer, tag, work, tensor, place.rank))
+
+    def release(self, position: int | None = None) -> None:
+        """Releases the memory of messages whose receiver is before a position of the plan.
+
+        Waits for them if necessary. That keeps the order of the plan, and so never deadlocks.
+
+        Args:
+            position: the position; None for all messages.
+
+        Raises:
+            RuntimeError: another task has gone, or the group's timeout is over.
+        """
+        while self._sent and (position is None or self._sent[0][0] < position):
+            _, _, work, _, rank = heapq.heappop(self._sent)
+            with _Talk(rank):
+                work.wait()
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor as gloo sends it: of the CPU, contiguous, and as its memory says."""
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def _none(buffer: torch.Tensor) -> torch.Tensor:
+    """Returns a buffer that says that there is no gradient; zeros if its dtype is of 8 bits."""
+    if buffer.itemsize == 1:
+        return buffer.zero_()
+    buffer.view(-1).view(torch.int16).fill_(_NONE)
+    return buffer
+
+
+def _is_none(buffer: torch.Tensor) -> bool:
+    if buffer.itemsize == 1 or not buffer.numel():
+        return False
+    bits = buffer.view(-1).view(torch.int16)
+    return bits[0].item() == _NONE and bool((bits == _NONE).all())
+
+
+class _Talk:
+    """Says in errors of torch.distributed which task they are about.
+
+    Args:
+        rank: the rank of the other task.
+        begins: whether a transfer is only begun: then other errors are this task's own.
+    """
+
+    def __init__(self, rank: int, *, begins: bool = False) -> None:
+        self._rank = rank
+        self._begins = begins
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError) and (not self._begins or _is_of_transport(error)):
+            raise RuntimeError(
+                f"rank {self._rank}, with which this task exchanges values of the graph, has gone "
+                f"or does not answer: {error}"
+            ) from error
+
+
+def _is_of_transport(error: RuntimeError) -> bool:
+    # Of gloo's own errors only the text says what they are.
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

@@ -1,0 +1,1 @@
+"""Measures what operators, optimizers and links cost on this machine."""

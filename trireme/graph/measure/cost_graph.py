@@ -1,0 +1,132 @@
+"""Makes the cost graph of a captured model from what its operators have been measured to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from operator import attrgetter, getitem
+
+import torch
+from torch import fx
+
+from trireme.graph.capture.capture import Capture
+from trireme.graph.execute.cut import replicated, together
+from trireme.graph.measure.measurement import Cost, Measurement, has_tensors
+from trireme.graph.measure.updates import NO_UPDATE, UpdateCost
+from trireme.graph.place.costs import Constraints, CostGraph, Operation
+
+OUTPUT = "output"
+"""The name of the operation that computes the loss from the model's outputs."""
+
+
+def cost_graph(
+    captured: Capture,
+    measurement: Measurement,
+    *,
+    state_factor: float,
+    update: UpdateCost = NO_UPDATE,
+) -> CostGraph:
+    """Returns the operations of a captured model with their costs, in the order of its graph.
+
+    Operations have the names of the nodes. They are:
+
+    - each operator, with what it was measured to cost;
+    - each parameter and buffer that an operator reads, as `stored`: it takes no time, but for the
+      update of a parameter; it comes right before the first operator that reads it, so that a
+      section of the order holds what its operators need;
+    - `OUTPUT`, which computes the loss.
+
+    The model's inputs, constants, the sizes of tensors and views of these are none: every task has
+    them.
+
+    Args:
+        captured: the model.
+        measurement: the costs of its operators for one micro-batch.
+        state_factor: the bytes of optimizer state for each byte of a parameter.
+        update: what the optimizer's step costs.
+    """
+    module = captured.module
+    everywhere = replicated(module)
+    readers = {node for node in module.graph.nodes if has_tensors(node)} - everywhere
+    operations = dict[fx.Node, Operation]()
+
+    def operation(node: fx.Node, cost: Cost) -> Operation:
+        inputs = tuple(each.name for each in node.all_input_nodes if each in operations)
+        summed = sum(
+            operations[each].output_bytes
+            for each in node.all_input_nodes
+            if each in operations and operations[each].stored and operations[each].differentiable
+        )
+        return Operation(
+            node.name,
+            inputs,
+            cost.forward_seconds,
+            cost.backward_seconds,
+            activation_bytes=cost.activation_bytes,
+            output_bytes=cost.output_bytes,
+            differentiable=cost.differentiable,
+            accumulation_seconds=summed * measurement.accumulation_byte_seconds,
+        )
+
+    for node in module.graph.nodes:
+        for each in node.all_input_nodes if node in readers else ():
+            if each.op == "get_attr" and each not in operations and each not in everywhere:
+                value = attrgetter(each.target)(module)
+                if isinstance(value, torch.Tensor):
+                    operations[each] = _held(each.name, value, state_factor, update)
+        if node in readers:
+            operations[node] = operation(node, measurement.costs[node.name])
+        elif node.op == "output":
+            assert node.name == OUTPUT
+            operations[node] = operation(node, measurement.loss)
+    return CostGraph(tuple(operations.values()), measurement.segment_seconds)
+
+
+def grouping(captured: Capture, placed: Collection[str] = ()) -> Constraints:
+    """Returns which operations of a captured model share a device.
+
+    These are the values of an operator with several ones and the operator; what uses memory that an
+    operator changes in place; and a parameter or buffer and the first operator that reads it.
+
+    Args:
+        captured: the model.
+        placed: the names of parameters and buffers which are placed by themselves, as on `ps`
+            tasks, and need not be where they are read.
+    """
+    module = captured.module
+    names = {node.name for node in module.graph.nodes if node.op in ("call_function", "get_attr")}
+    everywhere = replicated(module)
+    names -= {node.name for node in everywhere}
+    groups: list[tuple[str, ...]] = []
+    for node in module.graph.nodes:
+        if node.target is getitem and has_tensors(node) and node not in everywhere:
+            groups.append((node.args[0].name, node.name))
+        elif node.op == "get_attr" and node not in everywhere and node.name not in placed:
+            first = next((user for user in module.graph.nodes if user in node.users), None)
+            held = isinstance(attrgetter(node.target)(module), torch.Tensor)
+            if held and first is not None and has_tensors(first):
+                groups.append((node.name, first.name))
+    for group in together(module):
+        # Also inputs and constants may be of a group: they are no operations.
+        members = tuple(name for name in group if name in names)
+        if len(members) > 1:
+            groups.append(members)
+    return Constraints(together=tuple(groups))
+
+
+def _held(name: str, value: torch.Tensor, state_factor: float, update: UpdateCost) -> Operation:
+    size = value.nbytes
+    if not value.requires_grad:
+        return Operation(
+            name,
+            resident_bytes=size,
+            output_bytes=size,
+            differentiable=False,
+            stored=True,
+        )
+    return Operation(
+        name,
+        backward_seconds=update.seconds(size),
+        resident_bytes=round(size * (2 + state_factor)),  # the value, the gradient and the state
+        output_bytes=size,
+        stored=True,
+    )

@@ -1,0 +1,350 @@
+"""Measures what the operators of a captured model cost, one by one, on this machine.
+
+Each operator gets random inputs of the shapes, strides and dtypes that the capture has noted, and
+never the model's own tensors: so one can measure a model that does not fit in this machine's
+memory, whose parameters are on the `meta` device.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx._pytree import tree_flatten_spec
+from torch.fx.node import map_aggregate, map_arg
+from torch.utils._pytree import tree_unflatten
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.capture import Capture
+from trireme.graph.capture.exporting import sentence, tensors
+from trireme.graph.measure.trial import Input, Trial, Trials, timed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one operator costs for one micro-batch.
+
+    Attributes:
+        forward_seconds: how long it computes.
+        backward_seconds: how long its backward computation takes; 0 if it has none.
+        activation_bytes: what autograd keeps from its forward to its backward computation: its own
+            value, if anything keeps that or a view of it, and what it keeps besides. No parameters,
+            and no values of other operators, which count there.
+        output_bytes: its value, or its values together.
+        differentiable: whether its value has a gradient.
+    """
+
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    activation_bytes: int = 0
+    output_bytes: int = 0
+    differentiable: bool = False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a captured model costs for one micro-batch.
+
+    Attributes:
+        costs: of each `call_function` node that has tensors, by its name.
+        loss: the cost of the loss function; zero if there was none.
+        segment_seconds: what a call of a graph takes besides its operators, and its backward
+            computation likewise.
+        accumulation_byte_seconds: what adding a gradient to that of the micro-batches before takes,
+            for each byte.
+    """
+
+    costs: Mapping[str, Cost]
+    loss: Cost
+    segment_seconds: float = 0.0
+    accumulation_byte_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long all of it takes, forward and backward, without transfers and updates."""
+        every = [*self.costs.values(), self.loss]
+        return sum(each.forward_seconds + each.backward_seconds for each in every)
+
+
+def measure(
+    captured: Capture,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    repeats: int = 30,
+    budget_seconds: float = 3.0,
+) -> Measurement:
+    """Measures the operators of a captured model on the CPU, with as many threads as torch has.
+
+    Each duration is the median of repeated runs. Equal operators are measured once. Integers and
+    booleans are zeros, which are valid indices; other inputs are random and positive. The tensors
+    of one operator exist at a time. The random state is afterwards as before.
+
+    Args:
+        captured: the model.
+        args: example inputs, of the size of a micro-batch; only their shapes matter.
+        kwargs: example inputs by name.
+        loss: computes the scalar that is differentiated from outputs like those of the model.
+        repeats: how often to run each operator.
+        budget_seconds: how long it may take in all, about: longer operators are run less often, but
+            each at least once.
+
+    Raises:
+        ConfigurationError: the inputs differ in structure from those of the capture.
+    """
+    sizes = _symbols(captured.module, args, kwargs or {})
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        return _Measuring(captured.module, sizes, repeats, budget_seconds).measure(loss)
+
+
+def has_tensors(node: fx.Node) -> bool:
+    """Returns whether a node is an operator: it makes tensors, or has an effect only."""
+    if node.op != "call_function":
+        return False
+    value = node.meta.get("val")
+    return value is None or bool(tensors(value))
+
+
+def _accumulation_byte_seconds() -> float:
+    """Measures the addition of gradients, on tensors that do not all fit into a core's cache."""
+    tensors = [torch.zeros(1 << 17) for _ in range(12)]
+
+    def add() -> None:
+        for one, other in zip(tensors[:6], tensors[6:], strict=True):
+            one += other
+
+    took = statistics.median(timed(add)[0] for _ in range(5))
+    return took / sum(each.nbytes for each in tensors[:6])
+
+
+Value = tuple[fx.Node, int]
+"""One of the tensors that a node makes, by its place."""
+
+
+class _Measuring:
+    def __init__(
+        self, module: fx.GraphModule, sizes: Mapping[Any, int], repeats: int, seconds: float
+    ) -> None:
+        self._module = module
+        self._graph = module.graph
+        self._sizes = sizes
+        self._trials = Trials(repeats)
+        self._until = time.perf_counter() + seconds
+        self._left = 1
+        self._known: dict[str, Trial] = {}
+        # What is known of the tensors of the nodes so far.
+        self._trained: dict[Value, bool] = {}
+        self._owners: dict[Value, Value] = {}
+        self._kept: set[Value] = set()
+
+    def measure(self, loss: Callable[[Any], torch.Tensor] | None) -> Measurement:
+        nodes = [node for node in self._graph.nodes if has_tensors(node)]
+        # At most as many differ as these; with what is trained they differ no further, mostly.
+        self._left = len({self._key(node) for node in nodes}) + 1
+        for node in self._graph.find_nodes(op="get_attr"):
+            attribute = attrgetter(node.target)(self._module)
+            if isinstance(attribute, torch.Tensor):
+                self._trained[node, 0] = attribute.requires_grad
+        found = {node: self._tried(node) for node in nodes}
+        for node, trial in found.items():
+            self._keep(node.all_input_nodes, trial)
+            self._kept.update(self._owner((node, place)) for place in trial.kept_outputs)
+        last = Trial(0.0, 0.0, (), (), frozenset(), frozenset(), 0)
+        if loss is not None:
+            last, sources = self._tried_loss(loss)
+            self._keep(sources, last)
+        costs = {node.name: self._cost(node, trial) for node, trial in found.items()}
+        ending = Cost(last.forward_seconds, last.backward_seconds, last.kept_bytes)
+        return Measurement(costs, ending, self._trials.call_seconds, _accumulation_byte_seconds())
+
+    # -- one operator ------------------------------------------------------------------------------
+
+    def _tried(self, node: fx.Node) -> Trial:
+        if node.target is getitem:
+            return self._taken(node)
+        key = self._key(node)
+        if key not in self._known:
+            self._known[key] = self._run(node)
+        trial = self._known[key]
+        sources = node.all_input_nodes
+        for place, (trained, shared) in enumerate(zip(trial.trained, trial.shares, strict=True)):
+            self._trained[node, place] = trained
+            if shared is not None:
+                self._owners[node, place] = self._owner((sources[shared], 0))
+        return trial
+
+    def _taken(self, node: fx.Node) -> Trial:
+        source, place = node.args
+        assert isinstance(source, fx.Node)
+        assert isinstance(place, int)
+        trained = self._trained.get((source, place), False)
+        self._trained[node, 0] = trained
+        self._owners[node, 0] = self._owner((source, place))
+        return Trial(0.0, 0.0, (trained,), (0,), frozenset(), frozenset(), 0)
+
+    def _run(self, node: fx.Node) -> Trial:
+        sources = node.all_input_nodes
+        places = {source: place for place, source in enumerate(sources)}
+        target: Any = node.target
+        # Constants go where everything is measured, and not to the meta device, say.
+        arguments = map_aggregate(
+            (node.args, node.kwargs),
+            lambda each: torch.device("cpu") if isinstance(each, torch.device) else each,
+        )
+
+        def compute(*inputs: Any) -> Any:
+            args, kwargs = map_arg(arguments, lambda each: inputs[places[each]])
+            return target(*args, **kwargs)
+
+        mutable = not isinstance(target, OpOverload) or target._schema.is_mutable
+        try:
+            return self._trials.run(
+                compute,
+                [self._input(source) for source in sources],
+                seconds=self._share(),
+                mutable=mutable,
+                read=self._read(node),
+            )
+        except RuntimeError as error:
+            _log.warning(
+                "%s (%s) does not take random inputs, and counts as if it took no time: %s",
+                node.name,
+                target,
+                sentence(error),
+            )
+            outputs = len(tensors(node.meta.get("val")))
+            return Trial(
+                0.0, 0.0, (False,) * outputs, (None,) * outputs, frozenset(), frozenset(), 0
+            )
+
+    def _tried_loss(self, loss: Callable[[Any], torch.Tensor]) -> tuple[Trial, list[fx.Node]]:
+        node = self._graph.output_node()
+        sources = node.all_input_nodes
+        places = {source: place for place, source in enumerate(sources)}
+        codegen: Any = self._graph._codegen
+
+        def compute(*inputs: Any) -> Any:
+            leaves: Any = map_arg(node.args[0], lambda each: inputs[places[each]])
+            return loss(tree_unflatten(leaves, codegen.pytree_info.out_spec))
+
+        inputs = [self._input(source) for source in sources]
+        return self._trials.run(compute, inputs, seconds=self._share(), mutable=True), sources
+
+    def _share(self) -> float:
+        """Returns how long the next operator may take."""
+        share = (self._until - time.perf_counter()) / max(self._left, 1)
+        self._left -= 1
+        return share
+
+    def _read(self, node: fx.Node) -> frozenset[int] | None:
+        """Returns which of the tensors of a node are read; None for all."""
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            return None
+        users = [user for user in node.users if user.users]
+        if not all(user.target is getitem for user in users):
+            return None
+        return frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
+
+    # -- what goes in ------------------------------------------------------------------------------
+
+    def _input(self, node: fx.Node) -> Input:
+        if node.op == "get_attr":
+            value = attrgetter(str(node.target))(self._module)
+            if isinstance(value, torch.Tensor):
+                meta = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
+                return Input(meta, value.requires_grad, resident=True)
+            return Input(value)
+        return Input(self._sized(node.meta.get("val")), self._trained.get((node, 0), False))
+
+    def _sized(self, value: Any) -> Any:
+        """Returns a fake tensor as a tensor of the meta device, and a symbol as a number."""
+        if isinstance(value, torch.Tensor):
+            shape = [self._sized(size) for size in value.shape]
+            strides = [self._sized(stride) for stride in value.stride()]
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            kinds: dict[Any, Any] = {
+                torch.SymInt: int,
+                torch.SymFloat: float,
+                torch.SymBool: bool,
+            }
+            return kinds[type(value)](value.node.expr.subs(self._sizes))
+        return value
+
+    def _key(self, node: fx.Node) -> str:
+        """Returns a text that is equal for operators that compute the same."""
+        places = {source: place for place, source in enumerate(node.all_input_nodes)}
+
+        def described(source: fx.Node) -> Any:
+            each, value = self._input(source), str(source.target)
+            if isinstance(each.value, torch.Tensor):
+                tensor = each.value
+                value = f"{tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+            elif not isinstance(each.value, torch.nn.Module):
+                value = repr(each.value)
+            return f"<{places[source]}: {value}, {each.trained}, {each.resident}>"
+
+        arguments = map_arg((node.args, node.kwargs), described)
+        return f"{node.target} {arguments} {sorted(self._read(node) or ())}"
+
+    # -- what is kept ------------------------------------------------------------------------------
+
+    def _owner(self, value: Value) -> Value:
+        """Returns the value whose memory a value is or shares."""
+        return self._owners.get(value, value)
+
+    def _keep(self, sources: Sequence[fx.Node], trial: Trial) -> None:
+        self._kept.update(self._owner((sources[place], 0)) for place in trial.kept_inputs)
+
+    def _cost(self, node: fx.Node, trial: Trial) -> Cost:
+        sizes = [self._sized(each).nbytes for each in tensors(node.meta.get("val"))]
+        own = sum(size for place, size in enumerate(sizes) if (node, place) in self._kept)
+        return Cost(
+            trial.forward_seconds,
+            trial.backward_seconds,
+            trial.kept_bytes + own,
+            sum(sizes),
+            any(trial.trained),
+        )
+
+
+def _symbols(
+    module: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[Any, int]:
+    """Returns the sizes of the inputs for the symbols in the shapes of a graph."""
+    codegen: Any = module.graph._codegen
+    inputs = module.graph.find_nodes(op="placeholder")
+    try:
+        given = tree_flatten_spec((tuple(args), dict(kwargs)), codegen.pytree_info.in_spec)
+    except (KeyError, RuntimeError, ValueError) as error:
+        given = []
+        why: BaseException | None = error
+    else:
+        why = None
+    if len(given) != len(inputs):
+        raise ConfigurationError(
+            f"the captured graph takes {len(inputs)} inputs, and the example has {len(given)} or "
+            "another structure: give inputs like those of the capture"
+        ) from why
+    found: dict[Any, int] = {}
+    for node, each in zip(inputs, given, strict=True):
+        fake = node.meta.get("val")
+        if isinstance(fake, torch.Tensor) and isinstance(each, torch.Tensor):
+            for size, actual in zip(fake.shape, each.shape, strict=True):
+                symbol: Any = size
+                if isinstance(symbol, torch.SymInt):
+                    found[symbol.node.expr] = actual
+    return found

@@ -1,0 +1,91 @@
+"""What an optimizer needs for a parameter: memory for its state, and time for its step."""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from trireme.graph.measure.trial import timed
+
+_SMALL, _LARGE = 4, 1 << 18
+"""Elements of the tensors with which updates are measured."""
+
+
+@dataclass(frozen=True)
+class UpdateCost:
+    """How long an optimizer's step takes for a parameter.
+
+    Attributes:
+        tensor_seconds: for each parameter, whatever its size.
+        byte_seconds: for each of its bytes.
+    """
+
+    tensor_seconds: float = 0.0
+    byte_seconds: float = 0.0
+
+    def seconds(self, size: int) -> float:
+        """Returns the duration for a parameter of that many bytes."""
+        return self.tensor_seconds + size * self.byte_seconds
+
+
+NO_UPDATE = UpdateCost()
+"""That of no optimizer."""
+
+
+def state_factor(optimizer: torch.optim.Optimizer) -> float:
+    """Returns how many bytes of state an optimizer has for each byte of a parameter.
+
+    An optimizer of the same class and hyper-parameters makes a step on a small tensor.
+
+    Args:
+        optimizer: the optimizer, of any parameters; they are left alone.
+    """
+    parameter = torch.zeros(64, 64)
+    another = _stepped(optimizer, parameter)
+    tensors = [each for each in tree_leaves(dict(another.state)) if isinstance(each, torch.Tensor)]
+    # A count of steps is as large for any parameter.
+    sizes = [each.nbytes for each in tensors if each.dim() > 0 and each is not parameter]
+    return sum(sizes) / parameter.nbytes
+
+
+def update_cost(optimizer: torch.optim.Optimizer, repeats: int = 10) -> UpdateCost:
+    """Measures how long an optimizer's step takes, on tensors of two sizes.
+
+    Args:
+        optimizer: the optimizer, of any parameters; they are left alone.
+        repeats: how often to measure; the medians count.
+    """
+    small, large = (_step_seconds(optimizer, size, repeats) for size in (_SMALL, _LARGE))
+    return UpdateCost(small, max(large - small, 0.0) / (_LARGE * 4))
+
+
+def _step_seconds(optimizer: torch.optim.Optimizer, elements: int, repeats: int) -> float:
+    """Returns the seconds for each of several tensors."""
+    count, took = 4, []
+    parameters = [torch.zeros(elements) for _ in range(count)]
+    another = _stepped(optimizer, *parameters)
+    for _ in range(repeats):
+        took.append(timed(lambda: another.step(_closure))[0])
+    return statistics.median(took) / count
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *parameters: torch.Tensor) -> torch.optim.Optimizer:
+    """Returns an optimizer of the same kind that has made a step."""
+    kind: Any = type(optimizer)
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 0.1)
+    known = inspect.signature(kind).parameters
+    named = optimizer.defaults | optimizer.param_groups[0]
+    options = {name: value for name, value in named.items() if name in known and name != "params"}
+    another: torch.optim.Optimizer = kind(list(parameters), **options)
+    another.step(_closure)
+    return another
+
+
+def _closure() -> float:
+    return 0.0

@@ -1,0 +1,1 @@
+"""Places the operations of a graph on devices: costs, a simulated step, and the search."""

@@ -1,0 +1,268 @@
+"""The devices that a program requests for operations, as constraints of the placement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import fx
+
+from trireme.errors import ConfigurationError, suggestion
+from trireme.graph.capture.source import scope
+from trireme.graph.place.costs import Constraints
+
+_DEVICE = re.compile(r"(worker:\d+(/(cpu|cuda:\d+))?|ps:\d+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What the program requests, as far as the devices of the job can meet it.
+
+    Attributes:
+        constraints: where operations must be, and may not be.
+        on_servers: the parameters that are requested on parameter servers, by the node's name.
+        unmet: a sentence for each request that the job cannot meet.
+    """
+
+    constraints: Constraints
+    on_servers: Mapping[str, str] = field(default_factory=dict)
+    unmet: tuple[str, ...] = ()
+
+
+def check_device(name: str) -> str:
+    """Returns the name of a device.
+
+    Raises:
+        ConfigurationError: it is not a device's name; says how they are written.
+    """
+    if not _DEVICE.fullmatch(name):
+        raise ConfigurationError(
+            f"device {name!r}: write worker:1, worker:0/cuda:1, worker:0/cpu, or ps:0 for "
+            "parameters"
+        )
+    return name
+
+
+def matched(graph: fx.Graph, patterns: Mapping[str, str]) -> dict[str, str]:
+    """Returns the device of each node that a pattern names; the first pattern that matches decides.
+
+    A pattern is compared with the names of the node, of its module, of the parameter, and of the
+    modules around it.
+
+    Args:
+        graph: a captured graph.
+        patterns: pattern -> device.
+
+    Raises:
+        ConfigurationError: a pattern names nothing in the graph, or a device's name is misspelt.
+    """
+    for device in patterns.values():
+        check_device(device)
+    found: dict[str, str] = {}
+    used = set[str]()
+    known = set[str]()
+    for node in graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        names = list(_names(node))
+        known.update(names)
+        for pattern, device in patterns.items():
+            if any(fnmatchcase(name, pattern) for name in names):
+                used.add(pattern)
+                found.setdefault(node.name, device)
+    for pattern in patterns:
+        if pattern not in used:
+            raise ConfigurationError(
+                f"placement {pattern!r}: the model has no module, parameter or operator of that "
+                f"name{suggestion(pattern.rstrip('.*'), known)}; trireme graph lists them"
+            )
+    return found
+
+
+def named_by(graph: fx.Graph, pattern: str) -> tuple[str, ...]:
+    """Returns the nodes that a pattern names, as for `matched`.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    return tuple(matched(graph, {pattern: "worker:0"}))
+
+
+def barred_devices(
+    graph: fx.Graph, never: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the devices on which a node may not be placed, by its name.
+
+    Args:
+        graph: a captured graph.
+        never: pattern -> devices.
+
+    Raises:
+        ConfigurationError: a pattern names nothing in the graph, or a device's name is misspelt.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, devices in never.items():
+        for device in devices:
+            check_device(device)
+        for name in named_by(graph, pattern):
+            found[name] = (*found.get(name, ()), *devices)
+    return found
+
+
+def _names(node: fx.Node) -> Iterator[str]:
+    yield node.name
+    path = str(node.target) if node.op == "get_attr" else scope(node)
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def resolve(
+    requested: Mapping[str, str],
+    together: Sequence[Sequence[str]],
+    operations: Sequence[str],
+    places: Sequence[str],
+    *,
+    parameters: Collection[str] = (),
+    devices: Sequence[str] = (),
+    barred: Mapping[str, Sequence[str]] | None = None,
+    servers: int = 0,
+    soft: bool = True,
+    names: Mapping[str, str] | None = None,
+) -> Requests:
+    """Returns the constraints that requests for devices mean for a job.
+
+    Args:
+        requested: the requested devices, by the operation's name.
+        together: groups of operations that must share a device: the first request among them holds
+            for the group.
+        operations: the names of all operations.
+        places: the devices of the job, such as `worker:0/cpu`.
+        parameters: the operations that are parameters: only these may be requested on servers.
+        devices: the devices on which operations may be placed; empty for all.
+        barred: the devices on which an operation may not be placed, by the operation's name.
+        servers: the number of parameter servers.
+        soft: whether a request that cannot be met is reported instead of refused. In a job without
+            servers, requests for them are neither: parameters lie on the other devices.
+        names: what messages call operations, such as the names of parameters, if not by their own.
+
+    Raises:
+        ConfigurationError: `devices` names none of the job's; all devices are barred for an
+            operation; or a request cannot be met, and `soft` is off.
+    """
+    for device in devices:
+        check_device(device)
+    allowed = [place for place in places if not devices or _is_any_of(place, devices)]
+    if not allowed:
+        raise ConfigurationError(
+            f"GraphConfig(devices=...) names {', '.join(devices)}, and this job has "
+            f"{', '.join(places)}: name one of these"
+        )
+
+    def shown(found: Sequence[str]) -> str:
+        return _shortened([(names or {}).get(name, name) for name in found])
+
+    requested, overruled = _spread_over_groups(requested, together, operations)
+    pinned: dict[str, str] = {}
+    never: dict[str, tuple[str, ...]] = {}
+    on_servers: dict[str, str] = {}
+    unmet: dict[str, list[str]] = {}
+    for name in operations:
+        device = check_device(requested[name]) if name in requested else ""
+        bars = (barred or {}).get(name, ())
+        able = [place for place in allowed if not _is_any_of(place, bars)]
+        if not able:
+            raise ConfigurationError(
+                f"{shown([name])} may be placed on no device: the job has {', '.join(allowed)}, "
+                "and all of these are barred (GraphConfig(never=...))"
+            )
+        if device and any(device == bar or device.startswith(f"{bar}/") for bar in bars):
+            raise ConfigurationError(
+                f"{shown([name])} is requested on {device}, and barred from it: correct the "
+                "placement or the scope, or GraphConfig(never=...)"
+            )
+        fitting = [place for place in able if not device or _is_any_of(place, [device])]
+        on_server = device.startswith("ps:") and name in parameters
+        if on_server and int(device[3:]) < servers:
+            on_servers[name] = device
+        elif not fitting and not (on_server and not servers and soft):
+            unmet.setdefault(device, []).append(name)
+        fitting = fitting or able
+        if len(fitting) == 1:
+            pinned[name] = fitting[0]
+        elif len(fitting) < len(places):
+            never[name] = tuple(place for place in places if place not in fitting)
+    sentences = tuple(
+        f"{shown(found)} cannot be on {device}: {_why(device, places, servers)}"
+        for device, found in unmet.items()
+    ) + tuple(
+        f"{shown(found)} cannot be on {device}: it must share a device with {shown([first])}, "
+        f"which is on {requested[first]}"
+        for (device, first), found in overruled.items()
+    )
+    if sentences and not soft:
+        raise ConfigurationError(
+            f"{sentences[0]}; correct the device, start the job with it, or let the operations be "
+            "placed elsewhere with GraphConfig(soft=True)"
+        )
+    constraints = Constraints(pinned, tuple(map(tuple, together)), never)
+    return Requests(constraints, on_servers, sentences)
+
+
+def _spread_over_groups(
+    requested: Mapping[str, str], together: Sequence[Sequence[str]], operations: Sequence[str]
+) -> tuple[dict[str, str], dict[tuple[str, str], list[str]]]:
+    """Returns the requests with those of groups, and those that the group's first one overrules.
+
+    Requests for servers are left as they are, and hold for no other operation.
+    """
+    spread = dict(requested)
+    overruled: dict[tuple[str, str], list[str]] = {}
+    for group in merged(together):
+        first = next(
+            (
+                name
+                for name in operations
+                if name in group and not requested.get(name, "ps:").startswith("ps:")
+            ),
+            None,
+        )
+        for name in sorted(group) if first is not None else ():
+            if first is None or requested.get(name, "").startswith("ps:"):
+                continue
+            if requested.get(name, requested[first]) != requested[first]:
+                overruled.setdefault((requested[name], first), []).append(name)
+            spread[name] = requested[first]
+    return spread, overruled
+
+
+def merged(groups: Sequence[Sequence[str]]) -> list[set[str]]:
+    """Returns groups of which no two have a member in common."""
+    found: list[set[str]] = []
+    for group in groups:
+        names = set(group)
+        for other in [each for each in found if each & names]:
+            found.remove(other)
+            names |= other
+        found.append(names)
+    return found
+
+
+def _is_any_of(place: str, devices: Sequence[str]) -> bool:
+    """Returns whether a place is one of the devices, or belongs to one of these tasks."""
+    return any(place == device or place.startswith(f"{device}/") for device in devices)
+
+
+def _why(device: str, places: Sequence[str], servers: int) -> str:
+    if device.startswith("ps:") and int(device[3:]) < servers:
+        return "parameter servers hold parameters only"
+    if any(_is_any_of(place, [device]) for place in places):
+        return "the devices that the configuration allows are others"
+    return f"this job has {', '.join(places)}" + (f" and {servers} servers" if servers else "")
+
+
+def _shortened(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,399 @@
+"""Simulates a training step of a placement; fast, as the search does it thousands of times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trireme.errors import ConfigurationError
+from trireme.graph.place.cost_arrays import Bools, Costs, Floats, Ints
+from trireme.graph.place.costs import Hardware, Schedule
+
+_DOUBT = 0.1
+"""Which share of the duration of all transfers counts as a risk: what they take is less certain
+than what computations take, so that nearly equal placements are told apart by them."""
+
+
+class Score(NamedTuple):
+    """How good a placement is: smaller is better.
+
+    Attributes:
+        excess: the bytes above the limits, over all devices.
+        risk: the duration of a step, and a part of that of all transfers.
+        seconds: the duration of a step.
+    """
+
+    excess: float
+    risk: float
+    seconds: float
+
+
+class Transfers(NamedTuple):
+    """Values that go to other devices, as arrays: a place for each, by value and receiver.
+
+    Attributes:
+        makers: the node that makes it.
+        readers: the node in the first segment of those that read it there: others never wait for
+            it, and its backward computation is the last, after which the gradient returns.
+        senders: the number of a device; `receivers` likewise.
+        sizes: its bytes.
+        returns: whether its gradient returns.
+        stored: whether it is sent once, and not for each micro-batch.
+    """
+
+    makers: Ints
+    readers: Ints
+    senders: Ints
+    receivers: Ints
+    sizes: Floats
+    returns: Bools
+    stored: Bools
+
+
+class Parts(NamedTuple):
+    """A placement, and what follows from it alone.
+
+    Attributes:
+        placed: the number of the device of each node.
+        depths: the largest number of transfers of computed values on a path to each node: the
+            nodes with one device and one depth are a group.
+        late: whether no other device flags for the node: it makes no computed value that is read on
+            another device, nor one on which such a value of its group depends. The late nodes of a
+            group are a segment, and so are the others, the early ones.
+        transfers: what goes from device to device for one micro-batch, or once if it is stored, by
+            value and receiver.
+    """
+
+    placed: Ints
+    depths: Ints
+    late: Bools
+    transfers: Transfers
+
+
+_Receive = tuple[int, float]
+_Send = tuple[int, int, float, float]
+
+
+class _Segment(NamedTuple):
+    """What a device does without waiting.
+
+    `receives` are (number of the transfer, the processor's seconds), `sends` are (number, link,
+    seconds, the processor's seconds).
+    """
+
+    device: int
+    seconds: float
+    receives: Sequence[_Receive]
+    sends: Sequence[_Send]
+
+
+_Levels = list[list[_Segment]]
+"""Segments by their depths, and of one depth in the order of execution."""
+
+
+class Simulator:
+    """Executes placements of one graph by the rules of `trireme.graph.place.prediction.predict`.
+
+    Args:
+        costs: the graph.
+        hardware: the devices and links.
+        micro_batches: of a step.
+        schedule: their order.
+
+    Attributes:
+        held: the least that each node holds where it is, whatever the placement.
+
+    Raises:
+        ConfigurationError: there is not at least one micro-batch.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        hardware: Hardware,
+        micro_batches: int,
+        schedule: Schedule = "gpipe",
+    ) -> None:
+        if micro_batches < 1:
+            raise ConfigurationError(f"{micro_batches} micro-batches: a step needs at least one")
+        self.costs = costs
+        self.hardware = hardware
+        self.micro_batches = micro_batches
+        self.schedule: Schedule = schedule
+        self.devices = len(hardware.devices)
+        numbers = range(self.devices)
+        self.links = [hardware.between(one, other) for one in numbers for other in numbers]
+        self._rates: Floats = np.array(
+            [(link.latency_seconds, 1 / link.bytes_per_second) for link in self.links]
+        )
+        self._work: Floats = np.array(
+            [(link.work_seconds, link.work_byte_seconds) for link in self.links]
+        )
+        self.limits = np.array(
+            [
+                np.inf if device.memory_bytes is None else device.memory_bytes
+                for device in hardware.devices
+            ]
+        )
+        speeds = np.array([device.speed for device in hardware.devices])
+        self.forward: Floats = costs.forward / speeds[:, None]
+        # On average over the micro-batches, as only the first one has nothing to add to.
+        share = (micro_batches - 1) / micro_batches
+        self.backward: Floats = (costs.backward + share * costs.accumulation) / speeds[:, None]
+        least = micro_batches if schedule == "gpipe" else 1
+        self.held: Floats = costs.resident + least * costs.activation
+        self._update: Floats = costs.update / speeds[:, None]
+        self._fixed: Floats = costs.segment_seconds / speeds
+        self._stored_readings = costs.stored[costs.values]
+        self._orders: dict[int, list[tuple[bool, int, int]]] = {}
+        self._nodes = np.arange(len(costs.forward))
+        self._numbers = np.arange(self.devices)[:, None]
+        self._reading_makers = costs.makers[costs.values]
+        # The readings by the reader, hence after all those of its inputs.
+        self._by_reader = np.argsort(costs.readers, kind="stable")
+        self._sorted_makers = self._reading_makers[self._by_reader]
+        self._sorted_readers = costs.readers[self._by_reader]
+        self._sorted_computed = ~self._stored_readings[self._by_reader]
+        self._makers: list[int] = self._sorted_makers.tolist()
+        self._readers: list[int] = self._sorted_readers.tolist()
+
+    def parts(self, placed: Ints) -> Parts:
+        """Returns the segments and the transfers of a placement."""
+        costs, receivers = self.costs, placed[self.costs.readers]
+        crosses = placed[self._reading_makers] != receivers
+        steps = crosses[self._by_reader] & self._sorted_computed
+        depths = self._depths(steps)
+        late = self._late(depths, steps)
+        cross = np.flatnonzero(crosses)
+        keys = costs.values[cross] * self.devices + receivers[cross]
+        order = np.lexsort(((2 * depths + late)[costs.readers[cross]], keys))
+        chosen = cross[order[np.unique(keys[order], return_index=True)[1]]]
+        made = costs.values[chosen]
+        makers = costs.makers[made]
+        transfers = Transfers(
+            makers,
+            costs.readers[chosen],
+            placed[makers],
+            receivers[chosen],
+            costs.sizes[made],
+            costs.differentiable[made],
+            costs.stored[made],
+        )
+        return Parts(placed, depths, late, transfers)
+
+    def _depths(self, steps: Bools) -> Ints:
+        """Returns the depths; `steps` are the readings that are transfers, by the reader."""
+        if not steps.any():
+            return np.zeros_like(self._nodes)
+        depths = [0] * len(self._nodes)
+        for maker, reader, step in zip(self._makers, self._readers, steps.tolist(), strict=True):
+            depth = depths[maker] + step
+            if depth > depths[reader]:
+                depths[reader] = depth
+        return np.array(depths, dtype=np.intp)
+
+    def _late(self, depths: Ints, steps: Bools) -> Bools:
+        """Returns which nodes no other device flags for, from the last reader to the first."""
+        late = np.ones(len(self._nodes), dtype=bool)
+        if not steps.any():
+            return late
+        late[self._sorted_makers[steps]] = False
+        flags: list[bool] = late.tolist()
+        inside = depths[self._sorted_makers] == depths[self._sorted_readers]
+        # Between nodes of one depth there are only transfers of what is stored.
+        within = np.flatnonzero(inside & self._sorted_computed)[::-1]
+        pairs = (each[within].tolist() for each in (self._sorted_makers, self._sorted_readers))
+        for maker, reader in zip(*pairs, strict=True):
+            if not flags[reader]:
+                flags[maker] = False
+        return np.array(flags, dtype=bool)
+
+    def peak_bytes(self, parts: Parts) -> Floats:
+        """Returns the most that each device holds at a time."""
+        placed, costs = parts.placed, self.costs
+        # With 1f1b the backward computation of a depth follows as many forward computations.
+        least = np.full(len(placed), self.micro_batches)
+        if self.schedule == "1f1b":
+            least = np.minimum(parts.depths.max(initial=0) + 1 - parts.depths, least)
+        each = costs.resident + least * costs.activation
+        held: Floats = np.bincount(placed, each, self.devices).astype(np.float64)
+        held += np.where(placed == self._numbers, self.costs.working, 0.0).max(axis=1, initial=0.0)
+        makers, readers, senders, receivers, sizes, returns, stored = parts.transfers
+        held += np.bincount(receivers, np.where(stored, 1, least[readers]) * sizes, self.devices)
+        held += np.bincount(
+            senders, returns * np.where(stored, 1, least[makers]) * sizes, self.devices
+        )
+        return held
+
+    def score(self, parts: Parts) -> Score:
+        """Returns how good a placement is."""
+        excess = self.peak_bytes(parts) - self.limits
+        seconds = self.step_seconds(parts)
+        risk = seconds + _DOUBT * self._transfer_seconds(parts)
+        return Score(float(excess[excess > 0].sum()), risk, seconds)
+
+    def _transfer_seconds(self, parts: Parts) -> float:
+        """Returns how long all transfers of a step take together, with the work of both sides."""
+        _, _, senders, receivers, sizes, returns, stored = parts.transfers
+        seconds, work = self._on_links(senders * self.devices + receivers, sizes)
+        times = (1 + returns) * np.where(stored, 1, self.micro_batches)
+        return float((times * (seconds + 2 * work)).sum())
+
+    def _on_links(self, links: Ints, sizes: Floats) -> tuple[Floats, Floats]:
+        """Returns how long transfers occupy links, and the processor of each side."""
+        rates, work = self._rates[links], self._work[links]
+        return rates[:, 0] + sizes * rates[:, 1], work[:, 0] + sizes * work[:, 1]
+
+    def busy_seconds(self, parts: Parts) -> Floats:
+        """Returns how long each device computes in a step."""
+        busy: Floats = self.micro_batches * sum(
+            seconds.sum(axis=(0, 1)) for seconds in self._segment_seconds(parts)
+        )
+        return busy + self._updates(parts)
+
+    def _updates(self, parts: Parts) -> Floats:
+        """Returns how long the updates on each device take."""
+        seconds = self._update[parts.placed, self._nodes]
+        return np.bincount(parts.placed, seconds, self.devices).astype(np.float64)
+
+    def step_seconds(self, parts: Parts) -> float:
+        """Returns the duration of a step."""
+        forward, backward, last = self._segments(parts)
+        now = [0.0] * self.devices
+        free = [0.0] * len(self.links)
+        arrivals = [[0.0] * len(parts.transfers.sizes) for _ in range(self.micro_batches)]
+        stored = self._stored_transfers(parts.transfers)
+        for number, sender, receiver, size, _ in stored:
+            link = sender * self.devices + receiver
+            begins = max(free[link], now[sender])
+            free[link] = begins + self.links[link].seconds(size)
+            now[sender] += self.links[link].work(size)
+            now[receiver] += self.links[link].work(size)
+            for arrived in arrivals:
+                arrived[number] = free[link]
+        final = 0 if self.schedule == "gpipe" else self.micro_batches - 1
+        for back, depth, micro_batch in self._order(len(forward)):
+            segments = (last if micro_batch == final else backward) if back else forward
+            arrived = arrivals[micro_batch]
+            for device, seconds, receives, sends in segments[depth]:
+                time = now[device]
+                for _, work in receives:
+                    time += work
+                for number, _ in receives:
+                    if arrived[number] > time:
+                        time = arrived[number]
+                time += seconds
+                for number, link, duration, work in sends:
+                    begins = free[link] if free[link] > time else time
+                    arrived[number] = free[link] = begins + duration
+                    time += work
+                now[device] = time
+        for number, sender, receiver, size, returns in stored:
+            if returns:
+                link = receiver * self.devices + sender
+                time = now[sender] + self.links[link].work(size)
+                now[sender] = max(time, arrivals[final][number])
+        updates: list[float] = self._updates(parts).tolist()
+        return max(time + update for time, update in zip(now, updates, strict=True))
+
+    def _stored_transfers(self, transfers: Transfers) -> list[tuple[int, int, int, float, bool]]:
+        """Returns (number, sender, receiver, size, whether it returns) of what is sent once."""
+        at = np.flatnonzero(transfers.stored)
+        _, _, senders, receivers, sizes, returns, _ = (each[at] for each in transfers)
+        rows = (each.tolist() for each in (at, senders, receivers, sizes, returns))
+        return list(zip(*rows, strict=True))
+
+    def _order(self, depths: int) -> list[tuple[bool, int, int]]:
+        """Returns (whether backward, depth, micro-batch) in the order of execution."""
+        if depths not in self._orders:
+            pairs = [(at, number) for at in range(depths) for number in range(self.micro_batches)]
+            if self.schedule == "gpipe":
+                pairs.sort(key=lambda pair: (sum(pair), pair))
+                events = [(False, *pair) for pair in pairs]
+                events += [(True, *pair) for pair in reversed(pairs)]
+            else:  # by a virtual clock
+                keyed = [(at + 2 * number, False, at, number) for at, number in pairs]
+                keyed += [
+                    (2 * depths - 1 - at + 2 * number, True, -at, number) for at, number in pairs
+                ]
+                events = [(back, abs(at), number) for _, back, at, number in sorted(keyed)]
+            self._orders[depths] = events
+        return self._orders[depths]
+
+    def segments(self, parts: Parts) -> int:
+        """Returns how many segments compute something forward."""
+        return int(np.count_nonzero(self._segment_seconds(parts)[0]))
+
+    def _segment_seconds(self, parts: Parts) -> tuple[Floats, Floats]:
+        """Returns what segments take, forward and backward, by depth, (early, late) and device."""
+        placed, depths = parts.placed, parts.depths
+        levels = int(depths.max(initial=0)) + 1
+        keys = (2 * depths + parts.late) * self.devices + placed
+
+        def total(seconds: Floats) -> Floats:
+            sums = np.bincount(keys, seconds[placed, self._nodes], 2 * levels * self.devices)
+            return sums.reshape(levels, 2, self.devices).astype(np.float64)
+
+        forward, backward = total(self.forward), total(self.backward)
+        # What only has its place somewhere, as a parameter, is no segment.
+        fixed = np.where(forward > 0, self._fixed, 0.0)
+        return forward + fixed, backward + fixed
+
+    def _segments(self, parts: Parts) -> tuple[_Levels, _Levels, _Levels]:
+        """Returns the segments of each depth: forward, backward, and backward the last time."""
+        forward, backward = self._segment_seconds(parts)
+        makers, readers, senders, receivers, sizes, returns, stored = parts.transfers
+        keys = 2 * parts.depths + parts.late
+        here = (keys[makers] * self.devices + senders).tolist()
+        away = (keys[readers] * self.devices + receivers).tolist()
+        computed = ~stored
+
+        def exchanged(
+            sent: Bools, received: Bools, links: Ints, begin: list[int], end: list[int]
+        ) -> tuple[dict[int, list[_Send]], dict[int, list[_Receive]]]:
+            """Returns what each segment sends from `begin` and receives at `end`."""
+            durations, work = self._on_links(links, sizes)
+            sends: dict[int, list[_Send]] = {}
+            receives: dict[int, list[_Receive]] = {}
+            # What is stored takes no work here: see `step_seconds`.
+            columns = (sent, received, links, durations, work, np.where(stored, 0.0, work))
+            for number, (sends_it, receives_it, link, duration, own, other) in enumerate(
+                zip(*(each.tolist() for each in columns), strict=True)
+            ):
+                if sends_it:
+                    sends.setdefault(begin[number], []).append((number, link, duration, own))
+                if receives_it:
+                    receives.setdefault(end[number], []).append((number, other))
+            return sends, receives
+
+        ahead, behind = senders * self.devices + receivers, receivers * self.devices + senders
+        there = self._levels(
+            forward, *exchanged(computed, np.ones_like(stored), ahead, here, away), step=1
+        )
+        last = self._levels(
+            backward, *exchanged(returns, returns & computed, behind, away, here), step=-1
+        )
+        back = last
+        if self.micro_batches > 1 and (returns & stored).any():
+            waited = returns & computed
+            back = self._levels(backward, *exchanged(waited, waited, behind, away, here), step=-1)
+        return there, back, last
+
+    def _levels(
+        self,
+        seconds: Floats,
+        sends: dict[int, list[_Send]],
+        receives: dict[int, list[_Receive]],
+        step: int,
+    ) -> _Levels:
+        """Returns the segments that do something; with `step` -1 the late one of a depth first."""
+        levels: _Levels = [[] for _ in seconds]
+        each: list[float] = seconds.ravel().tolist()
+        busy = {*np.flatnonzero(seconds).tolist(), *sends, *receives}
+        for key in sorted(busy)[::step]:
+            levels[key // (2 * self.devices)].append(
+                _Segment(key % self.devices, each[key], receives.get(key, ()), sends.get(key, ()))
+            )
+        return levels

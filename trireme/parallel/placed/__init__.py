@@ -1,0 +1,1 @@
+"""A model as a placed dataflow graph: its decision, its parts and its execution."""

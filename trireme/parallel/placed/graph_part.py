@@ -1,0 +1,382 @@
+"""A model as a dataflow graph: the operations and the parameters that one process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import combinations
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.capture import Capture
+from trireme.graph.capture.optimise import Optimised
+from trireme.graph.capture.scopes import requested
+from trireme.graph.execute.cut import cut
+from trireme.graph.execute.executor import Executor
+from trireme.graph.execute.fingerprint import fingerprint
+from trireme.graph.execute.transfers import Place
+from trireme.graph.measure.links import measure_links
+from trireme.graph.place.costs import Device, Hardware
+from trireme.parallel.config import GraphConfig, PipelineConfig
+from trireme.parallel.construction.deferred import Deferred, with_untouched_memory
+from trireme.parallel.model_part import ModelPart
+from trireme.parallel.placed.graph_decision import (
+    Decider,
+    Decision,
+    Example,
+    optimised_graph,
+    plain_inputs,
+)
+from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.tensors import digest
+from trireme.ps.module_names import named_buffers, named_parameters
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedGraph:
+    """The graph of a model in one mode, ready to compute.
+
+    Attributes:
+        optimised: the captured graph, and what the optimisations did to it.
+        decision: where each operation is computed.
+        executor: computes this process's operations.
+        places: the names of the places, by their numbers.
+    """
+
+    optimised: Optimised
+    decision: Decision
+    executor: Executor
+    places: tuple[str, ...]
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """The name of the place of each operation, parameter, buffer and output, by its node."""
+        output = self.optimised.capture.module.graph.output_node().name
+        numbers = {**self.decision.placement, output: self.decision.output}
+        return {name: self.places[number] for name, number in numbers.items()}
+
+    def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Returns the arguments of a call as the graph takes them, flat.
+
+        Raises:
+            ConfigurationError: the graph does not take such arguments.
+        """
+        plain, named = plain_inputs(args, kwargs)
+        try:
+            self.optimised.capture.check(*plain, **named)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}. The model was captured by GraphConfig(example=...), else by the first "
+                "batch: all batches must be like it, but for the number of examples"
+            ) from error
+        return list(tree_leaves((plain, named)))
+
+
+class GraphPart(ModelPart):
+    """The operations of a model that one process computes, with their parameters.
+
+    The model is captured and placed by the first batch. Until then the process has all parameters,
+    and afterwards those of its operations. When the program freezes or unfreezes parameters of
+    `model`, or changes the mode of its layers, it is captured anew; parameters stay where the first
+    graph has them.
+
+    Args:
+        process_group: the processes.
+        model: the whole model; see `ModelPart`.
+        config: how it is placed.
+        decider: decides the placement, in rank 0.
+        deferred: the model that this process computes with, without memory for its parameters;
+            None to compute with a copy of `model`. `model` is then a copy, without memory too.
+
+    Attributes:
+        on_placed: called when the parameters of other processes have left `parameters`.
+        rehearsing: a context in which the model and the loss are computed to measure them.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup,
+        model: nn.Module,
+        config: GraphConfig,
+        decider: Decider,
+        deferred: Deferred | None = None,
+    ) -> None:
+        cut = None if deferred is None else deferred.model
+        super().__init__(process_group, model, PipelineConfig(), None, cut=cut)
+        self._known = dict(named_parameters(model))
+        self._thawed = {name: known.requires_grad for name, known in self._known.items()}
+        self.lean = deferred is not None
+        self._deferred = deferred
+        self._config = config
+        self._decider = decider
+        self._group = process_group.group("graph")
+        self._ranks = dist.get_process_group_ranks(self._group)
+        self._tasks: tuple[int, ...] = ()  # the task of each place
+        self._places: tuple[Place, ...] = ()
+        self._layers = tuple(zip(model.modules(), self.modules[0].modules(), strict=True))
+        self._graphs: dict[tuple[bool, ...], PlacedGraph] = {}
+        self._homes: dict[str, int] = {}
+        self._unsaid: list[Decision] = []
+        self._every = dict(self.parameters)
+        self._buffers: frozenset[str] | None = None
+        self.on_placed: Callable[[], None] = lambda: None
+        self.rehearsing: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def buffer_names(self) -> frozenset[str]:
+        """The names of the buffers that this process keeps up to date."""
+        return super().buffer_names if self._buffers is None else self._buffers
+
+    @property
+    def microbatches_are_chosen(self) -> bool:
+        """Whether program or launch say how many micro-batches there are."""
+        return self._config.microbatches is not None
+
+    def graph(
+        self,
+        example: Callable[[int], Example],
+        *,
+        divides: Callable[[int], bool] = lambda count: False,
+        early: bool = False,
+    ) -> PlacedGraph:
+        """Returns the graph of the model's present mode; captures and places it if there is none.
+
+        Args:
+            example: returns a micro-batch, for a number of micro-batches.
+            divides: returns whether that number of micro-batches has the loss of the batch.
+            early: whether the example is none of the batches to train with: those of all tasks may
+                then have other values, and the next call tells the user of the placement, as nobody
+                listens yet.
+
+        Raises:
+            ConfigurationError: the model cannot be captured, or cannot be placed.
+        """
+        trained = (known.requires_grad for known in self._known.values())
+        mode = (*(module.training for module in self.modules[0].modules()), *trained)
+        if mode not in self._graphs:
+            with self.rehearsing():
+                self._graphs[mode] = self._placed(example, divides)
+        if not early:
+            self._announce()
+        return self._graphs[mode]
+
+    def check_batch(self, batch: Example) -> None:
+        """Checks that the tasks of this replica compute with the same batch.
+
+        Otherwise they exchange values of different sizes, at which gloo ends the process.
+
+        Args:
+            batch: the whole batch of this task.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        mine = digest((batch.args, dict(batch.kwargs)))
+        said = self.process_group.exchange(mine)
+        for rank in self._ranks:
+            if said[rank] != mine:
+                raise ConfigurationError(
+                    f"rank {self.process_group.rank} and rank {rank} are tasks of one graph, and "
+                    "were given different batches: give all tasks of a replica the same, as those "
+                    "of session.loader are"
+                )
+
+    def zero_gradients(self) -> None:
+        """As `ModelPart.zero_gradients`; all processes follow changes of any parameter.
+
+        They follow the modes of the layers of `model` too, training or evaluation.
+
+        Raises:
+            ConfigurationError: a parameter of this process was unfrozen, and not in the model.
+        """
+        for theirs, mine in self._layers:
+            mine.training = theirs.training
+        own = self.parameters
+        self.parameters = self._every
+        super().zero_gradients()
+        self.parameters = own
+        for name, parameter in own.items():
+            if parameter.requires_grad and not self._known[name].requires_grad:
+                raise ConfigurationError(
+                    f"{name} was unfrozen in this process alone: with a graph, unfreeze parameters "
+                    "of session.model, in every process"
+                )
+
+    def _placed(
+        self, example: Callable[[int], Example], divides: Callable[[int], bool]
+    ) -> PlacedGraph:
+        batch = example(1)
+        self.say("graph: capturing, measuring and placing the model")
+        with with_untouched_memory(self.modules[0]):
+            _, optimised = optimised_graph(self.modules[0], batch, verify=not self.lean)
+        if not self._places:
+            self._find_places(optimised.capture)
+        decision = self._decided(optimised, example, divides)
+        self.process_group.output_part = self._ranks.index(self._places[decision.output].rank)
+        module = optimised.capture.module
+        parts = cut(module, decision.placement, output_place=decision.output)
+        self._check_same(fingerprint(parts))
+        if not self._homes:
+            self._keep_own(optimised.capture, decision)
+        executor = Executor(
+            parts,
+            self.process_group.rank,
+            self._places,
+            self._group,
+            schedule=self._config.schedule,
+        )
+        return PlacedGraph(optimised, decision, executor, self._place_names)
+
+    @property
+    def _place_names(self) -> tuple[str, ...]:
+        """The names of the places, such as `worker:0/cpu`."""
+        places = zip(self._tasks, self._places, strict=True)
+        return tuple(f"worker:{task}/{place.device}" for task, place in places)
+
+    def _find_places(self, captured: Capture) -> None:
+        """Finds the devices of this replica: one of each task, and others that are requested."""
+        said = f"{self.device} {torch.cuda.device_count()}".encode()
+        told = [data.decode().split() for data in self.process_group.exchange(said)]
+        wanted = {
+            *self._config.placement.values(),
+            *requested(captured.module, self.modules[0]).values(),
+        }
+        found = [(task, told[rank][0]) for task, rank in enumerate(self._ranks)]
+        for name in sorted(wanted):
+            role, _, device = name.partition("/")
+            task = int(role.rpartition(":")[2])
+            if not device or task >= len(self._ranks) or (task, device) in found:
+                continue
+            kind, _, number = device.partition(":")
+            if kind == "cpu" or int(number) < int(told[self._ranks[task]][1]):
+                found.append((task, device))
+        self._tasks = tuple(task for task, _ in found)
+        self._places = tuple(Place(self._ranks[task], torch.device(name)) for task, name in found)
+
+    def _decided(
+        self,
+        optimised: Optimised,
+        example: Callable[[int], Example],
+        divides: Callable[[int], bool],
+    ) -> Decision:
+        """Returns the decision of rank 0, in every process.
+
+        Raises:
+            ConfigurationError: rank 0 could not decide.
+        """
+        group, data = self.process_group, None
+        hardware = self._hardware()
+        if group.is_chief:
+            try:
+                decision = self._decider.decide(
+                    optimised,
+                    self.modules[0],
+                    example,
+                    divides=divides,
+                    hardware=hardware,
+                    homes=self._requested_homes(optimised.capture),
+                ).decision
+            except ConfigurationError as error:
+                decision = Decision(error=str(error))
+            data = msgspec.msgpack.encode(decision)
+        else:
+            with suppress(ConfigurationError):  # rank 0 says it
+                self._decider.measure(optimised.capture, example, len(hardware.devices), divides)
+        decision = msgspec.msgpack.decode(group.broadcast(data), type=Decision)
+        if decision.error:
+            raise ConfigurationError(decision.error)
+        warnings = (*decision.warnings, self._decider.warning) if self._decider.warning else ()
+        if warnings and not self._homes:
+            decision = msgspec.structs.replace(decision, warnings=warnings)
+        self._unsaid.append(decision)
+        return decision
+
+    def _announce(self) -> None:
+        """Tells the user of the placements that have not been told of."""
+        for decision in self._unsaid:
+            for warning in decision.warnings if self.process_group.is_chief else ():
+                self.warn(warning)
+            self.say(decision.summary)
+            if self._config.log_placement:
+                self.say(decision.table)
+        self._unsaid.clear()
+
+    def _hardware(self) -> Hardware:
+        """Returns the devices of this replica and the links between them, which are measured."""
+        names = self._place_names
+        limit = self._config.memory_bytes
+        measured = measure_links(self._ranks, self._group) if len(self._ranks) > 1 else {}
+        pairs = combinations(zip(names, self._tasks, strict=True), 2)
+        links = {
+            (name, other): measured[min(task, its), max(task, its)]
+            for (name, task), (other, its) in pairs
+            if task != its
+        }
+        return Hardware(tuple(Device(name, memory_bytes=limit) for name in names), links=links)
+
+    def _requested_homes(self, captured: Capture) -> dict[str, str]:
+        """Returns the place that each parameter and buffer has already, by its node."""
+        model = self.modules[0]
+        homes = {
+            id(tensor): self._homes[name]
+            for name, tensor in (*named_parameters(model), *named_buffers(model))
+            if name in self._homes
+        }
+        found = {}
+        for node in captured.module.graph.find_nodes(op="get_attr"):
+            home = homes.get(id(attrgetter(str(node.target))(captured.module)))
+            if home is not None:
+                found[node.name] = self._place_names[home]
+        return found
+
+    def _check_same(self, mine: str) -> None:
+        """Checks that all processes have cut the same graph.
+
+        Raises:
+            ConfigurationError: another process has another graph.
+        """
+        for rank, other in enumerate(self.process_group.exchange(mine.encode())):
+            if other.decode() != mine:
+                raise ConfigurationError(
+                    f"rank {rank} and rank {self.process_group.rank} captured different graphs of "
+                    "the model: the Python code of forward must not depend on the rank, on random "
+                    "numbers, or on the values of the batch"
+                )
+
+    def _keep_own(self, captured: Capture, decision: Decision) -> None:
+        """Leaves the parameters and buffers of other processes to them."""
+        nodes = captured.module.graph.find_nodes(op="get_attr")
+        place_of = {
+            id(attrgetter(str(node.target))(captured.module)): decision.placement.get(node.name, 0)
+            for node in nodes
+        }
+        rank = self.process_group.rank
+        model = self.modules[0]
+        # What the graph does not use stays with the first place.
+        self._homes = {
+            name: place_of.get(id(parameter), 0) for name, parameter in named_parameters(model)
+        }
+        mine = {name for name, place in self._homes.items() if self._places[place].rank == rank}
+        for name in [name for name in self.parameters if name not in mine]:
+            del self.parameters[name]
+        own = {id(parameter) for parameter in self.parameters.values()}
+        self.trained[:] = [each for each in self.trained if id(each) in own]
+        buffers = {name: place_of.get(id(each), 0) for name, each in named_buffers(model)}
+        self._buffers = frozenset(
+            name for name, place in buffers.items() if self._places[place].rank == rank
+        )
+        if self._deferred is not None:
+            self._deferred.materialise(mine)
+        for name in mine:
+            parameter = self.parameters[name]
+            parameter.data = parameter.data.to(self._places[self._homes[name]].device)
+        self._homes |= buffers
+        self.on_placed()

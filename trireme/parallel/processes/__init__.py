@@ -1,0 +1,1 @@
+"""The processes that hold one model together, and what they tell each other."""
