@@ -83,7 +83,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         *REGIONS,
         *guide_tables.REGIONS,
         *chinese_tables.regions(),
-        ("docs/architecture.md", "push", lambda: push_path.listing(path)),
+        ("docs/architecture.md", "push", lambda: push_path.count(path)),
     )
     pages: dict[Path, str] = {}
     for name, region, write in regions:
