@@ -33,6 +33,8 @@ from trireme.cli.command import COMMANDS
 from trireme.cli.command_parser import Parser
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
+from trireme.job_config import declared
+from trireme.launch.ray.options import RayOptions
 from trireme.ps import messages as ps_messages
 from trireme.ps import replication_messages, server_messages, snapshot_messages
 from trireme.ps import rule as ps_rule
@@ -135,6 +137,8 @@ def command_line_page() -> str:
     ]
     for name, each in COMMANDS.all().items():
         parts += [*command(name, each.parser(), each.summary), ""]
+        if name == "run":
+            parts += [*ray_options(), ""]
     return "\n".join([*parts, *where_values_come_from()])
 
 
@@ -167,8 +171,18 @@ def option_rows(parser: Parser) -> dict[str, str]:
     return {
         f"| {words(action)} | {action.help} |": words(action)
         for action in parser.arguments
-        if action.help != argparse.SUPPRESS
+        if action.help != argparse.SUPPRESS and not action.dest.startswith("ray_")
     }
+
+
+def ray_options() -> Iterator[str]:
+    """Yields the options of `--on ray`, which the parser has where Ray is installed."""
+    yield "With `--on ray`, where `trireme-train[ray]` is installed:"
+    yield ""
+    yield "| option | what it does |"
+    yield "| --- | --- |"
+    for option in declared(RayOptions, "ray"):
+        yield f"| `{f'--{option.name} {option.metavar}'.strip()}` | {option.help} |"
 
 
 def words(action: argparse.Action) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme import plugins
+from tests.metadata import forget, write_metadata
 from trireme.cli.command import Command
 from trireme.errors import ConfigurationError
 from trireme.plugins import Plugins
@@ -19,12 +19,6 @@ Install = Callable[..., None]
 COMMANDS = Plugins("trireme.commands", "command", Command)
 
 
-def forget() -> None:
-    """Has the metadata of what is installed read again."""
-    plugins._points.cache_clear()
-    plugins._load.cache_clear()
-
-
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a distribution with one entry point; its module has the name of its entry point."""
@@ -32,15 +26,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     def installed(dist: str, point: str, code: str, requires: str = "") -> None:
         (tmp_path / f"{dist}_module.py").write_text(code)
-        info = tmp_path / f"{dist}-1.5.dist-info"
-        info.mkdir()
-        needs = f"Provides-Extra: more\nRequires-Dist: {requires}\n" if requires else ""
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.5\n{needs}"
-        )
+        more = f"Provides-Extra: more\nRequires-Dist: {requires}\n" if requires else ""
         value = f"{dist}_module:ONE{' [more]' if requires else ''}"
-        (info / "entry_points.txt").write_text(f"[trireme.commands]\n{point} = {value}\n")
-        forget()
+        points = f"[trireme.commands]\n{point} = {value}\n"
+        write_metadata(tmp_path, dist, points=points, more=more)
 
     yield installed
     forget()

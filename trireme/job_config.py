@@ -6,7 +6,7 @@ derived from the fields of `JobConfig`. `trireme.launch.config.sources` reads th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -50,24 +50,24 @@ class Option:
         expects: the valid values in words, if they do not follow from the type.
         check: raises ValueError, or `UsageError` with a message of its own, for a value of the
             right type that is invalid.
-        planned: values that are reserved for later releases.
         classic: the option's name in older programs.
         run_only: whether only `trireme run` has the option, and not a single task.
         field: the name of the field. This and the following are filled in from the declaration.
         type: the type of the field.
         default: the default value.
+        engine: the engine of whose own options it is one; "" for none.
     """
 
     metavar: str
     help: str
     expects: str = ""
     check: Callable[[Any], object] = lambda value: None
-    planned: tuple[str, ...] = ()
     classic: str = ""
     run_only: bool = False
     field: str = ""
     type: Any = None
     default: Any = None
+    engine: str = ""
 
     @property
     def name(self) -> str:
@@ -93,10 +93,6 @@ class Option:
             raise UsageError(f"{error} ({origin})") from error
         except ValueError as error:
             expects = self.expects or _in_words(msgspec.inspect.type_info(self.type))
-            if text in self.planned:
-                raise UsageError(
-                    f"--{self.name} {text} is not built yet ({origin}): it must be {expects}"
-                ) from error
             known = expects.removeprefix("one of ")
             close = suggestion(text, known.split(", ")) if known != expects else ""
             raise UsageError(
@@ -153,11 +149,6 @@ def _at_least_a_byte(text: str) -> None:
         raise ValueError(text)
 
 
-def _whole_or_share(gpus: float) -> None:
-    if gpus > 1 and gpus != int(gpus):
-        raise ValueError(gpus)
-
-
 Whole = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Servers = Annotated[int, Meta(ge=0, le=256)]  # each has at least one of the 256 slots
@@ -178,7 +169,8 @@ class JobConfig(
     """The options of a job: the same value in its launcher and in each of its tasks.
 
     None leaves the choice to the program, or to the strategy. `origins` holds, by field, the origin
-    of each value that is not a default.
+    of each value that is not a default; `engine_options`, likewise, the values of the options that
+    an engine has of its own (see `trireme.launch.engines`).
     """
 
     # fmt: off
@@ -265,26 +257,14 @@ class JobConfig(
     allow_plaintext: Annotated[bool, Option("",
         "allow unencrypted traffic between hosts, for networks that you trust"
         )] = False
-    on: Annotated[Literal["local", "ray"], Option("ENGINE",
-        "where tasks run: local: this host; ray: the nodes of a Ray cluster (default local)",
-        planned=("slurm",), run_only=True)] = "local"
+    on: Annotated[str, Option("ENGINE", "where tasks run: the name of an engine (default local)",
+        run_only=True)] = "local"
     start: Annotated[Literal["auto", "spawn"], Option("HOW",
         "auto: fork tasks from one process that has imported PyTorch, where that is safe; spawn: "
         "each imports it by itself (default auto)", run_only=True)] = "auto"
-    ray_address: Annotated[str, Option("ADDRESS",
-        "ray: the cluster's head, host:port; auto: the cluster of this host (default auto)",
-        run_only=True)] = "auto"
-    ray_cpus_per_worker: Annotated[Positive, Option("C",
-        "ray: cores reserved for each worker, which uses as many threads (default 1)",
-        run_only=True)] = 1
-    ray_gpus_per_worker: Annotated[Gpus, Option("G",
-        "ray: GPUs reserved for each worker, which sees no others (default 0)",
-        expects="a whole number from 0, or a share of one GPU", check=_whole_or_share,
-        run_only=True)] = 0.0
-    ray_pack_workers: Annotated[bool, Option("",
-        "ray: place workers on as few nodes as possible, not on as many", run_only=True)] = False
     # fmt: on
     origins: dict[str, str] = {}
+    engine_options: dict[str, str | int | float | bool] = {}
 
     def origin(self, field: str) -> str:
         """Returns the origin of a field's value, such as `command line`."""
@@ -297,40 +277,25 @@ class JobConfig(
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every value by the option's name."""
-        return {option.name: getattr(self, option.field) for option in OPTIONS}
+        """Every value by the option's name; of an engine's own options those that were given."""
+        own = {field.replace("_", "-"): value for field, value in self.engine_options.items()}
+        return {option.name: getattr(self, option.field) for option in OPTIONS} | own
+
+    @property
+    def value_origins(self) -> dict[str, str]:
+        """The origin of each of `values`."""
+        return {name: self.origin(name.replace("-", "_")) for name in self.values}
+
+    def value(self, option: Option) -> Any:
+        """Returns the value of an option, of an engine's too."""
+        if option.engine:
+            return self.engine_options.get(option.field, option.default)
+        return getattr(self, option.field)
 
     @property
     def inside(self) -> int:
         """The number of processes that hold one model; with servers, those of each worker."""
         return Mesh.parse(self.mesh).size
-
-    def check_engine(self) -> None:
-        """Checks that the options about where tasks run are consistent.
-
-        Raises:
-            UsageError: they are not; the message says what to do.
-        """
-        if self.origin("certs") in (COMMAND_LINE, LAUNCH_CALL):
-            raise UsageError(
-                "--certs is for tasks that are started by hand: `trireme run` makes certificates "
-                "itself, for --on ray and with --tls; leave it out"
-            )
-        if self.on == "ray":
-            if self.tls and self.allow_plaintext:
-                raise UsageError(
-                    "--tls and --allow-plaintext contradict each other: leave one of them out"
-                )
-            if self.workers == "auto":
-                raise UsageError(
-                    "workers is auto, which counts the GPUs of this host, and not those of a Ray "
-                    "cluster: give --workers N"
-                )
-            return
-        for option in OPTIONS:
-            elsewhere = option.name.startswith("ray-") or option.field == "allow_plaintext"
-            if elsewhere and self.origin(option.field) in (COMMAND_LINE, LAUNCH_CALL):
-                raise UsageError(f"--{option.name} is for jobs on a Ray cluster: add --on ray")
 
     def check_together(self, servers: int) -> None:
         """Checks that the mesh, the codec and the number of servers are consistent.
@@ -385,29 +350,44 @@ class JobConfig(
                 f"pipelines; for a graph there are {' and '.join(GRAPH_SCHEDULES)}"
             )
 
-    def lines(self) -> list[str]:
-        """Returns one line for each option, with name, value and origin."""
-        shown = {name: "-" if value is None else str(value) for name, value in self.values.items()}
-        width, value_width = max(map(len, shown)), max(map(len, shown.values()))
+    def lines(self, options: Sequence[Option]) -> list[str]:
+        """Returns one line for each of some options, with name, value and origin."""
+        values = [self.value(option) for option in options]
+        texts = ["-" if value is None else str(value) for value in values]
+        width = max(len(option.name) for option in options)
+        text_width = max(map(len, texts))
         return [
-            f"{option.name:<{width}}  {shown[option.name]:<{value_width}}  "
-            f"{self.origin(option.field)}"
-            for option in OPTIONS
+            f"{option.name:<{width}}  {text:<{text_width}}  {self.origin(option.field)}"
+            for option, text in zip(options, texts, strict=True)
         ]
 
 
-def _declared() -> tuple[Option, ...]:
-    hints = get_type_hints(JobConfig, include_extras=True)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(JobConfig)}
+def declared(kind: type[msgspec.Struct], engine: str = "") -> tuple[Option, ...]:
+    """Returns the options that the fields of a class declare, in their order.
+
+    Args:
+        kind: the class, such as `JobConfig`.
+        engine: the engine that they are of, whose name begins theirs; "" for none.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    prefix = f"{engine}_" if engine else ""
     return tuple(
-        replace(option, field=name, type=hint, default=defaults[name])
+        replace(
+            option,
+            field=prefix + name,
+            type=hint,
+            default=defaults[name],
+            engine=engine,
+            run_only=option.run_only or bool(engine),
+        )
         for name, hint in hints.items()
         for option in getattr(hint, "__metadata__", ())
         if isinstance(option, Option)
     )
 
 
-OPTIONS = _declared()
-"""Every option of a job, in the order of the help."""
+OPTIONS = declared(JobConfig)
+"""Every option of a job, but for those of engines, in the order of the help."""
 TASK_OPTIONS = tuple(option for option in OPTIONS if not option.run_only)
 """The options of a task that is started by hand."""

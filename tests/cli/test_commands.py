@@ -101,7 +101,6 @@ def write(name: str, text: str) -> str:
         (["run", "--wrokers", "2", "a.py"], "did you mean --workers?"),
         (["run", "--workers", "two", "a.py"], "workers is 'two' (command line)"),
         (["run", "--workers", "2", "--strategy", "sync", "a.py"], "or use --strategy allreduce"),
-        (["run", "--on", "slurm", "a.py"], "slurm is not built yet"),
         (
             ["run", "--ps", "1", "--replicas", "2", "a.py"],
             "replicas is 2 (command line): each copy is on a parameter server of its own, and this "
@@ -129,7 +128,7 @@ def write(name: str, text: str) -> str:
         (["run", "--strategy", "fsdp", "--schedule", "gpipe", "a.py"], "there is no pipeline"),
         (["run", "--workers", "2", "--compress", "fp16", "a.py"], "add --ps 1"),
         (["run", "--host-aggregator", "a.py"], "the option host-aggregator was removed; leave it"),
-        (["run", "--on", "slurm", "a.py"], "--on slurm is not built yet"),
+        (["run", "--on", "slurm", "a.py"], "on is slurm (command line): there is no engine slurm"),
         (["run", "--config", "no.toml", "a.py"], "no.toml cannot be read"),
         (["task"], "--job-name is missing"),
         (

@@ -18,6 +18,7 @@ import pytest
 
 import trireme
 from tests.conftest import PYTHONPATH
+from tests.metadata import forget, write_metadata
 from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import is_running, read_record, wait_until_free
 
@@ -53,8 +54,7 @@ def test_the_package_is_the_function() -> None:
         ({"strategy": trireme.Sync()}, r'give its name, and its values as options .*"sync"'),
         ({"host_aggregator": True}, r"the option host-aggregator was removed"),
         ({"replicas": 2, "ps": 1}, r"replicas is 2 \(launch\(\)\)"),
-        ({"ray_address": "a:1"}, "add --on ray"),
-        ({"on": "ray"}, r"on is ray: a function goes to processes of this host alone"),
+        ({"on": "rocket"}, r"on is rocket \(launch\(\)\): there is no engine rocket"),
         ({"config": "none.toml"}, r"none\.toml cannot be read"),
     ],
 )
@@ -65,6 +65,18 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(
         trireme.launch(print, **options)
     assert re.search(message, str(refused.value))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_function_goes_to_tasks_of_this_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write_metadata(tmp_path, "ray")
+    try:
+        with pytest.raises(trireme.UsageError, match="on is ray: a function goes to processes of"):
+            trireme.launch(print, on="ray")
+    finally:
+        forget()
 
 
 @pytest.mark.parametrize("timeout", ["5", 0, -1.0, True])

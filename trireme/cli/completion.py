@@ -11,7 +11,8 @@ from trireme.cli.command_parser import Parser
 from trireme.cli.parser import COMPLETION, SHELLS
 from trireme.cluster.spec import ROLES
 from trireme.errors import UsageError, suggestion
-from trireme.job_config import CODECS, OPTIONS
+from trireme.job_config import CODECS
+from trireme.launch.engines import ENGINES, all_options
 
 _PROGRAM = ("run", "task", "graph")
 """The commands that take a program."""
@@ -108,8 +109,8 @@ def _whole_parser() -> argparse.ArgumentParser:
 
 def _describe(command: str, parser: Parser) -> None:
     """Has each argument of a command completed by what it takes."""
-    choices: dict[str, Sequence[str]] = {option.field: _literals(option.type) for option in OPTIONS}
-    choices["compress"] = CODECS
+    choices: dict[str, Sequence[str]] = {o.field: _literals(o.type) for o in all_options()}
+    choices |= {"compress": CODECS, "on": ENGINES.names()}
     for action in parser.arguments:
         words = _WORDS.get((command, action.dest)) or choices.get(action.dest)
         metavar = str(action.metavar)

@@ -8,6 +8,7 @@ from pathlib import Path
 from trireme.cli.command import Command
 from trireme.cli.command_parser import Parser, add_option
 from trireme.job_config import OPTIONS, TASK_OPTIONS
+from trireme.launch.engines import all_options
 
 GRAPH_OPTIONS = tuple(
     option
@@ -24,12 +25,12 @@ def _run() -> Parser:
         "run",
         "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
         "Starts SCRIPT as the workers of a job, with its parameter servers and its coordinator, on "
-        "this host or on a Ray cluster, and returns when all tasks have ended. At the first Ctrl-C "
+        "this host or where --on says, and returns when all tasks have ended. At the first Ctrl-C "
         "the workers save and end; at the second, all tasks end at once. Each option may also be "
         "set by an environment variable such as TRIREME_WORKERS, or in trireme.toml or "
         "pyproject.toml ([tool.trireme]).",
     )
-    for option in OPTIONS:
+    for option in all_options():
         add_option(parser, option)
     parser.add_argument(
         "--config",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,8 +21,8 @@ from trireme.job_config import COMMAND_LINE, JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.engines import ENGINES, all_options, check_engine
 from trireme.launch.launcher import Job
-from trireme.launch.local import run_local
 from trireme.launch.output import Console, terminal_console
 from trireme.launch.process_setup.program import check_program, program_name, run_program
 from trireme.launch.process_setup.resources import (
@@ -102,7 +103,7 @@ def prepare(config: JobConfig) -> TaskConfig:
     Raises:
         UsageError: options contradict each other.
     """
-    config.check_engine()
+    check_engine(config)
     config = _sized(config)
     task = _task(config)
     config.check_together(task.servers)
@@ -146,7 +147,7 @@ def _task(config: JobConfig) -> TaskConfig:
 
 def _dry_run(task: TaskConfig, program: Sequence[str]) -> int:
     """Prints the configuration, then runs the program, whose session prints the rest and ends."""
-    for line in task.config.lines():
+    for line in task.config.lines(all_options()):
         print(line)
     sys.stdout.flush()
     threads = threads_of_task(os.environ, task.tasks)
@@ -177,13 +178,8 @@ def start(
         TriremeError: the job cannot start.
     """
     config = task.config
-    run: Callable[[Job, RunDirectory, Console], int] = run_local
-    if config.on == "ray":
-        from trireme.launch.ray.cluster import load_ray
-        from trireme.launch.ray.engine import run_ray
-
-        load_ray()  # fails here if Ray is missing, before anything is written
-        run = run_ray
+    engine = ENGINES.load(config.on)
+    run: Callable[[Job, RunDirectory, Console], int] = resolve_name(engine.run)
     remote = None if config.run_dir is None else _remote(config.run_dir)
     if config.run_dir is not None:
         directory = claim(local_directory(config.run_dir))
@@ -194,7 +190,7 @@ def start(
         directory.write_secret(fresh_secret())
         if watch is not None:
             task = msgspec.structs.replace(task, display="events")
-        if config.on == "local":  # other hosts may not have the directory
+        if engine.one_host:  # other hosts may not have the directory
             records = records_directory(directory.path.resolve())
             task = msgspec.structs.replace(task, records=str(records))
         job = Job(

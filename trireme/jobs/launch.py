@@ -12,12 +12,13 @@ import msgspec
 
 from trireme.cli.run import configuration, prepare
 from trireme.errors import ConfigurationError, JobStopped, TriremeError, WaitTimeout, suggestion
-from trireme.job_config import LAUNCH_CALL, OPTIONS
+from trireme.job_config import LAUNCH_CALL
 from trireme.jobs.display import make_display
 from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
 from trireme.launch.config.sources import check_removed
 from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment.detect import check_no_task
 from trireme.launch.function import function_name, new_result, pack_call
 from trireme.launch.nameless_file import nameless_file, not_standard
@@ -158,7 +159,7 @@ def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
     Raises:
         ConfigurationError: there is no such option, or its value is of a class of its own.
     """
-    known = {option.field: option for option in OPTIONS}
+    known = {option.field: option for option in all_options()}
     texts: dict[str, str | None] = {}
     for field, value in given.items():
         if field not in known:
@@ -196,7 +197,7 @@ def _start_function(
     verbose: bool,
     wait: bool,
 ) -> LaunchedJob:
-    if task.config.on != "local":
+    if not ENGINES.load(task.config.on).one_host:
         raise ConfigurationError(
             f"on is {task.config.on}: a function goes to processes of this host alone; write it "
             "into a script, and launch its path"

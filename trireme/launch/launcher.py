@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from trireme.cluster.spec import OBSERVER
-from trireme.job_config import OPTIONS
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import INTERRUPTED, ExitReason
 from trireme.launch.output import TaskOutputs
@@ -306,7 +305,7 @@ class Launcher:
             else "",
             command=self._job.program,
             options=task.config.values,
-            origins={each.name: task.config.origin(each.field) for each in OPTIONS},
+            origins=task.config.value_origins,
             started=self._started,
             ended=None if status is None else time.time(),
             failure=tuple(failure),

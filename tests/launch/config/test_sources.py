@@ -43,7 +43,6 @@ def test_an_empty_variable_is_none() -> None:
         ("metrics-port", "65536"),
         ("profile", "8"),
         ("profile", "8:8"),
-        ("ray-gpus-per-worker", "1.5"),
         ("compress", "fp61"),
         ("schedule", "none"),
     ],
@@ -79,14 +78,10 @@ def test_strategies() -> None:
         UsageError, match=r"'sinc' \(environment TRIREME_STRATEGY\).*ssp, sync.*mean sync\?"
     ):
         read_config({}, {"TRIREME_STRATEGY": "sinc"}, None)
-    with pytest.raises(
-        UsageError, match=r"slurm is not built yet .*: it must be one of local, ray"
-    ):
-        read_config({"on": "slurm"}, {}, None)
 
 
 def test_lines_show_value_and_origin() -> None:
-    lines = read_config({"ps": "1"}, {}, None).lines()
+    lines = read_config({"ps": "1"}, {}, None).lines(OPTIONS)
     assert len(lines) == len(OPTIONS)
     assert lines[1].split() == ["ps", "1", "command", "line"]
     assert lines[3].split() == ["strategy", "-", "default"]

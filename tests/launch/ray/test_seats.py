@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.job_config import JobConfig
+from trireme.launch.ray.options import RayOptions
 from trireme.launch.ray.seats import choose_nodes, seat_of, total
 
 SERVERS = ("ps:0", "ps:1", "ps:2")
@@ -18,15 +18,15 @@ def nodes(**cores: float) -> dict[str, dict[str, float]]:
 
 
 def test_the_tasks_of_a_role_are_on_as_many_nodes_as_possible() -> None:
-    chosen = choose_nodes((*SERVERS, *WORKERS), JobConfig(), nodes(a=4, b=3, c=1), {})
+    chosen = choose_nodes((*SERVERS, *WORKERS), RayOptions(), nodes(a=4, b=3, c=1), {})
     assert chosen.keys() == {*SERVERS, *WORKERS}
     assert {chosen[name] for name in SERVERS} == {"a", "b", "c"}
     assert Counter(chosen[name] for name in WORKERS) == {"a": 2, "b": 2}  # c is full
 
 
 def test_workers_that_are_packed_are_on_as_few_nodes_as_possible() -> None:
-    config = JobConfig(ray_pack_workers=True)
-    chosen = choose_nodes((*SERVERS, *WORKERS), config, nodes(a=8, b=3, c=6), {})
+    options = RayOptions(pack_workers=True)
+    chosen = choose_nodes((*SERVERS, *WORKERS), options, nodes(a=8, b=3, c=6), {})
     assert len({chosen[name] for name in SERVERS}) == 3
     assert len({chosen[name] for name in WORKERS}) == 1
 
@@ -34,14 +34,14 @@ def test_workers_that_are_packed_are_on_as_few_nodes_as_possible() -> None:
 def test_a_task_that_comes_later_avoids_the_nodes_that_have_its_like() -> None:
     taken = {"ps:0": "a", "ps:1": "b", "worker:0": "c"}
     free = nodes(a=9, b=9, c=1)
-    assert choose_nodes(["ps:2"], JobConfig(), free, taken) == {"ps:2": "c"}
-    assert choose_nodes(["ps:2"], JobConfig(), free, {**taken, "ps:3": "c"})["ps:2"] in "ab"
+    assert choose_nodes(["ps:2"], RayOptions(), free, taken) == {"ps:2": "c"}
+    assert choose_nodes(["ps:2"], RayOptions(), free, {**taken, "ps:3": "c"})["ps:2"] in "ab"
 
 
 def test_who_finds_no_room_gets_no_node_and_the_others_do() -> None:
-    config = JobConfig(ray_cpus_per_worker=2, ray_gpus_per_worker=0.5)
+    options = RayOptions(cpus_per_worker=2, gpus_per_worker=0.5)
     free = {"a": {"CPU": 1.0}, "b": {"CPU": 9.0, "GPU": 1.0}}
-    chosen = choose_nodes(("ps:0", *WORKERS), config, free, {})
+    chosen = choose_nodes(("ps:0", *WORKERS), options, free, {})
     assert chosen == {"ps:0": "b", "worker:0": "b", "worker:1": "b"}
 
 
@@ -54,19 +54,19 @@ def test_who_finds_no_room_gets_no_node_and_the_others_do() -> None:
 def test_no_node_gets_more_than_it_has_and_nobody_waits_without_need(
     free: dict[str, int], cpus: int, pack: bool, taken: dict[str, str]
 ) -> None:
-    config = JobConfig(ray_cpus_per_worker=cpus, ray_pack_workers=pack)
+    options = RayOptions(cpus_per_worker=cpus, pack_workers=pack)
     names = (*SERVERS, *WORKERS)
-    chosen = choose_nodes(names, config, nodes(**free), taken)
+    chosen = choose_nodes(names, options, nodes(**free), taken)
     left = dict(free)
     for name, node in chosen.items():
         left[node] -= cpus if name.startswith("worker:") else 1
     assert all(cores >= 0 for cores in left.values())
     for name in {*names} - chosen.keys():
-        assert all(cores < seat_of(name, config)["CPU"] for cores in left.values())
+        assert all(cores < seat_of(name, options)["CPU"] for cores in left.values())
 
 
 @pytest.mark.parametrize("gpus", [0.0, 0.5])
 def test_the_sum_of_seats(gpus: float) -> None:
-    config = JobConfig(ray_cpus_per_worker=2, ray_gpus_per_worker=gpus)
-    seats = [seat_of(name, config) for name in ("ps:0", "worker:0", "worker:1")]
+    options = RayOptions(cpus_per_worker=2, gpus_per_worker=gpus)
+    seats = [seat_of(name, options) for name in ("ps:0", "worker:0", "worker:1")]
     assert total(seats) == {"CPU": 5.0} | ({"GPU": 1.0} if gpus else {})

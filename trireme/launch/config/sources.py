@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import ConfigurationError, UsageError, suggestion
-from trireme.job_config import COMMAND_LINE, OPTIONS, JobConfig, Option
+from trireme.job_config import COMMAND_LINE, JobConfig, Option
+from trireme.launch.engines import all_options
 
 REMOVED: Mapping[str, str] = {
     "host-aggregator": "leave it out, and each worker pushes by itself; with trireme run, "
@@ -31,7 +32,7 @@ def read_config(
     command_line: Mapping[str, str | None],
     environ: Mapping[str, str],
     file: tuple[str, Mapping[str, str]] | None,
-    options: Sequence[Option] = OPTIONS,
+    options: Sequence[Option] | None = None,
     *,
     given_by: str = COMMAND_LINE,
 ) -> JobConfig:
@@ -42,7 +43,7 @@ def read_config(
         environ: the environment.
         file: the name of the configuration file and the text of each option in it, by its field,
             if there is one.
-        options: the options to look for; the others keep their defaults.
+        options: the options to look for, by default all; the others keep their defaults.
         given_by: the origin of what `command_line` holds.
 
     Raises:
@@ -51,18 +52,21 @@ def read_config(
     """
     _check_variables(environ)
     origin, file_values = file if file is not None else ("", {})
-    values, origins = {}, {}
-    for option in options:
+    values: dict[str, Any] = {}
+    of_engines: dict[str, Any] = {}
+    origins = {}
+    for option in all_options() if options is None else options:
         for source, text in (
             (given_by, command_line.get(option.field)),
             (f"environment {option.variable}", environ.get(option.variable) or None),
             (f"file {origin}", file_values.get(option.field)),
         ):
             if text is not None:
-                values[option.field] = option.read(text, source)
+                found = of_engines if option.engine else values
+                found[option.field] = option.read(text, source)
                 origins[option.field] = source
                 break
-    return JobConfig(**values, origins=origins)
+    return JobConfig(**values, origins=origins, engine_options=of_engines)
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
@@ -71,7 +75,7 @@ def _check_variables(environ: Mapping[str, str]) -> None:
     Raises:
         UsageError: there is such a variable; says what to do instead, or what it may have meant.
     """
-    known = [*(option.variable for option in OPTIONS), *OTHER_VARIABLES]
+    known = [*(option.variable for option in all_options()), *OTHER_VARIABLES]
     # Without the common prefix, which would make any two names similar.
     words = [each.removeprefix(_PREFIX) for each in known]
     for name, value in environ.items():
@@ -136,7 +140,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _options(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
-    known = {option.name: option.field for option in OPTIONS}
+    known = {option.name: option.field for option in all_options()}
     file_values = {}
     for key, value in table.items():
         name = key.replace("_", "-")

@@ -24,7 +24,7 @@ import msgspec
 
 from trireme.cluster.spec import LOOPBACK, ClusterSpec, ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
-from trireme.job_config import OPTIONS, TASK_OPTIONS, JobConfig, Option
+from trireme.job_config import TASK_OPTIONS, JobConfig, Option
 from trireme.launch.config.secret import find_secret, receive_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import (
@@ -34,6 +34,7 @@ from trireme.launch.config.task_config import (
     decode_task,
     fresh_job,
 )
+from trireme.launch.engines import all_options
 from trireme.launch.environment.classic_flags import (
     classic_strategy,
     classic_task,
@@ -133,7 +134,7 @@ def detect(
         check_no_other_launcher(environ)
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
-    return _with_options(*launched, _read(environ, directory, OPTIONS))
+    return _with_options(*launched, _read(environ, directory, all_options()))
 
 
 def _flagged_task(
@@ -189,7 +190,7 @@ def worker_of_servers(
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
     """Warns of launch options in the environment of a program that no launcher started."""
     read_config({}, environ, None)  # refuses misspelt variables
-    without_effect = [o.variable for o in OPTIONS if environ.get(o.variable, "") != ""]
+    without_effect = [o.variable for o in all_options() if environ.get(o.variable, "") != ""]
     if without_effect:
         _log.warning(
             "%s: options of a launch, which a program that is started by python alone does not "

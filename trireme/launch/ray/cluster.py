@@ -17,8 +17,10 @@ from typing import Any
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError, WaitTimeout
 from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.engines import engine_options
 from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
+from trireme.launch.ray.options import RayOptions
 from trireme.launch.ray.seats import choose_nodes, seat_of, total
 
 AGENT_CORES = 0.01
@@ -107,6 +109,7 @@ class Seats:
     def __init__(self, ray: Any, job: Job) -> None:
         self._ray = ray
         self._job = job
+        self._options = engine_options(job.task.config, RayOptions)
         self._groups: dict[str, Any] = {}  # by the task's name
         self._nodes: dict[str, str] = {}  # where each was asked for, until it is known where it is
 
@@ -140,14 +143,13 @@ class Seats:
         Args:
             names: the tasks that have none, without the coordinator.
         """
-        config = self._job.task.config
         self._nodes.update({name: node for name in self._groups if (node := self._node(name))})
         free = self._ray._private.state.available_resources_per_node()
-        chosen = choose_nodes(names, config, free, self._nodes)
+        chosen = choose_nodes(names, self._options, free, self._nodes)
         self._nodes |= chosen
         for name in names:
             self._groups[name] = self._ray.util.placement_group(
-                [seat_of(name, config)],
+                [seat_of(name, self._options)],
                 strategy="STRICT_PACK",
                 _soft_target_node_id=chosen.get(name),
             )
@@ -180,7 +182,7 @@ class Seats:
         Args:
             names: the tasks, without the coordinator.
         """
-        seats = [seat_of(name, self._job.task.config) for name in names]
+        seats = [seat_of(name, self._options) for name in names]
         wanted, largest = total(seats), max(seats, key=lambda seat: seat["CPU"])
         has, free = self._ray.cluster_resources(), self._ray.available_resources()
         there = [f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"]
@@ -208,7 +210,7 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Seats]:
         WaitTimeout: the cluster had no room in time.
     """
     ray = load_ray()
-    _join(ray, job.task.config.ray_address)
+    _join(ray, engine_options(job.task.config, RayOptions).address)
     seats = Seats(ray, job)
     try:
         names = [each.name for each in tasks_of_job(job.task) if each.role != "coordinator"]

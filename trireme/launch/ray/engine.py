@@ -25,6 +25,7 @@ from trireme.cluster.spec import LOOPBACK, is_loopback
 from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
+from trireme.launch.engines import engine_options
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
     Event,
@@ -53,6 +54,7 @@ from trireme.launch.ray.cluster import (
     listen_hosts,
     reserve_resources,
 )
+from trireme.launch.ray.options import RayOptions
 from trireme.launch.run_directory import RunDirectory
 from trireme.version import __version__
 
@@ -292,7 +294,11 @@ class _Engine:
             config = msgspec.structs.replace(config, process_group=self._process_groups[group])
         elif group is not None:
             self._process_groups.pop(group, None)
-        cores = config.config.ray_cpus_per_worker if config.role == "worker" else 1
+        cores = (
+            engine_options(config.config, RayOptions).cpus_per_worker
+            if config.role == "worker"
+            else 1
+        )
         threads = threads_of_task(os.environ, 1, cores)
         environ = {
             variable: value

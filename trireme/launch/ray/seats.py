@@ -9,40 +9,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from trireme.job_config import JobConfig
+from trireme.launch.ray.options import RayOptions
 
 Resources = Mapping[str, float]
 """Amounts of Ray's resources, such as `CPU` and `GPU`, by name."""
 
 
-def seat_of(name: str, config: JobConfig) -> dict[str, float]:
+def seat_of(name: str, options: RayOptions) -> dict[str, float]:
     """Returns what a server or a worker holds. A coordinator holds nothing.
 
     Args:
         name: the task's name, such as `ps:0`.
-        config: the job's options.
+        options: the engine's options.
     """
     if _role(name) == "ps":
         return {"CPU": 1.0}
-    gpus = config.ray_gpus_per_worker
-    return {"CPU": float(config.ray_cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
+    gpus = options.gpus_per_worker
+    return {"CPU": float(options.cpus_per_worker)} | ({"GPU": gpus} if gpus else {})
 
 
 def choose_nodes(
     names: Iterable[str],
-    config: JobConfig,
+    options: RayOptions,
     free: Mapping[str, Resources],
     taken: Mapping[str, str],
 ) -> dict[str, str]:
     """Returns the nodes on which tasks best run, so far as nodes have room for them now.
 
     A node that is lost shall take few tasks of a role with it, and not both copies of a parameter:
-    tasks of one role are on as many nodes as possible. With `ray_pack_workers` the workers are on
+    tasks of one role are on as many nodes as possible. With `pack_workers` the workers are on
     as few as possible.
 
     Args:
         names: the tasks that need a seat, in the order in which they get one.
-        config: the job's options.
+        options: the engine's options.
         free: what nobody holds of each node that lives.
         taken: the node of each of the job's tasks that has a seat already.
     """
@@ -50,8 +50,8 @@ def choose_nodes(
     tasks: Counter[tuple[str, str]] = Counter((_role(n), node) for n, node in taken.items())
     chosen: dict[str, str] = {}
     for name in names:
-        role, seat = _role(name), seat_of(name, config)
-        sign = -1 if role == "worker" and config.ray_pack_workers else 1
+        role, seat = _role(name), seat_of(name, options)
+        sign = -1 if role == "worker" and options.pack_workers else 1
         ranks = {
             node: (sign * tasks[role, node], -has.get("CPU", 0.0), node)
             for node, has in left.items()

@@ -1,0 +1,103 @@
+"""The engines that `--on` names: where the tasks of a job run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+
+from trireme.errors import ConfigurationError, UsageError
+from trireme.job_config import COMMAND_LINE, LAUNCH_CALL, OPTIONS, JobConfig, Option, declared
+from trireme.plugins import Plugins
+
+_O = TypeVar("_O", bound=msgspec.Struct)
+
+
+class NoOptions(msgspec.Struct, frozen=True):
+    """The options of an engine that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineType:
+    """An engine. Its module should import fast: `trireme run --help` imports it.
+
+    Attributes:
+        summary: where tasks run, for the help of `--on`.
+        run: the function that runs a job to its end and returns its exit status, as
+            `package.module:function`; see `trireme.launch.local.run_local`. It is imported when
+            the job starts.
+        options: its own options, each a field with a default and an `Option`, as in `JobConfig`.
+            The field `address` of the engine `ray` is the option `--ray-address`.
+        check: raises `UsageError` for a configuration with which the engine cannot run.
+        one_host: whether all tasks are on the launcher's host and see its files.
+    """
+
+    summary: str
+    run: str
+    options: type[msgspec.Struct] = NoOptions
+    check: Callable[[JobConfig], object] = lambda config: None
+    one_host: bool = False
+
+
+ENGINES = Plugins("trireme.engines", "engine", EngineType)
+"""Every installed engine."""
+
+LOCAL = EngineType("this host", "trireme.launch.local:run_local", one_host=True)
+
+
+def all_options() -> tuple[Option, ...]:
+    """Returns every option of a job, then those of the installed engines."""
+    engines = ENGINES.all()
+    where = "; ".join(f"{name}: {engine.summary}" for name, engine in engines.items())
+    told = (
+        replace(option, help=f"where tasks run: {where} (default local)")
+        if option.field == "on"
+        else option
+        for option in OPTIONS
+    )
+    own = (o for name, engine in engines.items() for o in declared(engine.options, name))
+    return (*told, *own)
+
+
+def engine_options(config: JobConfig, kind: type[_O]) -> _O:
+    """Returns the options of the engine on which a job runs.
+
+    Args:
+        config: the job's configuration.
+        kind: the engine's `options`.
+    """
+    own = {option.field: config.value(option) for option in declared(kind, config.on)}
+    return kind(**{name.removeprefix(f"{config.on}_"): value for name, value in own.items()})
+
+
+def check_engine(config: JobConfig) -> EngineType:
+    """Checks the options about where tasks run, and returns the engine.
+
+    Raises:
+        UsageError: there is no such engine, or they contradict each other.
+    """
+    given = {
+        field for field, origin in config.origins.items() if origin in (COMMAND_LINE, LAUNCH_CALL)
+    }
+    if "certs" in given:
+        raise UsageError(
+            "--certs is for tasks that are started by hand: `trireme run` makes certificates "
+            "itself, for tasks on several hosts and with --tls; leave it out"
+        )
+    try:
+        engine = ENGINES.load(config.on)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"on is {config.on} ({config.origin('on')}): {error}") from error
+    for option in all_options():
+        if option.engine not in ("", config.on) and option.field in given:
+            raise UsageError(f"--{option.name} is of another engine: add --on {option.engine}")
+    if engine.one_host and "allow_plaintext" in given:
+        several = " or ".join(name for name, each in ENGINES.all().items() if not each.one_host)
+        raise UsageError(
+            "--allow-plaintext is for jobs on several hosts, and all tasks of this one are on "
+            f"this host: leave it out{several and f', or add --on {several}'}"
+        )
+    engine.check(config)
+    return engine
