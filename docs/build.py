@@ -328,8 +328,8 @@ def struct_row(struct: type[msgspec.Struct]) -> str:
     if config.tag is not None:
         shape = f"an array whose first item is `{config.tag}`; "
     fields = ", ".join(
-        f"{field.name}: {plain(str(struct.__annotations__[field.name]))}"
-        + ("" if field.required else f" = {field.default!r}")
+        f"{field.name}{'' if field.required else '?'}: "
+        f"{plain(str(struct.__annotations__[field.name]))}"
         for field in msgspec.structs.fields(struct)
     ).replace("|", "\\|")
     says = first_sentence_of(inspect.getdoc(struct) or "")
