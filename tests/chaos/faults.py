@@ -237,18 +237,6 @@ def incarnations(job: Job) -> dict[str, int]:
     }
 
 
-class KillCoordinator(Fault):
-    """SIGKILL to the coordinator, which its launcher starts again."""
-
-    name = "kill coordinator"
-
-    def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
-        return ["coordinator:0"]
-
-    def strike(self, job: Job, target: str) -> None:
-        job.tasks.kill(target)
-
-
 class AddServer(Fault):
     """One more server, by `trireme scale`."""
 
@@ -304,7 +292,6 @@ _SHOWN: tuple[type[Fault], ...] = (
     StopWorker,
     CutHost,
     CutPair,
-    KillCoordinator,
     AddServer,
     RemoveServer,
     AddWorker,

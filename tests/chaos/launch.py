@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -17,7 +19,10 @@ import msgspec
 from tests.faults.hosts import Host
 from trireme.cli import main
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.local import HostEngine, task_command
+from trireme.launch.launcher import Job
+from trireme.launch.local import HostEngine, run_local, task_command
+from trireme.launch.output import Console
+from trireme.launch.run_directory import RunDirectory
 
 
 class Hosts(msgspec.Struct):
@@ -31,29 +36,28 @@ class Hosts(msgspec.Struct):
     own: str
     hosts: list[Host]
 
-    def of(self, role: str, index: int) -> Host | None:
-        """Returns a task's host; None for the launcher's own."""
-        return None if role == "coordinator" else self.hosts[index % len(self.hosts)]
+    def of(self, index: int) -> Host:
+        """Returns the host of a server or worker."""
+        return self.hosts[index % len(self.hosts)]
 
 
 def engine_on(hosts: Hosts) -> Callable[..., HostEngine]:
     """Returns a class of engines that start tasks on these hosts."""
 
     class SeveralHosts(HostEngine):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.own_host = hosts.own
+
         def start(self, config: TaskConfig) -> None:
-            host = hosts.of(config.role, config.index)
+            host = hosts.of(config.index)
 
             def command(config: TaskConfig, program: Sequence[str]) -> Sequence[str]:
-                words = task_command(config, program)
-                return words if host is None else host.command(words)
+                return host.command(task_command(config, program))
 
-            self._host = hosts.own if host is None else host.address
+            self._host = host.address
             self._build_command = command
-            if host is not None:
-                self.nodes[config.name] = host.name
-            if not config.config.tls:
-                options = config.config.replaced("hosts of a test", allow_plaintext=True)
-                config = msgspec.structs.replace(config, config=options)
+            self.nodes[config.name] = host.name
             super().start(config)
 
         def host(self, name: str) -> str:
@@ -62,8 +66,19 @@ def engine_on(hosts: Hosts) -> Callable[..., HostEngine]:
     return SeveralHosts
 
 
+def run_plainly(job: Job, directory: RunDirectory, console: Console) -> int:
+    """As `run_local`, for a job that may do without TLS between hosts."""
+    if not job.task.config.tls:
+        options = job.task.config.replaced("hosts of a test", allow_plaintext=True)
+        job = replace(job, task=msgspec.structs.replace(job.task, config=options))
+    return run_local(job, directory, console)
+
+
 if __name__ == "__main__":
     file, *words = sys.argv[1:]
     read = msgspec.json.decode(Path(file).read_bytes(), type=Hosts)
-    with mock.patch("trireme.launch.local.HostEngine", engine_on(read)):
+    with (
+        mock.patch("trireme.launch.local.HostEngine", engine_on(read)),
+        mock.patch("trireme.cli.run.run_local", run_plainly),
+    ):
         sys.exit(main(words))

@@ -10,6 +10,7 @@ import pytest
 from tests.clocks import VirtualClock
 from tests.cluster.harness import FAST, JOB, PATIENCE, SECRET, ByHand, Host, new_address
 from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.membership import ProcessEnded
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -23,7 +24,6 @@ from trireme.cluster.messages import (
     Scale,
     Scaled,
     StatusQuery,
-    TaskEnded,
     ViewChanged,
     WaitingFor,
 )
@@ -120,7 +120,7 @@ def test_replies_carry_the_requests_sequence(host: Host) -> None:
         assert peer.connection.receive(timeout=PATIENCE).sequence == 41
 
 
-def test_who_knows_the_secret_may_scale_the_job_and_say_that_a_process_has_ended() -> None:
+def test_who_knows_the_secret_may_scale_the_job_and_a_process_that_ended_is_lost() -> None:
     with (
         Host(new_address("tcp"), elastic=True) as host,
         ByHand(host.address, "worker:0") as first,
@@ -132,22 +132,19 @@ def test_who_knows_the_secret_may_scale_the_job_and_say_that_a_process_has_ended
         assert observer.scale(workers=3) == Scaled(0, 3, ("worker:2",), ())
         with pytest.raises(ConfigurationError, match="without parameter servers"):
             observer.scale(servers=1)
-        ended = TaskEnded("worker", 1, "by-hand", 1, "killed by SIGKILL")
-        observer.report_ended(ended)
-        assert host.coordinator.state.tasks["worker:1"].state == "lost"
+        ended = ProcessEnded("worker:1", "by-hand", 1, "killed by SIGKILL")
+        host.service.call_soon(lambda: host.coordinator.process_ended(ended))
         while len(first.hear(ViewChanged).view.workers) == 2:
             pass
+        assert host.coordinator.state.tasks["worker:1"].state == "lost"
 
 
-@pytest.mark.parametrize(
-    "message", [Scale(workers=3), TaskEnded("worker", 1, "by-hand", 1, "killed by SIGKILL")]
-)
-def test_a_task_may_do_neither(host: Host, message: Message) -> None:
+def test_a_task_may_not_scale_the_job(host: Host) -> None:
     with ByHand(host.address, "worker:0") as first, ByHand(host.address, "worker:1") as second:
         first.join("worker:0")
         second.join("worker:1")
         with ByHand(host.address, "worker:5") as third:
-            third.say(message)
+            third.say(Scale(workers=3))
             with pytest.raises(PeerClosed):
                 third.hear(Joined)
         assert host.coordinator.state.tasks["worker:1"].state == "live"

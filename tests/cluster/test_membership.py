@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.cluster.driver import Driver
-from trireme.cluster.membership import Closed, Paused, Tick, step
+from trireme.cluster.membership import Closed, Paused, ProcessEnded, Tick, step
 from trireme.cluster.messages import (
     Heartbeat,
     HeartbeatHeard,
@@ -18,7 +18,6 @@ from trireme.cluster.messages import (
     Left,
     Outcome,
     Refused,
-    TaskEnded,
     ViewChanged,
     WaitingFor,
 )
@@ -355,7 +354,7 @@ class TestLosing:
         tasks = job.join_all()
         job.wait(15.0, tasks["ps:0"])
         assert job.state.over is None
-        job.say(99, TaskEnded("worker", 0, "h", 7, "killed by SIGKILL"))
+        job.feed(ProcessEnded("worker:0", "h", 7, "killed by SIGKILL"))
         assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
 
     def test_nobody_is_given_up_because_the_coordinator_stood_still(self) -> None:

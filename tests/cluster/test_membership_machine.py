@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.cluster.driver import Driver
 from trireme.cluster.decision import Decision, Send
 from trireme.cluster.journal import resumed
-from trireme.cluster.membership import Closed, Event, Paused, Received, Tick
+from trireme.cluster.membership import Closed, Event, Paused, ProcessEnded, Received, Tick
 from trireme.cluster.messages import (
     CaughtUp,
     CopyLost,
@@ -26,7 +26,6 @@ from trireme.cluster.messages import (
     Refused,
     Scale,
     Scaled,
-    TaskEnded,
     ViewChanged,
     WaitingFor,
 )
@@ -177,7 +176,7 @@ class Membership(RuleBasedStateMachine):
         tasks = list(self.job.state.tasks.values())
         task = tasks[which % len(tasks)]
         pid = task.pid + (not right)
-        self.feed(Received(0, TaskEnded(task.role, task.index, task.host, pid, "killed")))
+        self.feed(ProcessEnded(task.name, task.host, pid, "killed"))
         if right:
             assert not self.job.state.tasks[task.name].active
 

@@ -19,8 +19,6 @@ from trireme.cluster.messages import (
     ReadyToSwitch,
     Scale,
     Scaled,
-    TaskEnded,
-    TaskEndedHeard,
     TaskStatus,
     ViewChanged,
 )
@@ -48,8 +46,6 @@ TASK = TaskStatus("ps", 0, "live", "it joined", 1, "h", 7, "tcp://a:1", 0.5, {"s
         ReadyToSwitch(7, 3, 1),
         Scale(servers=3),
         Scaled(3, 2, ("ps:2",), ()),
-        TaskEnded("ps", 0, "host", 42, "killed by SIGKILL"),
-        TaskEndedHeard(),
         Dismissed("the job was made smaller"),
     ],
 )

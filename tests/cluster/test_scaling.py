@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.driver import Driver, Job
-from trireme.cluster.membership import Received, Tick
+from trireme.cluster.membership import ProcessEnded, Received, Tick
 from trireme.cluster.messages import (
     Dismissed,
     JobOverHeard,
     Refused,
     Scale,
     Scaled,
-    TaskEnded,
-    TaskEndedHeard,
 )
 from trireme.cluster.scaling import DISMISSAL
 from trireme.cluster.state import cluster_status
@@ -244,10 +242,7 @@ class TestShrinking:
 
 class TestProcessesThatEnd:
     def ended(self, job: Driver, name: str, pid: int = 7, host: str = "h") -> None:
-        role, _, index = name.partition(":")
-        message = TaskEnded(role, int(index), host, pid, "killed by SIGKILL")
-        job.feed(Received(0, message, 9))
-        assert job.to(0) == [TaskEndedHeard()]
+        job.feed(ProcessEnded(name, host, pid, "killed by SIGKILL"))
 
     def test_it_is_given_up_at_once(self) -> None:
         job = Job(3, 2)

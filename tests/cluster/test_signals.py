@@ -120,9 +120,9 @@ def test_a_job_that_keeps_its_workers_stops() -> None:
 
 def test_a_signal_to_the_coordinator_stops_the_job_once() -> None:
     job = Signals()
-    job.feed(Stop("SIGTERM"))
+    job.feed(Stop("SIGTERM to coordinator:0"))
     assert job.stops == {"worker:0", "worker:1", "worker:2"}
-    job.feed(Stop("SIGTERM"))
+    job.feed(Stop("SIGTERM to coordinator:0"))
     assert job.sent == []
 
 
@@ -131,7 +131,7 @@ def test_a_worker_that_connects_again_hears_what_it_missed() -> None:
     job.signal("worker:1")
     job.pass_time(2.1)
     assert LEAVE in job.to(job.join("worker:1", incarnation=1))
-    job.feed(Stop("SIGTERM"))
+    job.feed(Stop("SIGTERM to coordinator:0"))
     missed = job.to(job.join("worker:0", incarnation=1))
     assert Interrupted("SIGTERM to coordinator:0") in missed
     assert any(isinstance(message, ViewChanged) for message in missed)
@@ -174,5 +174,5 @@ def test_a_job_without_a_worker_fails_if_none_is_started_again() -> None:
     server, worker = job.join("ps:0"), job.join("worker:0")
     job.hang_up(worker)
     job.wait(3.0, server)
-    job.feed(Stop("SIGTERM", final=True))
+    job.feed(Stop("SIGTERM to coordinator:0", final=True))
     assert job.state.over is not None and job.state.over.outcome == "failed"

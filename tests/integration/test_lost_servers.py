@@ -196,23 +196,6 @@ def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) ->
 
 
 @pytest.mark.thorough
-def test_training_goes_on_while_the_coordinator_is_started_again(shell: Shell) -> None:
-    """A server that is lost after that is replaced as ever: the job is the same job."""
-    steps = 1200
-    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
-    running = counting(shell, steps, *words, "--max-restarts", 3)
-    until(shell, 30)
-    tasks = Tasks(shell.directory / "run")
-    assert tasks.kill("coordinator:0")
-    until(shell, 200)
-    assert tasks.kill("ps:1")
-    ended = running.ended()
-    counts(shell, ended, steps)
-    assert "coordinator:0 was killed by SIGKILL" in ended.err
-    assert "ps:1 was killed by SIGKILL; started again" in ended.err
-
-
-@pytest.mark.thorough
 def test_a_synchronous_job_that_grows_is_bit_equal_to_one_of_that_size(shell: Shell) -> None:
     """With Adam, an average of the values, a schedule, and dropout: also after it has shrunk."""
     steps = 600

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import Notify, SupervisionLimits
 
 LIMITS = SupervisionLimits(settle=2, give_up=1, stop=60, end=15, kill=10, echo=0.2)
-SERVICES = ("coordinator:0", "ps:0")
+SERVICES = ("ps:0",)
 
 
 def supervise(
     workers: int = 2, limits: SupervisionLimits = LIMITS, services=SERVICES
 ) -> Supervision:
-    supervision = Supervision(limits)
+    supervision = Supervision(replace(limits, coordinated=bool(services)))
     for name in (*services, *(f"worker:{index}" for index in range(workers))):
         supervision.started(name)
     return supervision

@@ -23,7 +23,7 @@ from trireme.launch.function import (
     read_result,
     run_call,
 )
-from trireme.launch.task_messages import LauncherPipe
+from trireme.launch.launcher_pipe import LauncherPipe
 
 
 def call(function: Any, *args: Any, result: IO[bytes], index: int = 0, **task: Any) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import LISTEN, alive, eventually, run_programs
+from tests.launch.programs import FakeCoordinator, alive, eventually, run_programs
+from trireme.launch.launcher import LostTask, Membership
 from trireme.launch.run_directory import read_record
 from trireme.launch.supervision_state import SupervisionLimits
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 QUICK = SupervisionLimits(settle=0.2, stop=0.3, end=0.3, kill=5.0, echo=0.0)
 FOR_EVER = "signal.pause()"
-KEEPER = LISTEN + "; open(HERE + '/{name}.fifo').read()"
+KEEPER = "open(HERE + '/{name}.fifo').read()"
 """Ends when somebody has opened and closed its fifo."""
 
 
@@ -43,18 +44,16 @@ def test_shows_each_line_under_the_name_of_its_task(tmp_path: Path) -> None:
 
 def test_tells_each_task_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name in ("coordinator", "ps"):
-        os.mkfifo(tmp_path / f"{name}.fifo")
+    os.mkfifo(tmp_path / "ps.fifo")
     show = (
         "import json; t = json.loads(os.environ['TRIREME_TASK']); "
         "print(t['role'], t['index'], t['workers'], t['servers'], t['coordinator'], t['threads'], "
         "os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid()); "
     )
-    release = "[open(f'{HERE}/{name}.fifo', 'w').close() for name in ('coordinator', 'ps')]"
+    release = "open(f'{HERE}/ps.fifo', 'w').close()"
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": KEEPER.format(name="coordinator"),
             "ps:0": KEEPER.format(name="ps"),
             "worker:0": show + release,
             "worker:1": show,
@@ -66,7 +65,7 @@ def test_tells_each_task_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert line in ran.out
     assert ran.status == 0
     assert ran.record.coordinator == "tcp://127.0.0.1:9"
-    assert set(ran.record.pids) == {"coordinator:0", "ps:0", "worker:0", "worker:1"}
+    assert set(ran.record.pids) == {"ps:0", "worker:0", "worker:1"}
     assert_nobody_left(ran)
 
 
@@ -74,7 +73,6 @@ def test_a_worker_that_fails_ends_the_job_and_is_named(tmp_path: Path) -> None:
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; {FOR_EVER}",
             "ps:0": FOR_EVER,
             "worker:0": fail("victim", "JobFailed: worker:1", 5.0),
             "worker:1": "print('trace'); " + fail("exception", "ValueError: boom (a.py:1)", 9.0),
@@ -85,7 +83,7 @@ def test_a_worker_that_fails_ends_the_job_and_is_named(tmp_path: Path) -> None:
     assert "First worker:1 failed: ValueError: boom (a.py:1)" in ran.err
     assert ran.err.count("ValueError: boom") == 1
     waited = next(line for line in ran.err.splitlines() if "only waited" in line)
-    assert waited.endswith("coordinator:0, ps:0, worker:0, worker:2")
+    assert waited.endswith("ps:0, worker:0, worker:2")
     assert str(tmp_path / "logs" / "worker-1.log") in ran.err
     assert "First worker:1 failed: ValueError: boom" in read_record(tmp_path).failure[0]
     assert (ran.record.state, ran.record.status) == ("failed", 1)
@@ -145,7 +143,6 @@ def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; {FOR_EVER}",
             "ps:0": FOR_EVER,
             "ps:1": "os.kill(os.getpid(), signal.SIGKILL)",
             "worker:0": FOR_EVER,
@@ -155,28 +152,6 @@ def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:
     assert "First ps:1 was killed by SIGKILL" in ran.err
     assert "memory ran out" in ran.err
     assert "(--max-restarts N does so by itself)" in ran.err
-    assert_nobody_left(ran)
-
-
-def test_a_coordinator_that_does_not_start_fails_the_job(tmp_path: Path) -> None:
-    ran = run_programs(
-        tmp_path,
-        {"coordinator:0": "sys.exit('no port')", "ps:0": FOR_EVER, "worker:0": FOR_EVER},
-    )
-    assert ran.status == 1
-    assert "First coordinator:0 failed: ended with status 1" in ran.err
-    assert "coordinator:0 | no port" in ran.err
-    assert [config.name for config in ran.commands] == ["coordinator:0"]
-
-
-def test_a_coordinator_that_tells_no_address_is_given_up(tmp_path: Path) -> None:
-    ran = run_programs(
-        tmp_path,
-        {"coordinator:0": FOR_EVER, "ps:0": FOR_EVER, "worker:0": FOR_EVER},
-        limits=SupervisionLimits(listen=0.1, settle=0.2, kill=5.0),
-    )
-    assert ran.status == 1
-    assert "coordinator:0 did not listen within" in ran.err
     assert_nobody_left(ran)
 
 
@@ -196,7 +171,6 @@ def test_a_signal_lets_the_workers_save(
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; {FOR_EVER}",
             "ps:0": FOR_EVER,
             "worker:0": SAVES + ASK.format(signal=name) + WAIT,
         },
@@ -286,37 +260,26 @@ def test_outcomes_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
     assert "First worker:0 failed: ended with status 3" in ran.err
 
 
-def test_a_coordinator_that_says_nothing_any_more_is_killed(tmp_path: Path) -> None:
-    ran = run_programs(
-        tmp_path,
-        {
-            "coordinator:0": f"{LISTEN}; tell('members'); {FOR_EVER}",
-            "ps:0": FOR_EVER,
-            "worker:0": FOR_EVER,
-        },
-        limits=SupervisionLimits(silence=0.5, settle=0.2, kill=5.0),
-    )
-    assert ran.status == 1
-    assert "First coordinator:0 was given up and killed: it sent nothing for " in ran.err
-    assert_nobody_left(ran)
-
-
 def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     os.mkfifo(tmp_path / "fifo")
-    lost = "[{'name': 'worker:1', 'pid': pid, 'reason': 'it sulked'}]"
+
+    def script(coordinator: FakeCoordinator) -> None:
+        pid = int((tmp_path / "pid").read_text())
+        lost = (LostTask("worker:1", pid, "it sulked"),)
+        coordinator.say(Membership(joined=True, formed=True, lost=lost))
+
     # The kernel closes the fifo of the killed worker: only then do the others end.
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; pid = int(open(HERE + '/pid').read()); "
-            f"tell('members', joined=True, formed=True, lost={lost}); open(HERE + '/fifo').read()",
             "ps:0": FOR_EVER,
             "worker:0": "open(HERE + '/fifo').read(); print('done')",
             "worker:1": "open(HERE + '/pid', 'w').write(str(os.getpid())); "
             f"held = open(HERE + '/fifo', 'w'); {FOR_EVER}",
         },
         limits=SupervisionLimits(settle=0.2, end=0.3),
+        script=script,
     )
     assert ran.status == 0, ran.err
     said = (
@@ -339,25 +302,23 @@ def test_a_worker_that_does_nothing_after_the_end_is_killed(tmp_path: Path) -> N
 
 def test_when_a_server_dies_all_tasks_are_started_again(tmp_path: Path) -> None:
     once = "once = not os.path.exists(HERE + '/{name}'); open(HERE + '/{name}', 'w'); "
-    # A server dies when the worker is there; the second time the coordinator outlives the worker.
-    for name in ("fifo", "there"):
-        os.mkfifo(tmp_path / name)
+    os.mkfifo(tmp_path / "there")  # a server dies when the worker is there
     die = "(open(HERE + '/there').read() or os.kill(os.getpid(), signal.SIGKILL))"
     ran = run_programs(
         tmp_path,
         {
-            "coordinator:0": f"{LISTEN}; " + once.format(name="c") + f"once and {FOR_EVER}; "
-            "open(HERE + '/fifo').read()",
             "ps:0": once.format(name="p") + f"once and {die}",
             "worker:0": once.format(name="w") + "there = once and open(HERE + '/there', 'w'); "
-            f"there and (there.close(), {FOR_EVER}); held = open(HERE + '/fifo', 'w'); "
-            "print('done')",
+            f"there and (there.close(), {FOR_EVER}); print('done')",
         },
         limits=SupervisionLimits(restarts=1, save=0.3, kill=5.0),
     )
     assert ran.status == 0, ran.err
     assert "ps:0 was killed by SIGKILL; the whole job is started again" in ran.err
     assert ran.out == "worker:0 | done\n"
-    assert [config.name for config in ran.commands] == 2 * ["coordinator:0", "ps:0", "worker:0"]
-    assert [config.restarts_left for config in ran.commands] == [1, 1, 1, 0, 0, 1]
+    assert [config.name for config in ran.commands] == 2 * ["ps:0", "worker:0"]
+    assert [config.restarts_left for config in ran.commands] == [1, 1, 0, 1]
+    first, second = ran.coordinators
+    assert [first.task.restarts_left, second.task.restarts_left] == [1, 0]
+    assert first.closed and second.closed
     assert_nobody_left(ran)

@@ -1,4 +1,4 @@
-"""Decisions about servers and a coordinator whose loss the job outlives."""
+"""Decisions about servers whose loss the job outlives."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from trireme.launch.supervision_state import (
     Phase,
     Restart,
     Start,
+    StopJob,
     Terminate,
 )
 
-SERVICES = ("coordinator:0", "ps:0", "ps:1")
-REPLICATED = replace(LIMITS, outlives_servers=True, coordinator_restarts=3)
+SERVICES = ("ps:0", "ps:1")
+REPLICATED = replace(LIMITS, outlives_servers=True)
 
 
 def replicated(restarts: int = 0, **other: object) -> Supervision:
@@ -71,7 +72,7 @@ def test_the_loss_of_all_copies_is_the_coordinators_word() -> None:
     """Its tasks end because the job has failed. The report names the server that was lost first."""
     supervision = replicated()
     end(supervision, 1, "ps:1", -9, raised(at=1, kind="signal", summary="killed by SIGKILL"))
-    for name in ("worker:0", "ps:0", "worker:1", "coordinator:0"):
+    for name in ("worker:0", "ps:0", "worker:1"):
         over = raised(at=2, kind="victim", summary="the job is over, failed")
         assert commands(end(supervision, 2, name, 1, over)) == []
     assert supervision.phase is Phase.DONE
@@ -113,7 +114,7 @@ def test_a_server_that_dies_while_the_workers_save_is_not_started_again() -> Non
     assert "the job goes on with the 1 server left" in notices(actions)
     for name in ("worker:0", "worker:1"):
         end(supervision, 3, name, 130)
-    for name in ("ps:0", "coordinator:0"):
+    for name in ("ps:0",):
         end(supervision, 4, name, 0)
     assert supervision.verdict.status == 130
 
@@ -121,8 +122,8 @@ def test_a_server_that_dies_while_the_workers_save_is_not_started_again() -> Non
 def test_stop_while_a_server_is_started_again_ends_all() -> None:
     supervision = replicated(restarts=5)
     end(supervision, 1, "ps:1", -9)  # its new process has not joined yet
-    told = ("coordinator:0", "worker:0", "worker:1")
-    assert commands(supervision.interrupt(2)) == [Terminate(name) for name in told]
+    told = [Terminate("worker:0"), Terminate("worker:1")]
+    assert commands(supervision.interrupt(2)) == [StopJob(), *told]
     for name in ("worker:0", "worker:1"):
         end(supervision, 3, name, 130)
     assert supervision.phase is Phase.ENDING
@@ -131,55 +132,6 @@ def test_stop_while_a_server_is_started_again_ends_all() -> None:
         end(supervision, 18, name, -15)
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 130
-
-
-def test_the_coordinator_is_started_again_in_a_count_of_its_own() -> None:
-    supervision = replicated()
-    for number in (1, 2, 3):
-        actions = end(supervision, number, "coordinator:0", -9)
-        assert commands(actions) == [Restart("coordinator:0")]
-        assert f"started again ({number} of 3), and training goes on" in notices(actions)
-    assert supervision.phase is Phase.RUNNING
-    assert commands(end(supervision, 4, "coordinator:0", -9)) == []
-    assert supervision.phase is Phase.FAILING
-
-
-def test_a_coordinator_that_was_lost_with_its_agent_is_started_again_too() -> None:
-    supervision = replicated()
-    lost = raised(kind="gone", summary="lost with its agent")
-    actions = end(supervision, 1, "coordinator:0", -9, lost)
-    assert commands(actions) == [Restart("coordinator:0")]
-
-
-def test_a_coordinator_that_never_listened_is_not_started_again_alone() -> None:
-    supervision = supervise(services=SERVICES, limits=REPLICATED)
-    end(supervision, 1, "coordinator:0", 1)
-    assert supervision.phase is Phase.FAILING
-
-
-def test_a_coordinator_is_started_again_before_there_are_workers() -> None:
-    supervision = supervise(workers=0, services=("coordinator:0",), limits=REPLICATED)
-    supervision.membership_reported(0, False, {}, formed=False)
-    assert commands(end(supervision, 1, "coordinator:0", -9)) == [Restart("coordinator:0")]
-    assert supervision.phase is Phase.RUNNING
-
-
-def test_a_coordinator_that_dies_while_the_workers_save_is_started_again() -> None:
-    supervision = replicated()
-    supervision.interrupt(1)
-    assert commands(end(supervision, 2, "coordinator:0", -9)) == [Restart("coordinator:0")]
-    for name in ("worker:0", "worker:1"):
-        end(supervision, 3, name, 130)
-    for name in SERVICES:
-        end(supervision, 4, name, 0)
-    assert supervision.verdict.status == 130
-
-
-def test_a_silent_coordinator_is_killed_and_started_again() -> None:
-    supervision = replicated()
-    silent = ExitReason(kind="hung", summary="given up and killed: it sent nothing for 20 s")
-    assert supervision.hung(20, "coordinator:0", silent) == [Kill("coordinator:0")]
-    assert commands(end(supervision, 20, "coordinator:0", -9)) == [Restart("coordinator:0")]
 
 
 def test_everything_may_be_lost_at_once() -> None:
@@ -320,7 +272,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(servers=st.integers(1, 4), workers=st.integers(1, 4), asked=st.booleans())
     def it_is_resized(self, servers: int, workers: int, asked: bool) -> None:
         names = {*(f"ps:{i}" for i in range(servers)), *(f"worker:{i}" for i in range(workers))}
-        left = {name for name in self.starts if name not in names} - {"coordinator:0"}
+        left = {name for name in self.starts if name not in names}
         self.act(self.supervision.resized(sorted(names), sorted(left), asked=asked))
 
     @rule()
@@ -337,8 +289,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_started_too_often(self) -> None:
-        for name, starts in self.starts.items():
-            assert starts <= (3 if name == "coordinator:0" else 2)
+        assert all(starts <= 2 for starts in self.starts.values())
 
     def teardown(self) -> None:
         while self.alive:

@@ -21,6 +21,7 @@ from trireme.launch.supervision_state import (
     Kill,
     Phase,
     Restart,
+    StopJob,
     SupervisionLimits,
     Terminate,
 )
@@ -32,8 +33,6 @@ def test_finishes_when_the_last_task_has_ended() -> None:
     assert end(supervision, 2, "worker:1", 0) == []
     assert supervision.phase is Phase.ENDING
     assert end(supervision, 2, "ps:0", 0) == []
-    assert supervision.phase is Phase.ENDING
-    assert end(supervision, 3, "coordinator:0", 0) == []
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 0
 
@@ -43,9 +42,8 @@ def test_servers_that_do_not_end_with_the_job_are_terminated_then_killed() -> No
     end(supervision, 1, "worker:0", 0)
     assert supervision.tick(15.9) == []
     actions = supervision.tick(16)
-    assert commands(actions) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    assert commands(actions) == [Terminate("ps:0")]
     assert "did not end with the job" in notices(actions)
-    end(supervision, 17, "coordinator:0", -15)
     assert commands(supervision.tick(26)) == [Kill("ps:0")]
     end(supervision, 26, "ps:0", -9)
     assert supervision.phase is Phase.DONE
@@ -67,8 +65,8 @@ def test_a_worker_that_raises_ends_the_job() -> None:
     assert supervision.phase is Phase.FAILING
     assert supervision.tick(6.9) == []
     assert supervision.tick(7) == [Terminate("worker:0")]
-    assert end(supervision, 8, "worker:0", -15) == [Terminate("coordinator:0"), Terminate("ps:0")]
-    for name in ("ps:0", "coordinator:0"):
+    assert end(supervision, 8, "worker:0", -15) == [Terminate("ps:0")]
+    for name in ("ps:0",):
         end(supervision, 8, name, -15)
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 1
@@ -81,8 +79,8 @@ def test_servers_have_a_moment_when_the_workers_of_a_failed_job_ended_by_themsel
     end(supervision, 5, "worker:1", 1, raised())
     assert end(supervision, 5, "worker:0", 1, raised(kind="victim")) == []
     assert supervision.phase is Phase.ENDING
-    assert end(supervision, 6, "ps:0", 1, raised(kind="victim")) == []
-    assert commands(supervision.tick(6)) == [Terminate("coordinator:0")]
+    assert commands(supervision.tick(5.9)) == []
+    assert commands(supervision.tick(6)) == [Terminate("ps:0")]
 
 
 def test_a_failed_worker_that_is_slow_to_end_is_still_the_culprit() -> None:
@@ -98,7 +96,7 @@ def test_workers_that_hang_are_killed_with_all_others() -> None:
     supervision = supervise()
     end(supervision, 5, "worker:1", 1, raised())
     supervision.tick(7)
-    assert supervision.tick(17) == [Kill("coordinator:0"), Kill("ps:0"), Kill("worker:0")]
+    assert supervision.tick(17) == [Kill("ps:0"), Kill("worker:0")]
 
 
 def test_the_culprit_is_the_one_that_failed_first_by_itself() -> None:
@@ -182,7 +180,7 @@ def test_a_worker_that_leaves_when_all_are_asked_to_stop_has_not_failed() -> Non
     end(supervision, 2, "worker:1", LEFT, left())
     end(supervision, 3, "worker:0", 130)
     end(supervision, 3, "ps:0", 0)
-    end(supervision, 3, "coordinator:0", 130)
+    supervision.job_over(3, "interrupted")
     assert (supervision.verdict.status, supervision.verdict.failed) == (130, False)
 
 
@@ -193,7 +191,7 @@ def test_a_worker_started_again_too_late_fails_nothing() -> None:
     late = end(supervision, 3, "worker:1", 1, raised(kind="victim", summary="the job is over"))
     assert "worker:1 came too late: the others had finished" in notices(late)
     end(supervision, 3, "ps:0", 0)
-    end(supervision, 3, "coordinator:0", 0)
+    supervision.job_over(3, "finished")
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 0
 
@@ -204,41 +202,40 @@ def test_a_victim_is_not_started_again() -> None:
     assert supervision.verdict.failed
 
 
-@pytest.mark.parametrize("name", SERVICES)
 @pytest.mark.parametrize("status", [-9, 1])
-def test_a_dead_server_or_coordinator_ends_the_job(name: str, status: int) -> None:
+def test_a_dead_server_ends_the_job(status: int) -> None:
     supervision = supervise()
-    end(supervision, 1, name, status)
+    end(supervision, 1, "ps:0", status)
     assert supervision.phase is Phase.FAILING
     assert supervision.verdict.culprit is not None
-    assert supervision.verdict.culprit.name == name
+    assert supervision.verdict.culprit.name == "ps:0"
 
 
 def test_a_server_that_dies_after_the_workers_have_finished_fails_nothing() -> None:
     supervision = supervise(workers=1)
     end(supervision, 1, "worker:0", 0)
     assert "WARNING: ps:0" in notices(end(supervision, 2, "ps:0", -9))
-    end(supervision, 3, "coordinator:0", 0)
+    supervision.job_over(3, "finished")
     assert supervision.verdict.status == 0
 
 
 def test_asked_once_the_workers_save_and_end() -> None:
     supervision = supervise()
-    told = ("coordinator:0", "worker:0", "worker:1")
-    assert commands(supervision.interrupt(1)) == [Terminate(name) for name in told]
+    told = [Terminate("worker:0"), Terminate("worker:1")]
+    assert commands(supervision.interrupt(1)) == [StopJob(), *told]
     end(supervision, 2, "worker:0", 130)
     end(supervision, 3, "worker:1", 130)
     assert supervision.phase is Phase.ENDING
     assert supervision.tick(17.9) == []
     end(supervision, 17, "ps:0", 0)
-    end(supervision, 17, "coordinator:0", 0)
+    supervision.job_over(17, "finished")
     assert supervision.verdict.status == 130
 
 
 def test_asked_when_the_last_step_was_made_the_job_has_finished() -> None:
     supervision = supervise()
     supervision.interrupt(1)
-    for name in ("worker:0", "worker:1", "ps:0", "coordinator:0"):
+    for name in ("worker:0", "worker:1", "ps:0"):
         end(supervision, 2, name, 0)
     assert (supervision.verdict.status, supervision.verdict.interrupted) == (0, False)
 
@@ -250,7 +247,7 @@ def test_what_the_coordinator_knows_to_have_finished_has(last: str) -> None:
     end(supervision, 1, "worker:1", -9)  # it is started again, and finds no job
     end(supervision, 1, "worker:0", -9)
     end(supervision, 2, "ps:0", 0)
-    end(supervision, 2, "coordinator:0", 0)
+    supervision.job_over(2, "finished")
     for name in sorted(("worker:0", "worker:1"), key=lambda name: name == last):
         late = ExitReason(kind="victim", summary="it could not reach the coordinator", at=3.0)
         supervision.exited(3, name, 1, late) if name == "worker:1" else end(
@@ -266,7 +263,7 @@ def test_a_job_whose_workers_are_lost_while_it_stops_has_saved_nothing() -> None
     supervision.interrupt(1)
     assert "worker:0 was killed by SIGKILL" in notices(end(supervision, 2, "worker:0", -9))
     assert "no worker is left" in notices(end(supervision, 2, "worker:1", -9))
-    for name in ("ps:0", "coordinator:0"):
+    for name in ("ps:0",):
         end(supervision, 3, name, -15)
     assert (supervision.verdict.status, supervision.verdict.failed) == (1, False)
     assert supervision.verdict.unsaved == ["worker:0", "worker:1"]
@@ -309,8 +306,8 @@ def test_a_job_whose_workers_were_all_being_started_again_did_not_save() -> None
     supervision.membership_reported(1, True, {})
     end(supervision, 2, "worker:0", -9)
     end(supervision, 3, "worker:1", -9)
-    told = ("coordinator:0", "worker:0", "worker:1")
-    assert commands(supervision.interrupt(4)) == [Terminate(name) for name in told]
+    told = [Terminate("worker:0"), Terminate("worker:1")]
+    assert commands(supervision.interrupt(4)) == [StopJob(), *told]
     end(supervision, 5, "worker:0", -15)  # they had not come so far as to save when they were told
     end(supervision, 5, "worker:1", -15)
     finish(supervision, 6)
@@ -323,21 +320,11 @@ def test_asked_twice_all_end_at_once() -> None:
     supervision.interrupt(1)
     assert supervision.interrupt(1.1) == []  # an echo
     twice = supervision.interrupt(1.3)
-    assert commands(twice) == [Kill("coordinator:0"), Kill("ps:0"), Kill("worker:0")]
-    for name in ("coordinator:0", "ps:0", "worker:0"):
+    assert commands(twice) == [Kill("ps:0"), Kill("worker:0")]
+    for name in ("ps:0", "worker:0"):
         end(supervision, 2, name, -9)
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 1
-
-
-def test_a_job_interrupted_before_its_workers_were_started_ends_its_coordinator() -> None:
-    supervision = supervise(workers=0, services=("coordinator:0",))
-    actions = supervision.interrupt(1)
-    assert commands(actions) == [Terminate("coordinator:0")]
-    assert "did not end" not in notices(actions)
-    end(supervision, 1, "coordinator:0", -15)
-    assert supervision.phase is Phase.DONE
-    assert supervision.verdict.status == 130
 
 
 def test_an_exception_while_stopping_fails_the_job() -> None:
@@ -356,13 +343,6 @@ def test_a_worker_interrupted_by_itself_interrupts_the_job() -> None:
     assert supervision.verdict.status == 130
 
 
-def test_a_coordinator_that_ends_before_there_is_a_worker_fails_the_job() -> None:
-    supervision = supervise(workers=0, services=("coordinator:0",))
-    end(supervision, 1, "coordinator:0", 0)
-    assert supervision.phase is Phase.DONE
-    assert supervision.verdict.status == 1
-
-
 # A task that hangs -------------------------------------------------------------------------------
 
 
@@ -375,6 +355,7 @@ def given_up(supervision: Supervision, now: float, *names: str):
 
 
 def finish(supervision: Supervision, now: float) -> None:
+    supervision.job_over(now, "finished")
     for name in SERVICES:
         end(supervision, now, name, 0)
 
@@ -483,8 +464,8 @@ def test_a_chief_that_is_lost_at_the_end_fails_the_job_if_the_coordinator_says_s
     supervision = supervise()
     end(supervision, 1, "worker:1", 0)
     assert "the others had finished" in notices(end(supervision, 2, "worker:0", -9))
-    end(supervision, 4, "coordinator:0", 1, raised(kind="victim", summary="worker:0 was lost"))
-    end(supervision, 4, "ps:0", 0)
+    assert supervision.job_over(4, "failed") == []
+    end(supervision, 4, "ps:0", 1, raised(kind="victim", summary="worker:0 was lost"))
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 1
     assert supervision.verdict.culprit is not None
@@ -496,7 +477,7 @@ def test_a_chief_that_the_coordinator_awaits_in_vain_fails_the_job() -> None:
     end(supervision, 1, "worker:1", 0)
     end(supervision, 2, "worker:0", -9)
     actions = supervision.tick(17)
-    assert commands(actions) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    assert commands(actions) == [Terminate("ps:0")]
     for name in SERVICES:
         end(supervision, 18, name, -15)
     assert supervision.phase is Phase.DONE
@@ -508,7 +489,8 @@ def test_a_job_in_which_nobody_took_part_has_not_finished() -> None:
     supervision.membership_reported(1, False, {})
     end(supervision, 2, "worker:0", 0)
     end(supervision, 2, "worker:1", 0)
-    assert commands(supervision.tick(3)) == [Terminate("coordinator:0"), Terminate("ps:0")]
+    assert commands(supervision.tick(3)) == [Terminate("ps:0")]
+    assert supervision.job_over(3.5, "interrupted") == [], "it is the server's word"
     for name in SERVICES:
         end(supervision, 4, name, -15)
     assert supervision.verdict.status == 2
@@ -534,9 +516,9 @@ def test_when_a_server_dies_the_whole_job_is_started_again() -> None:
         first
     )
     assert "(1 of 1)" in notices(first)
+    assert supervision.job_over(2, "failed") == []
     for name in ("worker:0", "worker:1"):
         assert end(supervision, 3, name, 1, raised(kind="victim")) == []
-    assert end(supervision, 3.5, "coordinator:0", 1, raised(kind="victim")) == []
     assert supervision.phase is Phase.STARTING
     begin_all(supervision)
     end(supervision, 9, "worker:0", 0)
@@ -553,44 +535,15 @@ def test_what_is_lost_is_said_once_before_the_restart() -> None:
         victim = ExitReason(
             kind="victim", summary="ps:0 was lost", at=2.0, loss=f"{5 + worker} steps are lost"
         )
-        end(supervision, 2, f"worker:{worker}", 1, victim)
-    last = end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
+        last = end(supervision, 2, f"worker:{worker}", 1, victim)
     assert notices(last) == "5 steps are lost"  # the chief's count
     assert supervision.phase is Phase.STARTING
-
-
-def test_when_the_coordinator_dies_the_workers_save_and_all_is_started_again() -> None:
-    supervision = supervise(limits=AGAIN)
-    actions = end(supervision, 1, "coordinator:0", -9)
-    assert commands(actions) == [Terminate("worker:0"), Terminate("worker:1")]
-    assert end(supervision, 2, "worker:0", 130) == []
-    assert end(supervision, 3, "worker:1", 130) == []
-    assert supervision.deadline == 4  # a server has nothing to lose without workers
-    assert supervision.tick(4) == [Kill("ps:0")]
-    assert end(supervision, 4, "ps:0", -9) == []
-    assert supervision.phase is Phase.STARTING
-    begin_all(supervision)
-    end(supervision, 9, "worker:0", 0)
-    end(supervision, 9, "worker:1", 0)
-    finish(supervision, 10)
-    assert supervision.verdict.status == 0  # the 130 of before was ours
-
-
-def test_a_coordinator_that_dies_before_the_others_are_started_is_started_again() -> None:
-    supervision = supervise(workers=0, services=("coordinator:0",), limits=AGAIN)
-    assert commands(end(supervision, 1, "coordinator:0", -9)) == []
-    assert supervision.phase is Phase.STARTING
-    supervision.started("coordinator:0")
-    end(supervision, 2, "coordinator:0", -9)
-    assert supervision.phase is Phase.DONE
-    assert supervision.verdict.status == 1
 
 
 def test_the_whole_job_is_started_again_so_many_times() -> None:
     supervision = supervise(workers=1, limits=AGAIN)
     end(supervision, 1, "ps:0", -9)
-    end(supervision, 2, "worker:0", 1, raised(kind="victim"))
-    assert commands(end(supervision, 2, "coordinator:0", 1, raised(kind="victim"))) == []
+    assert commands(end(supervision, 2, "worker:0", 1, raised(kind="victim"))) == []
     assert supervision.phase is Phase.STARTING
     assert supervision.restarts_left("ps:0") == 0
     assert supervision.restarts_left("worker:0") == 1
@@ -608,8 +561,7 @@ def test_a_server_whose_victims_end_first_starts_the_job_again_too() -> None:
     actions = end(supervision, 1.2, "ps:0", -9)
     assert "ps:0 was given up and killed" in notices(actions)
     assert not supervision.verdict.failed
-    end(supervision, 2, "worker:1", 1, raised(kind="victim"))
-    assert end(supervision, 2, "coordinator:0", 1, raised(kind="victim")) == []
+    assert end(supervision, 2, "worker:1", 1, raised(kind="victim")) == []
     assert supervision.phase is Phase.STARTING
 
 
@@ -635,10 +587,9 @@ def test_who_does_not_end_for_the_restart_is_killed() -> None:
     end(supervision, 1, "ps:0", -9)
     assert supervision.tick(30.9) == []
     late = supervision.tick(31)
-    assert commands(late) == [Kill("coordinator:0"), Kill("worker:0"), Kill("worker:1")]
+    assert commands(late) == [Kill("worker:0"), Kill("worker:1")]
     assert "worker:0, worker:1 did not end for the restart: killed" in notices(late)
     end(supervision, 31, "worker:0", -9)
-    end(supervision, 31, "worker:1", -9)
     assert "nothing is started again" in notices(supervision.tick(41))
     supervision.tick(43)
     supervision.tick(53)
@@ -655,18 +606,10 @@ def test_who_asks_to_stop_before_the_restart_gets_the_failure() -> None:
     assert Terminate("worker:0") in supervision.tick(4), "for so long"
     for name in ("worker:0", "worker:1"):
         end(supervision, 3, name, 1, raised(kind="victim"))
-    end(supervision, 3, "coordinator:0", 1, raised(kind="victim"))
     assert supervision.phase is Phase.DONE
     assert supervision.verdict.status == 1
     assert supervision.verdict.culprit is not None
     assert supervision.verdict.culprit.name == "ps:0"
-
-
-def test_workers_are_told_to_end_when_the_coordinator_dies_after_a_server() -> None:
-    supervision = supervise(limits=AGAIN)
-    assert commands(end(supervision, 1, "ps:0", -9)) == []
-    actions = end(supervision, 1.1, "coordinator:0", -9)
-    assert commands(actions) == [Terminate("worker:0"), Terminate("worker:1")]
 
 
 def lost_worker(now: float = 1.0, **formed: bool) -> tuple[Supervision, str]:
@@ -683,7 +626,7 @@ def test_a_job_that_has_not_begun_cannot_go_on_without_a_worker() -> None:
     ended = supervision.tick(3)
     assert "worker:0 ended before the job had begun, which needs all tasks" in notices(ended)
     assert Terminate("worker:1") in ended
-    for name in ("worker:1", "ps:0", "coordinator:0"):
+    for name in ("worker:1", "ps:0"):
         end(supervision, 4, name, -15)
     assert supervision.verdict.status == 1
     assert (
@@ -722,11 +665,3 @@ def test_who_is_killed_with_all_others_is_not_called_unkillable() -> None:
     supervision.interrupt(1)
     supervision.interrupt(1.9)
     assert "cannot be killed" not in notices(supervision.tick(2.1))
-
-
-def test_a_silent_coordinator_is_killed_and_like_one_that_died() -> None:
-    supervision = supervise(limits=AGAIN)
-    assert supervision.hung(20, "coordinator:0", hung()) == [Kill("coordinator:0")]
-    assert supervision.hung(21, "coordinator:0", hung()) == []
-    actions = end(supervision, 21, "coordinator:0", -9)
-    assert "the whole job is started again" in notices(actions)

@@ -16,8 +16,8 @@ from tests.simulation.process import Process
 from trireme.cluster import coordinator as real
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.decision import Decision
-from trireme.cluster.membership import Event, is_routine
-from trireme.cluster.messages import Scale, TaskEnded
+from trireme.cluster.membership import Event, ProcessEnded, is_routine
+from trireme.cluster.messages import Scale
 from trireme.cluster.spec import OBSERVER
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import View
@@ -184,7 +184,7 @@ class CoordinatorHost:
         if ends:
             self._feed(ends[0].broke)
 
-    def tell(self, message: Scale | TaskEnded, heard: Callable[[Message], None]) -> bool:
+    def tell(self, message: Scale, heard: Callable[[Message], None]) -> bool:
         """Somebody who is no member says something; returns False where nobody listens now."""
         if not self.process.alive:
             return False
@@ -192,6 +192,11 @@ class CoordinatorHost:
         self.connect(Identity("", OBSERVER), wire, heard)(message)
         self._loop.after(5.0, wire.close)
         return True
+
+    def process_ended(self, ended: ProcessEnded) -> None:
+        """Whoever has started a process tells that it has ended."""
+        if self.process.alive:
+            self._feed(lambda: self._coordinator.process_ended(ended))
 
     # -- what it decides --------------------------------------------------------------------------
 

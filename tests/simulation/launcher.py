@@ -12,7 +12,8 @@ from tests.simulation.process import Process
 from tests.simulation.server import Cluster, Server
 from tests.simulation.worker import Place, Worker
 from trireme.cluster.member_state import News
-from trireme.cluster.messages import Dismissed, Message, TaskEnded
+from trireme.cluster.membership import ProcessEnded
+from trireme.cluster.messages import Dismissed, Message
 from trireme.cluster.state import Task
 from trireme.cluster.view import View
 
@@ -99,8 +100,8 @@ class Launcher:
     def tell_ended(self, role: str, index: int, host: str, pid: int) -> None:
         """Tells the coordinator that a process has ended, where there is somebody who does."""
         if self._tells:
-            ended = TaskEnded(role, index, host, pid, "it was killed")
-            self._home.loop.after(_TOLD, lambda: self._home.coordinator.tell(ended, _ignore))
+            ended = ProcessEnded(f"{role}:{index}", host, pid, "it was killed")
+            self._home.loop.after(_TOLD, lambda: self._home.coordinator.process_ended(ended))
 
     # -- workers ----------------------------------------------------------------------------------
 

@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from trireme.cli.announcer import Announcer
+from trireme.cli.coordinator import HostedCoordinator
 from trireme.cli.live import job_watch
 from trireme.cli.parser import RUN
 from trireme.errors import ConfigurationError, UsageError
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = 30.0
 """The coordinator listens before any other task starts. A task that cannot reach it need not wait
 for long."""
-
-
-_COORDINATOR_RESTARTS = 10
-"""How often a job's coordinator is started again: one that dies more often does not get better."""
-
 
 Watch = Callable[[Path], AbstractContextManager[object]]
 """Shows the job in a run directory while the context that it returns lasts."""
@@ -200,17 +195,15 @@ def start(
                 restarts=config.max_restarts,
                 # Without copies a job that loses a server has lost values.
                 outlives_servers=config.replicas > 1,
-                coordinator_restarts=_COORDINATOR_RESTARTS if task.servers else 0,
+                coordinated=task.servers > 0,
                 together=task.processes > 1,
             ),
+            coordinate=partial(HostedCoordinator, console) if task.servers else None,
         )
         with (
             nullcontext() if watch is None else watch(directory.path),
-            Announcer(directory.path) if task.servers else nullcontext() as announcer,
             nullcontext() if remote is None else _mirror(remote, directory, task.job),
         ):
-            if announcer is not None:
-                job = replace(job, announce=announcer.announce)
             return run(job, directory, console)
     finally:
         directory.release()

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trireme.atomic_file import write_atomically
+from trireme.cli.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cli.parser import TASK
 from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
@@ -30,6 +30,7 @@ from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.launch.function import run_call
+from trireme.launch.launcher_pipe import LauncherPipe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
 from trireme.launch.process_setup.resources import (
@@ -39,23 +40,14 @@ from trireme.launch.process_setup.resources import (
     take_turns,
     thread_variables,
 )
-from trireme.launch.task_messages import (
-    LauncherPipe,
-    Listening,
-    LostTask,
-    MembershipReport,
-    membership_reports,
-)
 from trireme.metrics import Registry
 from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
 from trireme.printable import printable
 from trireme.strategies import choose
 
 if TYPE_CHECKING:
-    from trireme.cluster.coordinator import Coordinator
     from trireme.cluster.journal import Journal
     from trireme.cluster.messages import JobOver
-    from trireme.cluster.state import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,38 +202,14 @@ def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
 # Servers and the coordinator ---------------------------------------------------------------------
 
 
-_HEARTBEATS = 5
-"""How many heartbeats a task sends in the time after which it is lost, so that one that is late, as
-on a machine that is busy, is no loss."""
 _MOST_RECORDS = 100
 """How many records of a server may wait for its disk: those of 50 s."""
-_HEARTBEAT_SECONDS, _RECONNECT_SECONDS = 1.0, 2.0  # at most
 
 
-def _policy(task: TaskConfig) -> Policy:
-    from trireme.cluster.state import Policy
-
-    silence = task.config.heartbeat_timeout
-    return Policy(
-        workers=task.workers,
-        servers=task.servers,
-        join_timeout=task.config.join_timeout,
-        heartbeat_timeout=silence,
-        heartbeat_interval=min(_HEARTBEAT_SECONDS, silence / _HEARTBEATS),
-        reconnect_grace=min(_RECONNECT_SECONDS, silence),
-        progress_timeout=task.config.progress_timeout,
-        rejoin_timeout=task.config.rejoin_timeout,
-        replicas=task.config.replicas,
-        elastic=task.servers > 0 and task.processes == 1,
-        survives_loss=task.config.replicas > 1,
-        wait_for_restart=task.config.join_timeout if task.restarts_left else 0.0,
-    )
-
-
-def _journal(task: TaskConfig, audience: _Audience) -> Journal | None:
+def _journal(task: TaskConfig) -> Journal | None:
     """Returns the journal of a task's coordinator; None where it keeps none.
 
-    By hand, a job that has ended begins anew with the same command.
+    A job that has ended begins anew with the same command.
 
     Raises:
         ConfigurationError: another process has it open, or it is damaged or empty.
@@ -252,86 +220,31 @@ def _journal(task: TaskConfig, audience: _Audience) -> Journal | None:
     if not task.journal:
         return None
     journal = Journal(Path(task.journal), resumes=task.resumes)
-    ended = journal.state is not None and journal.state.over is not None
-    if ended and audience.launcher is None:
+    if journal.state is not None and journal.state.over is not None:
         journal.state = None
     return journal
 
 
 def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
-    from trireme.cluster.coordinator import Coordinator
-    from trireme.cluster.state import cluster_status
-    from trireme.monitor.prometheus import MembershipMetrics
-    from trireme.wire.message import Limits
-    from trireme.wire.service import Service
-    from trireme.wire.transport import listen
+    journal = _journal(task)
+    served = ServedCoordinator(task, journal=journal)
+    _write_address(audience, served.address)
 
-    listener = listen(
-        task.listen,
-        allow_plaintext=task.config.allow_plaintext,
-        certificates=task.own_certificates,
-    )
-    journal = _journal(task, audience)
-    coordinator = Coordinator(_policy(task), journal=journal, on_done=lambda: service.stop())
-    service = Service(
-        listener,
-        [coordinator],
-        job=task.job,
-        secret=bytes.fromhex(task.secret),
-        epoch=coordinator.state.epoch,
-        serves=("coordinator:0",),
-        limits=Limits(payload=0),
-    )
-    coordinator.later = service.call_soon
-    _write_address(audience, listener.address)
-    membership = MembershipMetrics()
-    launcher = audience.launcher
-    if launcher is not None:
-        launcher.send(Listening(listener.address))
-    with (
-        _serve_metrics(
-            task,
-            membership.registry,
-            audience,
-            lambda: membership.take(cluster_status(time.monotonic(), coordinator.state)),
-        ),
-        nullcontext()
-        if launcher is None
-        else membership_reports(launcher, lambda: _membership_report(coordinator)),
-    ):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(
-                number,
-                lambda number, _: service.call_soon(
-                    partial(
-                        coordinator.signalled,
-                        signal.Signals(number).name,
-                        final=launcher is not None,
-                    )
-                ),
-            )
-        service.run()
+    def say(text: str) -> None:
+        print(f"{audience.name}{text}", flush=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number,
+            lambda number, _: served.stop_job(
+                f"{signal.Signals(number).name} to {task.name}", final=False
+            ),
+        )
+    served.run(say)
     if journal is not None:
         journal.close()
-    return coordinator.state.over
-
-
-def _membership_report(coordinator: Coordinator) -> MembershipReport:
-    """Returns the report of the job's members for the launcher."""
-    tasks = coordinator.state.tasks.values()
-    return MembershipReport(
-        joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
-        formed=coordinator.state.phase != "forming",
-        lost=tuple(
-            LostTask(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
-        ),
-        wanted=tuple(
-            task.name for role in ("ps", "worker") for task in coordinator.state.wanted(role)
-        ),
-        dismissed=tuple(task.name for task in tasks if task.dismissed),
-        requests=coordinator.state.requests,
-    )
+    return served.state.over
 
 
 def _serve_parameters(
@@ -346,18 +259,22 @@ def _serve_parameters(
         index=task.index,
         listen=task.listen,
         coordinator=None if task.hosts_coordinator else task.coordinator,
-        policy=_policy(task),
+        policy=policy_of(task),
         config=task.config,
         certificates=task.own_certificates,
-        journal=_journal(task, audience) if task.hosts_coordinator else None,
+        journal=_journal(task) if task.hosts_coordinator else None,
         host=task.host,
     )
+
+    def say(text: str) -> None:
+        print(f"{audience.name}{text}", flush=True)
+
     registry = Registry()
     dropped = registry.counter(
         "trireme_dropped_writes_total", "Log lines and records that no terminal or disk has taken"
     )
     with (
-        _serve_metrics(task, registry, audience),
+        serve_metrics(task, registry, say),
         BackgroundWriter("records", _MOST_RECORDS) as records,
     ):
         write = _recorder(task)
@@ -372,22 +289,6 @@ def _serve_parameters(
             registry=registry,
             record=record,
         )
-
-
-def _serve_metrics(
-    task: TaskConfig,
-    registry: Registry,
-    audience: _Audience,
-    update: Callable[[], object] = lambda: None,
-) -> AbstractContextManager[object]:
-    """Serves a task's metrics while the block runs, if --metrics-port is given."""
-    from trireme.monitor.prometheus import expose
-
-    exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, update)
-    if exposition is None:
-        return nullcontext()
-    print(f"{audience.name}metrics: {exposition.address}", flush=True)
-    return exposition
 
 
 def _recorder(task: TaskConfig) -> Callable[[float, dict[str, float | str], bool], None]:

@@ -16,6 +16,7 @@ from trireme.cluster.membership import (
     Closed,
     Event,
     Paused,
+    ProcessEnded,
     Received,
     Stop,
     Tick,
@@ -28,7 +29,6 @@ from trireme.cluster.messages import (
     Leave,
     Scale,
     StatusQuery,
-    TaskEnded,
 )
 from trireme.cluster.spec import OBSERVER, task_name
 from trireme.cluster.state import Policy, cluster_status, everybody_told, initial_state
@@ -58,6 +58,8 @@ class Coordinator:
             `policy`, `epoch` and `term` do not count. None keeps nothing.
         on_done: called once, in the service's thread, when the job is over and every task was
             informed, or `policy.end_grace` has passed since. The service may stop then.
+        on_change: called in the service's thread when `state` has changed otherwise than by a
+            heartbeat.
 
     Attributes:
         state: the state of the job. It is immutable, so that any thread may read it.
@@ -79,9 +81,11 @@ class Coordinator:
         clock: Clock | None = None,
         journal: Journal | None = None,
         on_done: Callable[[], None] | None = None,
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._on_done = on_done
+        self._on_change = on_change
         self._journal = journal
         now, kept = self._clock.now(), None if journal is None else journal.state
         if kept is None:
@@ -113,8 +117,8 @@ class Coordinator:
             status = cluster_status(self._clock.now(), self.state)
             link.offer(status, sequence=incoming.sequence)
             return
-        if isinstance(message, Scale | TaskEnded) and link.identity.task != OBSERVER:
-            raise FrameError(f"{link.identity.task} sent {type(message).__name__}")
+        if isinstance(message, Scale) and link.identity.task != OBSERVER:
+            raise FrameError(f"{link.identity.task} sent Scale")
         self._handle(Received(id(link), message, incoming.sequence))
 
     def closed(self, link: Link, error: WireError | None) -> None:
@@ -123,20 +127,29 @@ class Coordinator:
         silent = isinstance(error, NetworkLost)
         self._handle(Closed(id(link), str(error) if error else "this side closed it", silent))
 
-    def signalled(self, signal: str, *, final: bool) -> None:
-        """Stops the job, as a signal asks this process to end; in the service's thread.
+    def stop_job(self, reason: str, *, final: bool) -> None:
+        """Stops the job before its end; in the service's thread.
 
         Args:
-            signal: its name.
+            reason: why, in words.
             final: whether no process of the job is started again from now on.
         """
-        self._handle(Stop(signal, final))
+        self._handle(Stop(reason, final))
+
+    def process_ended(self, ended: ProcessEnded) -> None:
+        """Gives up a task whose process has ended; in the service's thread.
+
+        It need not wait then until the task's connection has been silent for a while. Nothing
+        happens if another process holds the task by now, or it has left.
+        """
+        self._handle(ended)
 
     def tick(self, now: float) -> None:
         self._events.append(Tick())
         self._decide()
         if not self.done and everybody_told(now, self.state):
             self.done = True
+            self._on_change()
             if self._on_done is not None:
                 self._on_done()
 
@@ -166,8 +179,10 @@ class Coordinator:
     def _carry_out(self, now: float, events: Sequence[Event]) -> None:
         self.state, instructions, reason = step(now, self.state, *events)
         routine = all(map(is_routine, events))
-        if self._journal is not None and (instructions or reason) and not routine:
-            self._journal.write(self.state)
+        if (instructions or reason) and not routine:
+            if self._journal is not None:
+                self._journal.write(self.state)
+            self._on_change()
         for line in filter(None, reason.split("\n")):
             _log.log(logging.DEBUG if routine else logging.INFO, "%s", line)
         for instruction in instructions:

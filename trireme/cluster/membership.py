@@ -49,8 +49,6 @@ from trireme.cluster.messages import (
     Refused,
     Scale,
     Signalled,
-    TaskEnded,
-    TaskEndedHeard,
 )
 from trireme.cluster.reconcile import lacks_copies, lose_server, lose_task, reconcile
 from trireme.cluster.reconfiguration import (
@@ -104,18 +102,35 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A signal asks the coordinator's process to end: the job stops before its end.
+    """The coordinator's process is asked to end: the job stops before its end.
 
     Attributes:
-        signal: its name.
+        reason: by whom or what, in words.
         final: whether no process of the job is started again from now on.
     """
 
-    signal: str
+    reason: str
     final: bool = False
 
 
-Event = Received | Closed | Paused | Tick | Stop
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """The process of a task has ended, as whoever has started it knows.
+
+    Attributes:
+        task: the task's name.
+        host: the name of the process's host.
+        pid: its process id there.
+        reason: how it ended, such as `killed by SIGKILL`.
+    """
+
+    task: str
+    host: str
+    pid: int
+    reason: str
+
+
+Event = Received | Closed | Paused | Tick | Stop | ProcessEnded
 
 _MEMBER_MESSAGES = (
     Heartbeat,
@@ -152,7 +167,9 @@ def step(now: float, state: State, *events: Event) -> Decision:
             if event.final:
                 policy = dataclasses.replace(builder.state.policy, wait_for_restart=0.0)
                 builder.state = replace(builder.state, policy=policy)
-            stop_job(builder, "coordinator:0", f"{event.signal} to coordinator:0")
+            stop_job(builder, "coordinator:0", event.reason)
+        elif isinstance(event, ProcessEnded):
+            _process_ended(builder, event)
         elif isinstance(event, Paused):
             _extend_deadlines(builder, event.seconds)
     if not all(map(is_routine, events)):
@@ -174,8 +191,6 @@ def _receive(builder: DecisionBuilder, event: Received) -> None:
         _hear(builder, replace(holder, heard=builder.now), connection, message)
     elif holder is None and isinstance(message, Scale):
         scale(builder, connection, message, event.sequence)
-    elif holder is None and isinstance(message, TaskEnded):
-        _task_ended(builder, event, message)
     else:
         why = f"{type(message).__name__} was not expected"
         builder.add_reason(f"the connection of {holder or 'no task'} is closed: {why}")
@@ -209,15 +224,14 @@ def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Messag
         _end_confirmed(builder, task, connection)
 
 
-def _task_ended(builder: DecisionBuilder, event: Received, message: TaskEnded) -> None:
+def _process_ended(builder: DecisionBuilder, ended: ProcessEnded) -> None:
     """Gives a task up whose process has ended, if that process holds it."""
-    builder.send(event.connection, TaskEndedHeard(), event.sequence)
-    name = task_name(message.role, message.index)
-    builder.add_reason(f"pid {message.pid} on {message.host} of {name} has ended: {message.reason}")
+    name, process = ended.task, (ended.host, ended.pid)
+    builder.add_reason(f"pid {ended.pid} on {ended.host} of {name} has ended: {ended.reason}")
     task = builder.state.tasks.get(name)
-    if task is not None and task.active and (task.host, task.pid) == (message.host, message.pid):
-        lose_task(builder, task, f"its process ended: {message.reason}")
-    elif task is not None and task.silent and (task.host, task.pid) == (message.host, message.pid):
+    if task is not None and task.active and (task.host, task.pid) == process:
+        lose_task(builder, task, f"its process ended: {ended.reason}")
+    elif task is not None and task.silent and (task.host, task.pid) == process:
         builder.update_task(replace(task, silent=False))  # it does not come back by itself
 
 

@@ -326,34 +326,6 @@ class Scaled(Message, frozen=True, array_like=True):
     dismissed: tuple[str, ...]
 
 
-class TaskEnded(Message, frozen=True, array_like=True):
-    """Whoever has started a task: its process has ended. Answered by `TaskEndedHeard`.
-
-    The coordinator gives the task up at once, unless another process holds it by now, or it has
-    left.
-
-    Attributes:
-        role: `ps` or `worker`.
-        index: the task's index.
-        host: the name of the process's host.
-        pid: its process id there.
-        reason: how it ended, such as `killed by SIGKILL`.
-    """
-
-    kind: ClassVar[int] = 36
-    role: Name
-    index: Index
-    host: Name
-    pid: Number
-    reason: Line
-
-
-class TaskEndedHeard(Message, frozen=True, array_like=True):
-    """The answer to `TaskEnded`."""
-
-    kind: ClassVar[int] = 37
-
-
 class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
     """One task, as the coordinator sees it.
 

@@ -12,7 +12,6 @@ from trireme.cluster.messages import (
     Scale,
     Scaled,
     StatusQuery,
-    TaskEnded,
 )
 from trireme.cluster.spec import OBSERVER
 from trireme.errors import ConfigurationError, FrameError
@@ -64,10 +63,6 @@ class Observer:
         if not isinstance(answer, Scaled):
             raise self._senseless(answer)
         return answer
-
-    def report_ended(self, ended: TaskEnded) -> None:
-        """Says that the process of a task has ended: the coordinator gives it up at once."""
-        self._ask(ended)
 
     def _ask(self, request: Message) -> Message:
         stream = connect(self.coordinator, timeout=self.timeout, certificates=self.certificates)

@@ -21,9 +21,9 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.launcher_pipe import LauncherPipe
 from trireme.launch.nameless_file import nameless_file, write_all
 from trireme.launch.process_setup.program import run_body
-from trireme.launch.task_messages import LauncherPipe
 
 _HEADER = struct.Struct("<qq")
 """The index of the worker that has returned the result, and the length of the pickle after it."""

@@ -22,7 +22,7 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import INTERRUPTED, ExitReason
 from trireme.launch.output import TaskOutputs
 from trireme.launch.program_directory import forget_named, link_named, move_into
-from trireme.launch.run_directory import JOURNAL, RECORD, JobRecord, RunDirectory
+from trireme.launch.run_directory import RECORD, JobRecord, RunDirectory
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
     Action,
@@ -31,10 +31,10 @@ from trireme.launch.supervision_state import (
     Phase,
     Restart,
     Start,
+    StopJob,
     SupervisionLimits,
     Terminate,
 )
-from trireme.launch.task_messages import Listening, MembershipReport
 from trireme.launch.verdict import failure_report
 from trireme.process_birth import process_birth
 
@@ -43,31 +43,72 @@ if TYPE_CHECKING:
 
 COORDINATOR = "coordinator:0"
 _KEPT_EVENTS = 50
-STALL_SECONDS = 5.0
-"""A turn of the loop takes a second at most. After a turn that took longer than this the launcher
-itself was stopped, so that silence in that time is not the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)
-class LostProcess:
-    """The process of a server or worker that has ended otherwise than well.
+class LostTask:
+    """A task that the coordinator has given up.
 
     Attributes:
-        role, index: which task it was.
-        host: the name of its host.
-        pid: its process id there.
-        reason: why it ended, in a line.
+        name: the task.
+        pid: the id of its process.
+        reason: why it was given up, such as `it sent nothing for 10.2 s`.
     """
 
-    role: str
-    index: int
-    host: str
+    name: str
     pid: int
     reason: str
 
 
-Announce = Callable[[str, Sequence[LostProcess]], object]
-"""Tells the coordinator at an address which processes have ended. It does not block."""
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The members of a job, as its coordinator knows them.
+
+    Attributes:
+        joined: whether any worker ever joined.
+        formed: whether all tasks joined at some time, so that the job began.
+        lost: the tasks that are given up now.
+        wanted: the names of the tasks that the job is to have, and that have not left.
+        dismissed: the names of the tasks that are to leave because the job was made smaller, or
+            have left for that.
+        requests: how often somebody has asked for other numbers of tasks.
+        over: how the job has ended, once every task knows that; else empty.
+    """
+
+    joined: bool = False
+    formed: bool = False
+    lost: tuple[LostTask, ...] = ()
+    wanted: tuple[str, ...] = ()
+    dismissed: tuple[str, ...] = ()
+    requests: int = 0
+    over: str = ""
+
+
+class Coordinator(Protocol):
+    """The job's coordinator, which runs on a thread of this process. No method blocks for long.
+
+    Attributes:
+        address: where it listens, with the scheme.
+    """
+
+    address: str
+
+    def membership(self) -> Membership:
+        """Returns the members of the job now."""
+
+    def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
+        """Says that the process of a task has ended otherwise than well, and why."""
+
+    def stop_job(self) -> None:
+        """Stops the job before its end, as the user has asked for that."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+Coordinate = Callable[[TaskConfig, Callable[[], object]], Coordinator]
+"""Begins a job's coordinator, from its configuration. It calls the function, on its own thread,
+whenever the membership has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +120,14 @@ class Job:
         task: what all tasks have in common: job, secret, counts, options.
         limits: how long things may take, and how often tasks are started again.
         authority: issues each task a certificate, where the tasks connect by TLS.
-        announce: tells the coordinator of lost processes, so that it need not wait for their
-            silence.
+        coordinate: begins the coordinator; None where the job has none.
     """
 
     program: tuple[str, ...]
     task: TaskConfig
     limits: SupervisionLimits = field(default_factory=SupervisionLimits)
     authority: Authority | None = None
-    announce: Announce = lambda address, lost: None
+    coordinate: Coordinate | None = None
 
     def with_authority(self) -> Job:
         """Returns the job with an authority of its own, whose key stays in this process."""
@@ -121,7 +161,7 @@ class TaskEnded:
     reason: ExitReason
 
 
-Event = StopSignalled | Listening | MembershipReport | TaskLocated | TaskEnded
+Event = StopSignalled | TaskLocated | TaskEnded
 
 
 class Engine(Protocol):
@@ -130,10 +170,12 @@ class Engine(Protocol):
     Attributes:
         pids: the process id of every task that has one, by name.
         nodes: the node of every task that is not on this host, by name.
+        own_host: the address of this host at which the tasks reach the coordinator.
     """
 
     pids: dict[str, int]
     nodes: dict[str, str]
+    own_host: str
 
     def host(self, name: str) -> str:
         """Returns the name of the host that a task runs on, as its process knows it."""
@@ -158,14 +200,14 @@ class Engine(Protocol):
         """Returns how much a task has done: seconds of a core, and a second for each line."""
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """Waits for events, at most so many seconds, and returns them.
+        """Waits for events, at most so many seconds, and returns them."""
 
-        A report of the coordinator comes before the ends of tasks.
-        """
+    def wake(self) -> None:
+        """Ends the wait that is under way, or the next one. Any thread may call it."""
 
 
 def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
-    """Returns the tasks of a job in the order of their start, the coordinator first.
+    """Returns the tasks of a job in the order of their start.
 
     A worker has one process or several, each of which is a task.
 
@@ -174,7 +216,6 @@ def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
     """
     replace = msgspec.structs.replace
     servers = [replace(task, role="ps", index=index) for index in range(task.servers)]
-    coordinators = [replace(task, role="coordinator")] if task.servers else []
     workers = [
         replace(
             task,
@@ -185,7 +226,7 @@ def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
         for index in range(task.workers)
         for rank in range(together(task))
     ]
-    return [*coordinators, *servers, *workers]
+    return [*servers, *workers]
 
 
 def together(task: TaskConfig) -> int:
@@ -206,17 +247,15 @@ class Launcher:
         self._supervision = Supervision(job.limits)
         self._tasks = {config.name: config for config in tasks_of_job(job.task)}
         self._outputs = outputs
-        self._coordinator = ""  # the address that it listens at, once that is known
-        self._listen_due: float | None = None  # when a coordinator that was started must listen
-        self._lost: dict[str, LostProcess] = {}  # the newest lost process of each task
+        self._coordinator: Coordinator | None = None
+        self._address = ""  # of the coordinator
         self._dismissed: set[str] = set()  # the tasks that the job is not to have any more
-        self._report = MembershipReport()  # the newest one
+        self._membership = Membership()  # as it was last looked at
         self._complete = False  # all tasks of the job's start were started
         self._requests = 0  # how often somebody has asked for other numbers of tasks
         self._started = time.time()
         self._begin = time.monotonic()
         self._last_check = self._begin
-        self._last_report_at: float | None = None  # when the coordinator last reported its members
         self._events = deque[tuple[float, str]](maxlen=_KEPT_EVENTS)
         self._unrecorded = False  # `job.json` cannot be written now
         self._removed = False  # the run directory is gone
@@ -229,25 +268,23 @@ class Launcher:
 
     def run(self) -> None:
         """Starts all tasks and returns when the last one has ended."""
-        while self._supervision.phase is not Phase.DONE:
-            if self._supervision.phase is Phase.STARTING:
-                self._start_all()
-            else:
-                self._turn(1.0)
+        try:
+            while self._supervision.phase is not Phase.DONE:
+                if self._supervision.phase is Phase.STARTING:
+                    self._start_all()
+                else:
+                    self._turn(1.0)
+        finally:
+            self._end_coordinator()
 
     def _start_all(self) -> None:
-        self._last_report_at, self._coordinator, self._requests = None, "", 0
-        self._report, self._complete = MembershipReport(), False
-        self._lost.clear()
+        self._membership, self._complete, self._requests = Membership(), False, 0
         self._tasks = {config.name: config for config in tasks_of_job(self._sized())}
         self._dismissed.clear()
         self._supervision.keep_only(self._tasks)
+        self._start_coordinator()
         for config in self._tasks.values():
             self._start(config)
-            if config.role == "coordinator":
-                self._wait_for_address()
-                if self._supervision.phase is not Phase.RUNNING:
-                    return
         self._complete = True
         self._record("running", None)
         self._carry_out(self._resized())
@@ -298,7 +335,7 @@ class Launcher:
             launcher_birth=process_birth(os.getpid()),
             pids=self._engine.pids,
             nodes=self._engine.nodes,
-            coordinator=self._coordinator,
+            coordinator=self._address,
             secret_file=str(self._directory.secret_file.resolve()),
             certificate_file=str(self._directory.certificate_file.resolve())
             if self._job.authority is not None
@@ -327,31 +364,40 @@ class Launcher:
 
     # Starting --------------------------------------------------------------------------------
 
+    def _start_coordinator(self) -> None:
+        """Begins the coordinator anew: the tasks that knew the one before have all ended."""
+        self._end_coordinator()
+        if self._job.coordinate is None:
+            return
+        authority = self._job.authority
+        scheme = "tcp" if authority is None else "tls"
+        config = msgspec.structs.replace(
+            self._job.task,
+            role="coordinator",
+            listen=f"{scheme}://{self._engine.own_host}:0",
+            certificates="" if authority is None else authority.issue(COORDINATOR),
+            restarts_left=self._supervision.whole_restarts_left,
+        )
+        self._coordinator = self._job.coordinate(config, self._engine.wake)
+        self._address = self._coordinator.address
+
+    def _end_coordinator(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
     def _start(self, config: TaskConfig) -> None:
         self._supervision.started(config.name)
         authority, task = self._job.authority, f"{config.role}:{config.index}"
         self._outputs.begin(config.name)
-        if config.role == "coordinator":
-            self._listen_due = time.monotonic() + self._job.limits.listen
-            config = msgspec.structs.replace(
-                config,
-                listen=self._coordinator,  # the tasks know it by the address of its first start
-                journal=str(self._directory.path.resolve() / JOURNAL),
-                resumes=bool(self._coordinator),
-            )
         self._engine.start(
             msgspec.structs.replace(
                 config,
-                coordinator=self._coordinator,
+                coordinator=self._address,
                 certificates="" if authority is None else authority.issue(task),
                 restarts_left=self._supervision.restarts_left(config.name),
             )
         )
-
-    def _wait_for_address(self) -> None:
-        """Waits until the coordinator listens, or has ended."""
-        while self._supervision.phase is Phase.RUNNING and not self._coordinator:
-            self._turn(0.01)
 
     # One turn of the loop --------------------------------------------------------------------
 
@@ -359,11 +405,13 @@ class Launcher:
         now = time.monotonic()
         deadline = self._supervision.deadline
         wait = longest if deadline is None else min(longest, max(0.0, deadline - now))
-        for event in self._engine.wait(wait):
+        events = self._engine.wait(wait)
+        self._look_at_members(time.monotonic())  # it comes before the ends of tasks
+        for event in events:
             self._handle(event)
         self._find_named()
         now = time.monotonic()
-        self._check_silent_tasks(now)
+        self._check(now)
         self._carry_out(self._supervision.tick(now))
 
     def _find_named(self) -> None:
@@ -371,13 +419,11 @@ class Launcher:
         if self._named is None and self._job.task.config.run_dir is None:
             self._named = link_named(self._directory.path)
 
-    def _check_silent_tasks(self, now: float) -> None:
-        """Checks the tasks that no report covers: the coordinator, and workers that outlive it."""
+    def _check(self, now: float) -> None:
+        """Checks the run directory, and the workers that outlive the job, once a second."""
         if now - self._last_check < 1.0:
             return
-        stalled, self._last_check = now - self._last_check > STALL_SECONDS, now
-        if self._last_report_at is not None and stalled:
-            self._last_report_at = now
+        self._last_check = now
         if not self._removed and not (self._directory.path / "logs").exists():
             self._removed = True
             self._console.say(
@@ -385,17 +431,6 @@ class Launcher:
                 "print is not kept, and `trireme status` and `trireme stop` do not find this job",
                 alarm=True,
             )
-        if self._listen_due is not None and now > self._listen_due:
-            self._listen_due = None
-            limit = self._job.limits.listen
-            self._console.say(f"{COORDINATOR} did not listen within {limit:.0f} s", alarm=True)
-            self._engine.send_signal(COORDINATOR, signal.SIGKILL)
-        silence = 0.0 if self._last_report_at is None else now - self._last_report_at
-        if silence > self._job.limits.silence:
-            self._last_report_at = None
-            summary = f"given up and killed: it sent nothing for {silence:.0f} s"
-            reason = ExitReason(kind="hung", summary=summary)
-            self._carry_out(self._supervision.hung(now, COORDINATOR, reason))
         for name in self._supervision.outliving_workers:
             self._carry_out(self._supervision.worker_used(now, name, self._engine.used(name)))
 
@@ -405,53 +440,47 @@ class Launcher:
             case StopSignalled():
                 self._carry_out(self._supervision.interrupt(now))
             case TaskEnded(name, status, reason):
-                if name == COORDINATOR:
-                    self._last_report_at = self._listen_due = None
-                elif status not in (0, INTERRUPTED) and self._supervision.goes_on:
-                    self._announce(name, reason)
+                if status not in (0, INTERRUPTED) and self._supervision.goes_on:
+                    self._report_ended(name, reason)
                 self._carry_out(self._supervision.exited(now, name, status, reason))
-            case MembershipReport():
-                self._last_report_at = now
-                self._report = event
-                self._carry_out(self._membership_reported(now, event))
-                self._carry_out(self._resized())
-            case Listening(address):
-                self._coordinator, self._listen_due = address, None
-                self._record("running", None)
-                if self._lost:  # while a coordinator was away, or it died before it heard of them
-                    self._job.announce(address, tuple(self._lost.values()))
             case TaskLocated():
                 if self._supervision.phase is Phase.RUNNING:
                     self._record("running", None)
 
-    def _membership_reported(self, now: float, report: MembershipReport) -> Sequence[Action]:
-        pids = self._engine.pids
+    def _look_at_members(self, now: float) -> None:
+        """Takes in which tasks the coordinator has given up, and which the job is to have."""
+        if self._coordinator is None:
+            return
+        members, pids = self._coordinator.membership(), self._engine.pids
+        self._membership = members
         lost = {
             task.name: ExitReason(kind="hung", summary=f"given up and killed: {task.reason}")
-            for task in report.lost
+            for task in members.lost
             if pids.get(task.name) == task.pid  # else another process has taken its place
         }
-        return self._supervision.membership_reported(now, report.joined, lost, formed=report.formed)
+        take = self._supervision.membership_reported
+        self._carry_out(take(now, members.joined, lost, formed=members.formed))
+        self._carry_out(self._resized())
+        if members.over:
+            self._carry_out(self._supervision.job_over(now, members.over))
 
-    def _announce(self, name: str, reason: ExitReason) -> None:
+    def _report_ended(self, name: str, reason: ExitReason) -> None:
         """Tells the coordinator that a process has ended, if it was a member of the job."""
         config, pid = self._tasks[name], self._engine.pids.get(name)
         member = config.role == "ps" or not (self._job.task.servers and config.rank)
-        if not self._coordinator or pid is None or not member:
-            return
-        host = self._engine.host(name)
-        self._lost[name] = LostProcess(config.role, config.index, host, pid, reason.summary)
-        self._job.announce(self._coordinator, (self._lost[name],))
+        if self._coordinator is not None and pid is not None and member:
+            task, host = f"{config.role}:{config.index}", self._engine.host(name)
+            self._coordinator.process_ended(task, host, pid, reason.summary)
 
     def _resized(self) -> Sequence[Action]:
         """Has the job the tasks that its coordinator wants."""
-        report = self._report
+        members = self._membership
         if not self._complete:
             return ()
-        self._dismissed = {*report.dismissed}
+        self._dismissed = {*members.dismissed}
         self._engine.dismiss(self._dismissed)
-        asked, self._requests = report.requests > self._requests, report.requests
-        return self._supervision.resized(report.wanted, report.dismissed, asked=asked)
+        asked, self._requests = members.requests > self._requests, members.requests
+        return self._supervision.resized(members.wanted, members.dismissed, asked=asked)
 
     def _start_new(self, name: str) -> None:
         """Starts a task that the job has room for."""
@@ -467,6 +496,9 @@ class Launcher:
                     self._events.append((round(time.monotonic() - self._begin, 1), text))
                 case Terminate(name):
                     self._engine.send_signal(name, signal.SIGTERM)
+                case StopJob():
+                    if self._coordinator is not None:
+                        self._coordinator.stop_job()
                 case Kill(name):
                     self._engine.send_signal(name, signal.SIGKILL)
                 case Start(name):

@@ -67,9 +67,9 @@ def run_local(
         job = job.with_authority()
     environ = {**os.environ, **thread_variables(os.environ, threads)}
     environ.pop(SECRET_VARIABLE, None)
-    with signals() as (wakeup, _), TaskOutputs(directory.log, console) as outputs:
+    with signals() as (wakeup, waker), TaskOutputs(directory.log, console) as outputs:
         with HostEngine(job.program, environ, outputs.show, build_command) as engine:
-            engine.selector.register(wakeup, selectors.EVENT_READ)
+            engine.take_signals(wakeup, waker)
             if job.task.config.start == "auto" and can_fork():
                 engine.fork_tasks(console)
             launcher = Launcher(job, directory, engine, outputs)
@@ -86,11 +86,10 @@ class HostEngine:
         show: called with a task's name, each line that it prints, and whether that went to
             standard error.
         build_command: returns the command line of a task; `task_command` by default.
-        host: the address of this host at which servers, the coordinator and process groups meet.
+        host: the address of this host at which servers and process groups meet.
         directory: the directory to start tasks in; None for this process's own.
 
     Attributes:
-        selector: waits for the tasks' pipes, and for the sockets of `signals` registered there.
         process_groups: `host:port` at which each process group meets whose rank 0 was started here.
     """
 
@@ -106,7 +105,9 @@ class HostEngine:
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
         self.process_groups: dict[int, str] = {}
-        self.selector = selectors.DefaultSelector()
+        self.own_host = LOOPBACK
+        self._selector = selectors.DefaultSelector()
+        self._waker: socket.socket | None = None
         self._program = program
         self._environ = environ
         self._show = show
@@ -128,8 +129,24 @@ class HostEngine:
             process.send_signal(signal.SIGKILL)
         if self._template is not None:
             self._template.close()
-        self.selector.close()
+        self._selector.close()
         self._reaper.close()
+
+    def take_signals(self, wakeup: socket.socket, waker: socket.socket) -> None:
+        """Has `wait` end at signals, and at `wake`.
+
+        Args:
+            wakeup: the first socket of `signals`.
+            waker: the other.
+        """
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        self._waker = waker
+
+    def wake(self) -> None:
+        # A full socket has woken the launcher already; with a closed one the job has ended.
+        if self._waker is not None:
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
 
     def fork_tasks(self, console: Console) -> None:
         """Has servers and workers forked from one process that has imported PyTorch.
@@ -153,12 +170,10 @@ class HostEngine:
             path = script.resolve().parent
         say = partial(console.say, alarm=True)
         self._template = ForkedTasks(self._environment(), path, self._directory, say)
-        self.selector.register(self._template, selectors.EVENT_READ, self._template)
+        self._selector.register(self._template, selectors.EVENT_READ, self._template)
 
     def start(self, config: TaskConfig) -> None:
-        forks = self._template is not None and self._build_command is task_command
-        # The coordinator needs no PyTorch, and is there before the template is.
-        if forks and config.role != "coordinator":
+        if self._template is not None and self._build_command is task_command:
             self._waiting[config.name] = config
             self._start_waiting()
         else:
@@ -199,7 +214,7 @@ class HostEngine:
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:
-            self.selector.register(pipe.stream, selectors.EVENT_READ, pipe)
+            self._selector.register(pipe.stream, selectors.EVENT_READ, pipe)
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment of every task, but for what tells each what it is."""
@@ -224,22 +239,19 @@ class HostEngine:
 
     def wait(self, seconds: float) -> list[Event]:
         events, self._events = self._events, []
-        for key, _ in self.selector.select(0.0 if events else seconds):
+        for key, _ in self._selector.select(0.0 if events else seconds):
             if key.data is None:
                 events += [StopSignalled()] * requests_to_stop(key.fd)
             elif key.data is self._template:
                 self._look_at_template()
             elif key.data.read() == 0:
-                self.selector.unregister(key.fileobj)
+                self._selector.unregister(key.fileobj)
         if self._waiting and self._template is not None:  # it may never say that it is ready
             self._look_at_template()
         statuses = {name: process.poll() for name, process in self._processes.items()}
-        ended: list[Event] = []
-        for name, status in statuses.items():
-            process = self._processes[name]
-            events += process.take_messages()
-            if status is not None:
-                ended.append(self._ended(name, status))
+        ended = [
+            self._ended(name, status) for name, status in statuses.items() if status is not None
+        ]
         return events + ended
 
     def _look_at_template(self) -> None:
@@ -250,7 +262,7 @@ class HostEngine:
 
     def _drop_template_if_gone(self) -> None:
         if self._template is not None and self._template.gone:
-            self.selector.unregister(self._template)
+            self._selector.unregister(self._template)
             self._template.close()
             self._template = None
 
@@ -258,7 +270,7 @@ class HostEngine:
         process = self._processes.pop(name)
         for pipe in process.pipes:
             with contextlib.suppress(KeyError):  # it was closed before
-                self.selector.unregister(pipe.stream)
+                self._selector.unregister(pipe.stream)
         return TaskEnded(name, status, process.finish(status))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from trireme.launch.exit_reason import ExitReason, describe_status
-from trireme.launch.task_messages import Listening, MembershipReport, decode_message
+from trireme.launch.launcher_pipe import decode_reason
 
 CHUNK_BYTES = 1 << 16
 LINE_BYTES = 1 << 20
@@ -151,13 +151,11 @@ class TaskProcess:
         self._child = child
         self._show = show
         self._lines = 0
-        self._messages: list[Listening | MembershipReport] = []
         self._reason: ExitReason | None = None
-        self._message_pipe = Pipe(messages, self._take_message)
         self.pipes = [
             Pipe(output, partial(self._take_line, False)),
             Pipe(error, partial(self._take_line, True)),
-            self._message_pipe,
+            Pipe(messages, self._take_message),
         ]
         for pipe in self.pipes:
             os.set_blocking(pipe.stream.fileno(), False)
@@ -178,12 +176,6 @@ class TaskProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def take_messages(self) -> list[Listening | MembershipReport]:
-        """Returns the messages that the task has sent since the last call, but for `ExitReason`."""
-        self._message_pipe.read()
-        messages, self._messages = self._messages, []
-        return messages
-
     def finish(self, status: int) -> ExitReason:
         """Takes in what an ended task has left, kills its children, and closes its pipes.
 
@@ -203,13 +195,7 @@ class TaskProcess:
         self._show(line, error)
 
     def _take_message(self, line: bytes) -> None:
-        match decode_message(line):
-            case ExitReason() as reason:
-                self._reason = reason
-            case None:
-                pass  # nothing that a task of this version sends
-            case message:
-                self._messages.append(message)
+        self._reason = decode_reason(line) or self._reason
 
 
 def _processor_seconds(pid: int) -> float:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from trireme.atomic_file import write_atomically
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.run_directory import CERTIFICATE, JOURNAL, LOCK, RECORD, SECRET, is_running
+from trireme.launch.run_directory import CERTIFICATE, LOCK, RECORD, SECRET, is_running
 
 _NAMED = "run_dir"
 _FOLDERS = ("logs", "records", "traces")
-_OURS = {_NAMED, RECORD, LOCK, SECRET, CERTIFICATE, JOURNAL, f"{JOURNAL}-journal", *_FOLDERS}
+_OURS = {_NAMED, RECORD, LOCK, SECRET, CERTIFICATE, *_FOLDERS}
 """What a launcher and its tasks write. A directory with anything else in it stays as it is."""
 
 _MARK = "/."

@@ -26,8 +26,6 @@ RECORD = "job.json"
 LOCK = "job.lock"
 SECRET = "job.secret"
 CERTIFICATE = "job.pem"
-JOURNAL = "coordinator.journal"
-"""What a coordinator knows, for the process that takes its place."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):

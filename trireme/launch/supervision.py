@@ -5,11 +5,10 @@ Pure: events go in, actions come out. `launcher.py` starts, kills and waits; tes
 A worker that finishes leaves the job. A worker that a signal kills, or that leaves as SIGTERM has
 asked it to, is started again where restarts are allowed; otherwise the job goes on without it. A
 worker that fails by itself ends the job. A server that fails is started again likewise, if others
-hold copies of what it held; otherwise the job goes on with the other servers. A coordinator that
-keeps a journal is started again by itself. When a server or coordinator is lost that the job does
-not outlive, the whole job is started again where restarts are allowed; otherwise the job ends. A
-task that the coordinator has given up is killed by a signal. A task that is dismissed may end as it
-likes.
+hold copies of what it held; otherwise the job goes on with the other servers. When a server is lost
+that the job does not outlive, the whole job is started again where restarts are allowed; otherwise
+the job ends. A task that the coordinator has given up is killed by a signal. A task that is
+dismissed may end as it likes. The coordinator itself runs in the launcher's process.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from trireme.launch.supervision_state import (
     Notify,
     Phase,
     Start,
+    StopJob,
     SupervisedTask,
     SupervisionLimits,
-    Terminate,
 )
 from trireme.launch.verdict import Failure, Verdict, losses
 
@@ -60,7 +59,7 @@ class Supervision:
         self._first_request: float | None = None  # when the launcher was first asked to stop
         self._saved_early = False  # a task ended with the status of an interrupted one
         self._last_worker: Failure | None = None  # the last worker, where it was lost
-        self._job_over = False  # the coordinator ended by itself
+        self._job_over = False  # every task knows of the end
         self._start = JobStart()
 
     # Events ----------------------------------------------------------------------------------
@@ -85,15 +84,14 @@ class Supervision:
             return []  # it counted as ended already, and the kernel has ended it after all
         if task.given_up is not None and reason.kind == "signal":
             reason = task.given_up
-        asked = task.terminated or (task.coordinator and self.phase is Phase.STOPPING)
-        sent = (-signal.SIGTERM,) * asked + (-signal.SIGKILL,) * task.killed
+        sent = (-signal.SIGTERM,) * task.terminated + (-signal.SIGKILL,) * task.killed
         ended_by_us = status in sent and reason.kind in ("signal", "gone")
         ended_by_us |= task.terminated and not task.worker  # whatever it says of the job's end
         ended_well = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
         failure = None if ended_well or ended_by_us else Failure(name, reason)
         task.alive, task.due = False, None
         if self.phase is Phase.RESTARTING and task in self._restarting:
-            return self._exited_for_restart(now, task, failure)
+            return self._exited_for_restart(now, failure)
         actions: list[Action] = []
         if task.dismissed:
             how = "has left" if failure is None else f"left, and {failure.reason.summary}"
@@ -108,31 +106,24 @@ class Supervision:
             self._saved_early |= early
             self.verdict.interrupted |= early
             self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
-            self._job_over |= task.coordinator and not task.terminated
         elif failure is not None and task.worker and self._limits.together:
             actions = self._sharded_worker_failed(now, task, failure)
         elif failure is not None and task.worker:
             actions = self._worker_failed(now, task, failure)
         elif failure is not None:
-            actions = self._server_or_coordinator_failed(now, task, failure)
+            actions = self._server_failed(now, task, failure)
         return actions + self._advance(now)
 
-    def _exited_for_restart(
-        self, now: float, task: SupervisedTask, failure: Failure | None
-    ) -> list[Action]:
+    def _exited_for_restart(self, now: float, failure: Failure | None) -> list[Action]:
         """A task has ended that is to be started again together with others."""
-        actions: list[Action] = []
         if failure is not None:
             self._restart_causes.append(failure)
-            if task.coordinator:  # nobody is left who tells the workers that a server died
-                workers = [each for each in self._alive() if each.worker and not each.terminated]
-                actions = [worker.terminate() for worker in workers]
-        return [*actions, *self._proceed_with_restart(now)]
+        return self._proceed_with_restart(now)
 
     def membership_reported(
         self, now: float, joined: bool, lost: Mapping[str, ExitReason], *, formed: bool = True
     ) -> list[Action]:
-        """The coordinator has reported the job's members.
+        """Takes in the job's members, as the coordinator knows them.
 
         Args:
             now: the time.
@@ -191,19 +182,25 @@ class Supervision:
         kept = {*names}
         self._tasks = {name: task for name, task in self._tasks.items() if name in kept}
 
-    def hung(self, now: float, name: str, reason: ExitReason) -> list[Action]:
-        """A task does nothing any more. It is killed at once."""
-        task = self._tasks[name]
-        if not task.alive or task.killed:
+    def job_over(self, now: float, outcome: str) -> list[Action]:
+        """The job is over, and every task knows that.
+
+        Args:
+            now: the time.
+            outcome: `finished`, `interrupted` or `failed`.
+        """
+        if self._job_over or outcome == "failed":  # how its tasks end decides what follows
             return []
-        task.given_up, task.due = reason, now
-        return self._kill_the_given_up(now)
+        self._job_over = True
+        # A server that the launcher ends says that the job is interrupted, whatever it was.
+        if outcome == "interrupted" and not any(task.terminated for task in self._servers):
+            self._saved_early = self.verdict.interrupted = True
+        return self._advance(now)
 
     @property
     def outliving_workers(self) -> tuple[str, ...]:
         """The workers that live after the job's end. Report their activity to `worker_used`."""
-        has_coordinator = any(task.coordinator for task in self._tasks.values())
-        over = self._job_over if has_coordinator else self._ended_well > 0
+        over = self._job_over if self._limits.coordinated else self._ended_well > 0
         if not over or self.phase is not Phase.RUNNING:
             return ()
         return tuple(task.name for task in self._alive() if task.worker)
@@ -239,9 +236,9 @@ class Supervision:
         )
         workers = [task for task in self._alive() if task.worker]
         # The coordinator first: a signal to one worker alone would only have that one leave.
-        told = [Terminate(task.name) for task in self._alive() if task.coordinator and workers]
-        told += [worker.terminate() for worker in workers]
-        return [notice, *told, *self._advance(now)]
+        stop = [StopJob()] if self._limits.coordinated and workers else []
+        told = [worker.terminate() for worker in workers]
+        return [notice, *stop, *told, *self._advance(now)]
 
     @property
     def goes_on(self) -> bool:
@@ -272,8 +269,14 @@ class Supervision:
     def restarts_left(self, name: str) -> int:
         """Returns how often a task may still be started again."""
         task = self._tasks[name]
-        own = task.worker or (task.server and self._limits.outlives_servers)
-        return self._limits.restarts - (task.restarts if own else self._whole_restarts)
+        if task.worker or self._limits.outlives_servers:
+            return self._limits.restarts - task.restarts
+        return self.whole_restarts_left
+
+    @property
+    def whole_restarts_left(self) -> int:
+        """How often the whole job may still be started again."""
+        return self._limits.restarts - self._whole_restarts
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -298,13 +301,13 @@ class Supervision:
             limit = f"within {self._limits.stop:.0f} s"
             notice = Notify(f"{', '.join(late)} did not {missed} {limit}: killed")
             return [notice, *self._kill(now, alive)]
-        # Servers and coordinator come last: the workers may need them to end well.
+        # Servers come last: the workers may need them to end well.
         due = [task for task in alive if task.worker or self.phase is Phase.ENDING]
         kill_all = self._limits.together and self.verdict.failed
         if kill_all or all(task.terminated for task in due):
             return self._kill(now, alive)
         self._phase_deadline = now + self._limits.kill
-        if self._last_worker is not None and any(task.coordinator for task in due):
+        if self._last_worker is not None and self._limits.coordinated and not self._job_over:
             # The coordinator waits for the lost worker: it had something left to do.
             self._fail(now, self._last_worker)
             self.phase = Phase.ENDING
@@ -358,40 +361,23 @@ class Supervision:
         self._fail(now, failure)
         return []
 
-    def _server_or_coordinator_failed(
-        self, now: float, task: SupervisedTask, failure: Failure
-    ) -> list[Action]:
+    def _server_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         # Of a job that has failed it is a victim; of one that goes on it is not.
         by_itself = failure.reason.worth_a_restart or task.given_up is not None
-        if by_itself and self.goes_on:
-            if task.coordinator and self._may_restart_coordinator(task):
-                return self._restart_coordinator(task, failure)
-            if task.server and self._limits.outlives_servers:
-                return self._server_failed(now, task, failure)
+        if by_itself and self.goes_on and self._limits.outlives_servers:
+            return self._outlive_server(now, task, failure)
         if self._may_restart_all(failure) and not self._job_over:
             return self._restart_all(now, failure)
         if self.phase is Phase.ENDING or self._job_over:
             if self.verdict.failed:
                 return []
-            # The coordinator's failure counts even if its workers seemed to end well.
+            # The server's failure counts even if the workers seemed to end well.
             if failure.reason.kind != "victim":
                 return [Notify(f"WARNING: {failure.name}, after the end: {failure.reason.summary}")]
         self._fail(now, failure)
         return []
 
-    def _may_restart_coordinator(self, task: SupervisedTask) -> bool:
-        listened = self._start.joined is not None  # else it would fail again
-        return listened and task.restarts < self._limits.coordinator_restarts
-
-    def _restart_coordinator(self, task: SupervisedTask, failure: Failure) -> list[Action]:
-        """Starts the coordinator again, with its journal. Training goes on meanwhile."""
-        notice = Notify(
-            f"WARNING: {failure}; started again ({task.restarts + 1} of "
-            f"{self._limits.coordinator_restarts}), and training goes on meanwhile"
-        )
-        return [notice, task.restart()]
-
-    def _server_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
+    def _outlive_server(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         """Starts a server again, which the others fill, or goes on without it."""
         if self.restarts_left(task.name) > 0 and self.phase is not Phase.STOPPING:
             notice = Notify(
@@ -433,7 +419,7 @@ class Supervision:
     # Restarts --------------------------------------------------------------------------------
 
     def _may_restart_all(self, failure: Failure) -> bool:
-        """Whether the whole job is started again because a server or the coordinator died."""
+        """Whether the whole job is started again because a server died."""
         only_victims = all(other.reason.kind == "victim" for other in self.verdict.failures)
         running = self.phase in (Phase.RUNNING, Phase.RESTARTING)
         going_on = running or (self.verdict.failed and only_victims)
@@ -448,11 +434,8 @@ class Supervision:
             f"WARNING: {failure}; the whole job is started again, from its newest checkpoint "
             f"({self._whole_restarts + 1} of {self._limits.restarts})"
         )
-        # The coordinator tells the workers that a server died; nobody tells them of its own death.
-        coordinator_died = self._tasks[failure.name].coordinator
-        told = [task.terminate() for task in self._alive() if task.worker and coordinator_died]
         tasks = list(self._tasks.values())
-        return [notice, *told, *self._begin_restart(now, tasks, failure, self._limits.save)]
+        return [notice, *self._begin_restart(now, tasks, failure, self._limits.save)]
 
     def _begin_restart(
         self, now: float, tasks: list[SupervisedTask], failure: Failure, patience: float
@@ -510,7 +493,7 @@ class Supervision:
 
     def _note_absence(self, now: float, task: SupervisedTask, failure: Failure) -> None:
         """Notes that a worker has ended for good. The job can no longer begin without it."""
-        coordinated = any(other.coordinator for other in self._tasks.values())
+        coordinated = self._limits.coordinated
         if task.worker and coordinated and not self._start.formed and self._start.absent is None:
             self._start.absent, self._start.deadline = failure, now + self._limits.settle
 
@@ -585,6 +568,10 @@ class Supervision:
         return self._ended_well > 0 or (self._job_over and had_workers)
 
     # Actions ---------------------------------------------------------------------------------
+
+    @property
+    def _servers(self) -> list[SupervisedTask]:
+        return [task for task in self._tasks.values() if task.server]
 
     def _alive(self) -> list[SupervisedTask]:
         return [task for task in self._tasks.values() if task.alive]

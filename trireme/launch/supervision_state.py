@@ -24,6 +24,11 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class StopJob:
+    """Have the coordinator stop the job before its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Start a task that the job has room for."""
 
@@ -44,7 +49,7 @@ class Notify:
     text: str
 
 
-Action = Terminate | Kill | Start | Restart | Notify
+Action = Terminate | Kill | StopJob | Start | Restart | Notify
 
 
 class Phase(enum.Enum):
@@ -67,18 +72,17 @@ class SupervisionLimits:
 
     Attributes:
         restarts: how often each worker may be started again, and each server, if the job outlives
-            it; and how often the whole job may be, when a server or the coordinator died that the
-            job does not outlive.
+            it; and how often the whole job may be, when a server died that the job does not
+            outlive.
         outlives_servers: whether the job goes on when a server is lost: others hold copies of what
             it held.
-        coordinator_restarts: how often the coordinator may be started again, which goes on from its
-            journal; 0 where it keeps none.
+        coordinated: whether the job has a coordinator, which decides who takes part.
         settle: how long the other tasks may take to end by themselves after a failure. It is
             longer than the coordinator needs to notice that a task is gone.
-        give_up: how long servers and coordinator may take to end by themselves after the last
-            worker of a job that failed. They have nothing to lose.
+        give_up: how long servers may take to end by themselves after the last worker of a job that
+            failed. They have nothing to lose.
         stop: how long the workers may take to save and end after a request to stop.
-        end: how long servers and coordinator may take to end after the last worker.
+        end: how long servers may take to end after the last worker.
         idle: how long a worker that outlives the job may do nothing, which means that it uses less
             than a hundredth of a core and prints nothing.
         kill: the time between SIGTERM and SIGKILL where nothing has to be saved, and the time
@@ -91,13 +95,11 @@ class SupervisionLimits:
             the model together.
         save: how long the other tasks may take to save and end before the whole job is started
             again.
-        silence: how long the coordinator may report nothing before it is given up.
-        listen: how long the coordinator may take until it listens.
     """
 
     restarts: int = 0
     outlives_servers: bool = False
-    coordinator_restarts: int = 0
+    coordinated: bool = False
     settle: float = 5.0
     give_up: float = 1.0
     stop: float = 60.0
@@ -108,8 +110,6 @@ class SupervisionLimits:
     together: bool = False
     regroup: float = 3.0
     save: float = 30.0
-    silence: float = 20.0
-    listen: float = 60.0
 
 
 @dataclass(slots=True)
@@ -175,11 +175,6 @@ class SupervisedTask:
     def server(self) -> bool:
         """Whether the task is a parameter server."""
         return self.name.startswith("ps:")
-
-    @property
-    def coordinator(self) -> bool:
-        """Whether the task is the coordinator."""
-        return self.name.startswith("coordinator:")
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from trireme.errors import UsageError
 from trireme.launch.exit_reason import ExitReason, describe, describe_status
+from trireme.launch.launcher_pipe import LauncherPipe, decode_reason
 from trireme.launch.process_setup import program
 from trireme.launch.process_setup.program import (
     check_program,
@@ -18,7 +19,6 @@ from trireme.launch.process_setup.program import (
     run_program,
     run_script,
 )
-from trireme.launch.task_messages import LauncherPipe, decode_message
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         status = run_script(path, arguments, task=task, launcher=LauncherPipe(os.dup(writer)))
         os.write(writer, b"\n")  # there may be no message
         with os.fdopen(reader, "rb") as messages:
-            reason = decode_message(messages.readline())
+            reason = decode_reason(messages.readline())
         os.close(writer)
         assert reason is None or isinstance(reason, ExitReason)
         return status, reason
@@ -133,9 +133,9 @@ def test_a_program_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_message_is_read_whole_or_not_at_all() -> None:
-    assert decode_message(b"") is None
-    assert decode_message(b'{"type": "ended", "kind": "exit"') is None
-    assert decode_message(b'{"type": "unheard-of"}') is None
+    assert decode_reason(b"") is None
+    assert decode_reason(b'{"type": "ended", "kind": "exit"') is None
+    assert decode_reason(b'{"type": "unheard-of"}') is None
 
 
 def test_a_status_says_what_little_it_can() -> None:

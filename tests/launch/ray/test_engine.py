@@ -19,7 +19,7 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.ray.agent import NodeFacts, TaskReport
-from trireme.launch.ray.engine import _Engine, _Task
+from trireme.launch.ray.engine import _Engine, _Home, _Task
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")
@@ -71,7 +71,7 @@ class FakeSeats:
 
 
 class Cluster:
-    """An engine that has the coordinator of a job, and may start a server; the time is `now`."""
+    """An engine that has a worker of a job, and may start a server; the time is `now`."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -84,12 +84,13 @@ class Cluster:
         console = Console(io.StringIO(), self.err, {})
         self.outputs = TaskOutputs(lambda name: directory / name.replace(":", "-"), console)
         first: Any = FakeAgent()
-        home = _Task("coordinator:0", first, HERE, "10.0.0.1")
+        home = _Task("worker:0", first, HERE, "10.0.0.1")
         seats: Any = self.seats
         self.engine = _Engine(
             Job(("program.py",), COMMON),
             self.outputs,
             seats,
+            _Home(HERE, "10.0.0.1"),
             {home.name: home},
             self._reader,
             self._writer,
@@ -235,7 +236,7 @@ def test_a_task_that_is_lost_gets_another_seat_and_its_process_is_forgotten(
 
 def test_the_end_of_the_job_does_not_wait_for_who_waits_for_room(cluster: Cluster) -> None:
     cluster.engine.start(SERVER)
-    first = cluster.engine._tasks["coordinator:0"].agent
+    first = cluster.engine._tasks["worker:0"].agent
     assert isinstance(first, FakeAgent)
     asked = first.call
 

@@ -44,7 +44,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         secret_fd: an inherited descriptor that holds the secret and the certificates, in place of
             them; see `secret.py`.
         launcher_fd: an inherited descriptor for messages to the launcher, if there is one; see
-            `task_messages.py`.
+            `launcher_pipe.py`.
         call_fd: an inherited descriptor that holds the function which a worker calls, in place of
             a program that it runs; see `function.py`.
         result_fd: an inherited descriptor for what that function returns.

@@ -23,7 +23,7 @@ import msgspec
 
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
-from trireme.launch.task_messages import LauncherPipe
+from trireme.launch.launcher_pipe import LauncherPipe
 from trireme.printable import printable
 
 MODULE = "-m"

@@ -135,7 +135,7 @@ class TaskAgent:
         Args:
             task: the task.
             environ: variables of its environment, besides the node's own.
-            host: the address of the node at which a server or coordinator listens, or at which a
+            host: the address of the node at which a server listens, or at which a
                 process group meets.
             attempt: the number of this start of the task, from 1. Requests to end it name it too.
 

@@ -98,8 +98,7 @@ class Agent:
 class Seats:
     """What the tasks of a job hold of a cluster: a placement group of one bundle for each.
 
-    So each is given back by itself. The coordinator holds nothing, as it hardly computes. It is on
-    the launcher's node, without which there is no job: there its journal is.
+    So each is given back by itself. The coordinator is in the launcher's process.
 
     Args:
         ray: the package, which has joined the cluster.
@@ -126,10 +125,6 @@ class Seats:
     def _place(self, name: str) -> dict[str, Any]:
         """Returns the options of a task's agent that say where it is; reserves what is missing."""
         strategies = self._ray.util.scheduling_strategies
-        if name.startswith("coordinator:"):
-            here = self._ray.get_runtime_context().get_node_id()
-            node = strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-            return {"num_cpus": 0, "scheduling_strategy": node}
         if name not in self._groups:
             self.reserve([name])
         group = self._groups[name]
@@ -141,7 +136,7 @@ class Seats:
         """Asks for seats, on the nodes that suit the job best, or wherever there is room.
 
         Args:
-            names: the tasks that have none, without the coordinator.
+            names: the tasks that have none.
         """
         self._nodes.update({name: node for name in self._groups if (node := self._node(name))})
         free = self._ray._private.state.available_resources_per_node()
@@ -180,7 +175,7 @@ class Seats:
         """Returns what tasks ask for, and what the cluster has.
 
         Args:
-            names: the tasks, without the coordinator.
+            names: the tasks.
         """
         seats = [seat_of(name, self._options) for name in names]
         wanted, largest = total(seats), max(seats, key=lambda seat: seat["CPU"])
@@ -213,13 +208,18 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Seats]:
     _join(ray, engine_options(job.task.config, RayOptions).address)
     seats = Seats(ray, job)
     try:
-        names = [each.name for each in tasks_of_job(job.task) if each.role != "coordinator"]
+        names = [each.name for each in tasks_of_job(job.task)]
         seats.reserve(names)
         _wait_for_room(seats, names, job.task.config.join_timeout, say)
         yield seats
     finally:
         seats.release_all()
         ray.shutdown()
+
+
+def inspect_here(job: Job) -> NodeFacts:
+    """Returns what the node of this process is."""
+    return NodeAgent("launcher", job.program, os.getcwd()).inspect_node()
 
 
 def inspect_nodes(agents: Mapping[str, Agent], timeout: float) -> dict[str, NodeFacts]:

@@ -50,6 +50,7 @@ from trireme.launch.ray.cluster import (
     bracketed,
     check_process_groups,
     first_line,
+    inspect_here,
     inspect_nodes,
     listen_hosts,
     reserve_resources,
@@ -65,6 +66,9 @@ ANSWER_TIMEOUT = 60.0
 """How long an agent may not answer before it counts as lost."""
 
 SHUT_DOWN_SECONDS = 10.0
+
+LAUNCHER = "the launcher"
+"""The name for what this host is, beside those of the tasks."""
 
 REPEAT_SECONDS = 30.0
 """How long until it is said again which tasks of a running job wait for room."""
@@ -89,6 +93,8 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     ):
         agents = {task.name: seats.start_agent(task.name) for task in tasks_of_job(job.task)}
         facts = inspect_nodes(agents, config.join_timeout)
+        if job.task.servers:  # the coordinator is here
+            facts = {LAUNCHER: inspect_here(job), **facts}
         may_grow = job.task.servers > 0 and job.task.processes == 1
         hosts = listen_hosts(facts, __version__, may_grow=may_grow)
         check_process_groups(job.task, facts)
@@ -101,6 +107,8 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
                 "the network between them can read and change it",
                 alarm=True,
             )
+        first = next(iter(facts))
+        home = _Home(facts[first], hosts[first])
         tasks = {
             name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
         }
@@ -111,11 +119,24 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
             console.say(f"on node {node}: {', '.join(names)}")
         with (
             signals() as (reader, writer),
-            contextlib.closing(_Engine(job, outputs, seats, tasks, reader, writer)) as engine,
+            contextlib.closing(_Engine(job, outputs, seats, home, tasks, reader, writer)) as engine,
         ):
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The launcher's own node; without servers that of the first worker.
+
+    Attributes:
+        facts: what there is on it.
+        host: the address at which the coordinator listens, or that worker.
+    """
+
+    facts: NodeFacts
+    host: str
 
 
 @dataclass(slots=True)
@@ -153,13 +174,15 @@ class _Engine:
         job: Job,
         outputs: TaskOutputs,
         seats: Seats,
+        home: _Home,
         tasks: Mapping[str, _Task],
         wakeup_reader: socket.socket,
         wakeup_writer: socket.socket,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: str(task.facts) for name, task in tasks.items()}
-        self._home = next(iter(tasks.values()))  # the coordinator, or the first worker
+        self.own_host = home.host
+        self._home = home
         self._job = job
         self._outputs = outputs
         self._seats = seats
@@ -407,6 +430,9 @@ class _Engine:
     def _wake(self, answer: Callable[[], None]) -> None:
         """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
         self._answers.put(answer)
+        self.wake()
+
+    def wake(self) -> None:
         # A full socket has woken the launcher already; with a closed one the engine has ended.
         with contextlib.suppress(OSError):
             self._wakeup_writer.send(b"\0")

@@ -16,7 +16,7 @@ Resources = Mapping[str, float]
 
 
 def seat_of(name: str, options: RayOptions) -> dict[str, float]:
-    """Returns what a server or a worker holds. A coordinator holds nothing.
+    """Returns what a server or a worker holds.
 
     Args:
         name: the task's name, such as `ps:0`.

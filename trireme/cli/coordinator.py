@@ -1,0 +1,270 @@
+"""A job's coordinator: in its launcher's process, or alone in one that was started by hand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.launcher import LostTask, Membership
+from trireme.launch.output import Console
+from trireme.metrics import Registry
+from trireme.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trireme.cluster.journal import Journal
+    from trireme.cluster.state import Policy, State
+
+_HEARTBEATS = 5
+"""How many heartbeats a task sends in the time after which it is lost, so that one that is late, as
+on a machine that is busy, is no loss."""
+_HEARTBEAT_SECONDS, _RECONNECT_SECONDS = 1.0, 2.0  # at most
+_END_SECONDS = 5.0
+
+
+def policy_of(task: TaskConfig) -> Policy:
+    """Returns what a job expects of its tasks."""
+    from trireme.cluster.state import Policy
+
+    silence = task.config.heartbeat_timeout
+    return Policy(
+        workers=task.workers,
+        servers=task.servers,
+        join_timeout=task.config.join_timeout,
+        heartbeat_timeout=silence,
+        heartbeat_interval=min(_HEARTBEAT_SECONDS, silence / _HEARTBEATS),
+        reconnect_grace=min(_RECONNECT_SECONDS, silence),
+        progress_timeout=task.config.progress_timeout,
+        rejoin_timeout=task.config.rejoin_timeout,
+        replicas=task.config.replicas,
+        elastic=task.servers > 0 and task.processes == 1,
+        survives_loss=task.config.replicas > 1,
+        wait_for_restart=task.config.join_timeout if task.restarts_left else 0.0,
+    )
+
+
+class ServedCoordinator:
+    """A coordinator, and the service that feeds it. It listens as soon as it is made.
+
+    Args:
+        task: its configuration.
+        journal: keeps what is decided; None keeps nothing.
+        stays: whether it answers on when the job is over, until it is stopped.
+        on_change: called in the service's thread when the membership has changed.
+
+    Attributes:
+        address: where it listens, with the scheme.
+
+    Raises:
+        ConfigurationError: the address needs certificates.
+        WireError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        *,
+        journal: Journal | None = None,
+        stays: bool = False,
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
+        from trireme.cluster.coordinator import Coordinator
+        from trireme.wire.message import Limits
+        from trireme.wire.service import Service
+        from trireme.wire.transport import listen
+
+        self._task = task
+        listener = listen(
+            task.listen,
+            allow_plaintext=task.config.allow_plaintext,
+            certificates=task.own_certificates,
+        )
+        self._coordinator = Coordinator(
+            policy_of(task),
+            journal=journal,
+            on_done=None if stays else lambda: self._service.stop(),
+            on_change=on_change,
+        )
+        self._service = Service(
+            listener,
+            [self._coordinator],
+            job=task.job,
+            secret=bytes.fromhex(task.secret),
+            epoch=self._coordinator.state.epoch,
+            serves=(task.name,),
+            limits=Limits(payload=0),
+        )
+        self._coordinator.later = self._service.call_soon
+        self.address = listener.address
+
+    @property
+    def state(self) -> State:
+        """The state of the job; any thread may read it."""
+        return self._coordinator.state
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over and every task knows it."""
+        return self._coordinator.done
+
+    def run(self, say: Callable[[str], None]) -> None:
+        """Serves until it is stopped, or the job is over.
+
+        Args:
+            say: called with the line that names the address of the metrics.
+        """
+        from trireme.cluster.state import cluster_status
+        from trireme.monitor.prometheus import MembershipMetrics
+
+        metrics = MembershipMetrics()
+
+        def look() -> None:
+            metrics.take(cluster_status(time.monotonic(), self.state))
+
+        with serve_metrics(self._task, metrics.registry, say, look):
+            self._service.run()
+
+    def stop(self) -> None:
+        """Ends `run`. Any thread may call it, as the methods below."""
+        self._service.stop()
+
+    def stop_job(self, reason: str, *, final: bool) -> None:
+        """Stops the job before its end; see `Coordinator.stop_job`."""
+        self._service.call_soon(partial(self._coordinator.stop_job, reason, final=final))
+
+    def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
+        """Gives up a task whose process has ended; see `Coordinator.process_ended`."""
+        from trireme.cluster.membership import ProcessEnded
+
+        ended = ProcessEnded(task, host, pid, reason)
+        self._service.call_soon(partial(self._coordinator.process_ended, ended))
+
+
+class HostedCoordinator:
+    """A coordinator on a thread of its launcher's process.
+
+    Args:
+        console: shows its lines.
+        task: its configuration.
+        on_change: called on its thread when the membership has changed.
+
+    Attributes:
+        address: where it listens, with the scheme.
+    """
+
+    def __init__(self, console: Console, task: TaskConfig, on_change: Callable[[], object]) -> None:
+        self._served = ServedCoordinator(task, stays=True, on_change=on_change)
+        self.address = self._served.address
+        self._seen: tuple[State, bool] | None = None
+        self._members = Membership()
+        self._error: BaseException | None = None
+        self._console = console
+        self._on_change = on_change
+        self._thread = threading.Thread(target=self._run, name=task.name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with _warnings_on(self._console):
+                self._served.run(lambda text: self._console.line(self._thread.name, text, False))
+        except BaseException as error:
+            self._error = error
+            self._on_change()
+
+    def membership(self) -> Membership:
+        """Returns the members of the job now.
+
+        Raises:
+            BaseException: what has ended the coordinator's thread.
+        """
+        if self._error is not None:
+            raise self._error
+        seen = self._served.state, self._served.done
+        if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
+            self._seen, self._members = seen, membership(*seen)
+        return self._members
+
+    def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
+        """Says that the process of a task has ended otherwise than well, and why."""
+        self._served.process_ended(task, host, pid, reason)
+
+    def stop_job(self) -> None:
+        """Stops the job before its end."""
+        self._served.stop_job("the launcher was asked to stop", final=True)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._served.stop()
+        self._thread.join(_END_SECONDS)
+
+
+def membership(state: State, done: bool) -> Membership:
+    """Returns what a launcher has to know of a job's state.
+
+    Args:
+        state: the state.
+        done: whether the job is over and every task knows it.
+    """
+    tasks = state.tasks.values()
+    return Membership(
+        joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
+        formed=state.phase != "forming",
+        lost=tuple(
+            LostTask(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
+        ),
+        wanted=tuple(task.name for role in ("ps", "worker") for task in state.wanted(role)),
+        dismissed=tuple(task.name for task in tasks if task.dismissed),
+        requests=state.requests,
+        over="" if state.over is None or not done else state.over.outcome,
+    )
+
+
+def serve_metrics(
+    task: TaskConfig,
+    registry: Registry,
+    say: Callable[[str], None],
+    look: Callable[[], object] = lambda: None,
+) -> AbstractContextManager[object]:
+    """Serves a task's metrics while the block runs, if --metrics-port is given.
+
+    Args:
+        task: the task.
+        registry: its metrics.
+        say: called with a line that names the address.
+        look: called before each scrape.
+    """
+    from trireme.monitor.prometheus import expose
+
+    exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, look)
+    if exposition is None:
+        return nullcontext()
+    say(f"metrics: {exposition.address}")
+    return exposition
+
+
+@contextmanager
+def _warnings_on(console: Console) -> Iterator[None]:
+    """Shows warnings of this process as lines of the launcher's, while the block runs."""
+    handler = _ConsoleHandler(console)
+    log = logging.getLogger("trireme")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _ConsoleHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.say(f"coordinator: {printable(record.getMessage())}", alarm=True)
