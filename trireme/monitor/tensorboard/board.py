@@ -30,7 +30,6 @@ Scalar = float | torch.Tensor
 
 _QUEUE_LENGTH = 1000
 _LARGE_VALUES = 32
-_FLUSH_SECONDS = 10
 _PATIENCE_SECONDS = 30.0
 
 _Task = Callable[[], object]
@@ -178,17 +177,9 @@ class TensorBoard:
         return True
 
     def _run(self) -> None:
-        while (task := self._next_task()) is not None:
+        while (task := self._tasks.get()) is not None:
             task()
         self._try("the end", lambda: self._each_writer(lambda writer: writer.close()))
-
-    def _next_task(self) -> _Task | None:
-        """Returns the next task; meanwhile writes what has waited long enough for others."""
-        try:
-            return self._tasks.get(timeout=_FLUSH_SECONDS)
-        except queue.Empty:
-            self._try("the files", lambda: self._each_writer(lambda writer: writer.flush()))
-            return self._tasks.get()
 
     def _try(self, name: str, task: _Task) -> None:
         if self._failed:
