@@ -301,7 +301,7 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
 
     policy = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
     cluster = Cluster(2, 1, "async", scheme="tcp", policy=policy, coordinator_seen_at=through)
-    drain, retire = Client.drain, Worker._retired
+    drain, retire = Client.drain, Worker.retire
 
     def drained(client: Client) -> int:
         if client.options.worker == 1:
@@ -320,7 +320,7 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
 
     with (
         mock.patch.object(Client, "drain", drained),
-        mock.patch.object(Worker, "_retired", retired),
+        mock.patch.object(Worker, "retire", retired),
         mock.patch("trireme.ps.shard.shard.NOTICE_SECONDS", 0.2),
     ):
         first, second = run_job(cluster, lambda _: session_for(cluster, 40), count).values

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from trireme.ps.joined_table import JoinedTable
+from trireme.session.checkpoint.parts import streamed_tables
 from trireme.session.checkpoint.streamed import StreamedTensors, shapes_of
-from trireme.session.worker_checkpoints import _streamed
 
 ORDERS = {"keys": "keys", "rows": "keys", "waiting": "waiting"}
 
@@ -50,7 +50,7 @@ def test_a_table_without_rows_has_arrays() -> None:
 
 def test_a_checkpoint_reads_no_array_before_it_is_written() -> None:
     with patch.object(JoinedTable, "__getitem__", side_effect=AssertionError):
-        tensors = _streamed({"t": made(), "u": {"keys": torch.tensor([5])}})
+        tensors = streamed_tables({"t": made(), "u": {"keys": torch.tensor([5])}})
         assert list(tensors) == ["t/keys", "t/rows", "t/waiting", "t/dropped", "u/keys"]
         assert shapes_of(tensors)["t/rows"].nbytes == 24
     assert isinstance(tensors, StreamedTensors)

@@ -16,7 +16,7 @@ from torch import nn
 import trireme
 from trireme.errors import ConfigurationError
 from trireme.session.checkpoint import list_checkpoints
-from trireme.session.distribute import DistributedOptimizer
+from trireme.session.distributed_optimizer import DistributedOptimizer
 
 
 def make(run_dir: Path | None = None, **options: object) -> tuple[nn.Module, DistributedOptimizer]:

@@ -14,7 +14,7 @@ from tests.monitor.tensorboard.test_board import curve
 from trireme.monitor.job_state import from_records
 from trireme.monitor.records import Record, read_starts
 from trireme.session.batch_watch import BatchWatch
-from trireme.session.distribute import DistributedOptimizer
+from trireme.session.distributed_optimizer import DistributedOptimizer
 
 Log = Callable[[DistributedOptimizer, torch.Tensor], None]
 

@@ -26,6 +26,7 @@ from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw
 from trireme.session.assembly import assemble
+from trireme.session.ending import finish
 from trireme.session.options import OptionValues, make_options
 from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
@@ -368,7 +369,7 @@ class Connection:
         self.end()
         if not self._finished:
             self._finished = True
-            self._joined().finish()
+            finish(self._joined())
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.results import PushResult
 from trireme.session.batch_comparison import BatchComparison
 from trireme.session.batch_watch import BatchWatch
+from trireme.session.ending import finish
 from trireme.session.gradient_watch import GradientWatch, line_of_program
 from trireme.session.kept_state import KeptState
 from trireme.session.loop_data import LoopData
@@ -364,7 +365,7 @@ class LoopJob:
             self._end_together()
             self._complete()
             self.recorder.training_ended()
-            self.worker.finish()
+            finish(self.worker)
             self._announce_checkpoints()
 
     def _complete(self) -> None:

@@ -61,8 +61,6 @@ class Lifecycle:
         progress: shows each state, and the tasks that the worker waits for.
 
     Attributes:
-        setup, progress: the arguments.
-        task: the identity of this process.
         backend: applies the updates; set by `join`.
         departed: whether this worker leaves alone, as a signal has asked it to.
         state: the present state, such as `training`.
@@ -123,7 +121,6 @@ class Lifecycle:
         return self.backend
 
     def _join_servers(self) -> ParameterServer:
-        """Joins the job at its coordinator; returns the backend that connects to its servers."""
         setup, flat, group = self.setup, self.setup.flat, self.setup.process_group
         self.enter("joining", f"the coordinator at {self.task.coordinator}")
         secret = bytes.fromhex(self.task.secret)
@@ -216,10 +213,7 @@ class Lifecycle:
 
     @property
     def epoch(self) -> str:
-        """The epoch, a random name of this start of the job, which no other start has.
-
-        The coordinator makes it when the job starts. Without a coordinator, this process makes it.
-        """
+        """A random name of this start of the job, which no other start has."""
         return self._own_epoch if self.member is None else self.member.epoch
 
     @property
@@ -281,7 +275,6 @@ class Lifecycle:
         return self.view is not None and self.view.has_saved(self.backend.global_step)
 
     def _cut_off(self, member: Member) -> bool:
-        """Returns whether the coordinator is away for too long to wait for what it has to say."""
         since = member.away_since
         return since is not None and time.monotonic() - since >= _REJOIN_SECONDS
 
@@ -333,7 +326,6 @@ class Lifecycle:
 
     @property
     def _chief(self) -> tuple[str, ...]:
-        """The name of the chief by the newest view; none without workers."""
         workers = () if self.view is None else self.view.workers
         return tuple(f"worker:{worker.index}" for worker in workers[:1])
 

@@ -23,6 +23,7 @@ from trireme.session.building import Optimizers, build_model, deferred_model
 from trireme.session.data_feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.dry_run import end_if_dry_run
+from trireme.session.ending import finish
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.options import Options, OptionValues, check_whole, make_options
@@ -434,7 +435,7 @@ class Session(SummaryMethods, DataMethods):
             self._recorder.check_progress()
             self._recorder.training_ended()
             self._feed.warn_of_left_out()
-            self.worker.finish()
+            finish(self.worker)
             self._announce_checkpoints()
             if self._setup.part is not None and not self._setup.lean:
                 self.worker.buffers.adopt_final_values()

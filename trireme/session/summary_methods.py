@@ -14,7 +14,7 @@ from trireme.monitor.tensorboard.forward_tracer import graph_of
 from trireme.parallel.operation_log import OperationLog
 from trireme.parallel.placed.graph_execution import GraphExecution
 from trireme.parallel.tensors import map_tensors
-from trireme.session.worker import JobView
+from trireme.session.job_view import JobView
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -17,6 +17,7 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.module_names import named_parameters
+from trireme.ps.optimizers import name_of, spec_of
 from trireme.session.own_writes import OwnWrites
 from trireme.session.settings import Settings
 from trireme.session.table_rows import TableRows
@@ -71,6 +72,15 @@ class TrainingSetup:
         return OptimizerSpec(
             "SGD", tuple(GroupSpec(dict(outer)) for _ in self.optimizer.param_groups)
         )
+
+    @property
+    def optimizer_spec(self) -> OptimizerSpec:
+        """The optimizer that makes the job's updates."""
+        if self.outer is not None:
+            return self.outer
+        if not self.settings.task.servers and name_of(self.optimizer) is None:
+            return OptimizerSpec(type(self.optimizer).__name__, ())
+        return spec_of(self.optimizer)
 
     @cached_property
     def own_writes(self) -> OwnWrites:

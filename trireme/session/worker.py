@@ -1,10 +1,9 @@
-"""One worker of a job: joins it, exchanges updates for new values, saves, and ends with it."""
+"""One worker of a job: joins it, exchanges updates for new values, and comes back."""
 
 from __future__ import annotations
 
 import time
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,19 +12,16 @@ import msgspec
 import torch
 
 from trireme.errors import (
-    CheckpointLockLost,
     ConfigurationError,
     Fenced,
     JobFailed,
     RolledBack,
     TriremeError,
-    WaitTimeout,
 )
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.parallel.sharding import fill_local
 from trireme.parallel.tensors import digest
-from trireme.ps.messages import OptimizerSpec, Span, Stale
-from trireme.ps.optimizers import name_of, spec_of
+from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
@@ -33,13 +29,13 @@ from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.hyperparameters import Hyperparameters, note_schedule
-from trireme.session.lifecycle import Lifecycle, WaitCutShort
+from trireme.session.lifecycle import Lifecycle
 from trireme.session.observers.liveness import WAITS
 from trireme.session.observers.lost_updates import LostUpdates
 from trireme.session.observers.progress import make_progress
 from trireme.session.optimizer_parameters import OptimizerParameters
 from trireme.session.replica.buffers import Buffers
-from trireme.session.stopping import LastIteration, ShouldStop
+from trireme.session.stopping import LastIteration
 from trireme.session.training_setup import TrainingSetup
 from trireme.session.worker_checkpoints import WorkerCheckpoints
 
@@ -56,53 +52,6 @@ class UpdateTimes(msgspec.Struct, frozen=True):
     wait_ended: float = 0.0
 
 
-class JobView(ABC):
-    """What a program knows of its job, by a session or by an optimizer of its own loop."""
-
-    @property
-    @abstractmethod
-    def worker(self) -> Worker:
-        """The worker that takes part in the job; for Trireme's own hooks."""
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the live worker with the lowest index."""
-        return self.worker.lifecycle.is_chief
-
-    @property
-    def global_step(self) -> int:
-        """The global step of the values that this worker has."""
-        return self.worker.global_step
-
-    @property
-    def should_stop(self) -> ShouldStop:
-        """`should_stop()` returns whether training should end; all workers agree on the answer."""
-        return ShouldStop(self.worker.asked_to_stop)
-
-    def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replaces values of trained parameters in the whole job, such as clipped ones.
-
-        Under asynchronous strategies one worker calls it, and the others receive the values with
-        their next answers. Where workers make steps together, all of them must call it, between
-        the same two steps, with the same values; a worker that trains locally changes its own.
-
-        Args:
-            values: whole tensors by the parameters' names in the model.
-
-        Raises:
-            ConfigurationError: there is no such parameter, or it has another shape.
-            Rejected: under `sync` with `--aggregate`, whose late workers would overwrite others.
-        """
-        self.worker.write_values(values)
-
-    def save(self) -> None:
-        """Saves a checkpoint now. Only the chief saves; on other workers it does nothing.
-
-        Where processes hold the model together, all of them must call it.
-        """
-        self.worker.save()
-
-
 class Worker:
     """A worker's part in its job: its updates, until the job ends for all workers.
 
@@ -110,12 +59,9 @@ class Worker:
         setup: what is trained.
 
     Attributes:
-        setup: the argument.
-        task: the identity of this process.
         progress: shows each state, and the tasks that the worker waits for.
-        lifecycle, storage: parts of the worker.
         last_iteration: what the program's loop knows of the end of training.
-        backend, buffers, checkpoints: further parts, once the worker has started.
+        backend, buffers, checkpoints: parts of the worker, once it has started.
         rejoined: the number of times that this worker has rejoined the job; examples dealt to it
             before are dealt to other workers.
         passed: whether the program's last loop has made all passes over its data set.
@@ -208,7 +154,7 @@ class Worker:
         self.life = lifecycle.life
         checkpoints.follow_view()
         checkpoints.take_first()
-        if self.backend.stopping and not self._retired():
+        if self.backend.stopping and not self.retire():
             self._receive_first()
             return
         self._hyper.advance(self.backend.global_step)
@@ -218,7 +164,7 @@ class Worker:
         try:
             backend, tables = self.backend, self.setup.tables
             backend.tables = () if tables is None else tables.specs
-            backend.start(self._optimizer_spec(), self.setup.settings.rule, first)
+            backend.start(self.setup.optimizer_spec, self.setup.settings.rule, first)
             if tables is not None:
                 tables.open(self._pull_rows)
         except Fenced:
@@ -226,28 +172,18 @@ class Worker:
         return True
 
     def _pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Any]:
-        """Returns rows of tables, which forward computes with."""
         while True:
             try:
                 return self.backend.pull_rows(wanted)
             except Fenced:
                 self.come_back()
 
-    def _optimizer_spec(self) -> OptimizerSpec:
-        optimizer = self.setup.optimizer
-        if self.setup.outer is not None:
-            return self.setup.outer
-        if not self.task.servers and name_of(optimizer) is None:
-            return OptimizerSpec(type(optimizer).__name__, ())
-        return spec_of(optimizer)
-
     # -- training -------------------------------------------------------------------------------
 
     def goes_on(self, finish: Callable[[], None]) -> bool:
         """Returns whether to make an update; False in the iteration in which training has ended.
 
-        With prefetch a worker may hear of the end between two steps, when it asks a server for
-        something else: the step to come finishes the push that is under way.
+        With prefetch the step to come finishes the push that is under way.
 
         Args:
             finish: called where the loop continues after that iteration; it saves the result.
@@ -286,11 +222,7 @@ class Worker:
         self.backend.stop(reason)
 
     def begin_step(self) -> None:
-        """Meets the other processes that make the step together with this one.
-
-        Raises:
-            ConfigurationError: see `follow_parameters`.
-        """
+        """Meets the other processes that make the step together with this one."""
         self.follow_parameters()
         self.checkpoints.ask_all()
         self.backend.begin_step()
@@ -414,7 +346,7 @@ class Worker:
         if dismissed and result is not None and not backend.stopping:  # nothing is left to push
             backend.end()
             if not self._under_way:  # else with the answer to the push under way
-                self._retired()  # the job needs nothing more from this worker
+                self.retire()  # the job needs nothing more from this worker
         self.remember()
         return result
 
@@ -451,7 +383,7 @@ class Worker:
         while True:
             if self._hyper.scheduler is not None:
                 self._hyper.advance(self.backend.global_step)
-            if result is None or not result.stop or self._retired():
+            if result is None or not result.stop or self.retire():
                 return result
             result = self.rejoin()
 
@@ -473,11 +405,11 @@ class Worker:
             result = self.rejoin()
         result = self._decided(result)
         if ended and not backend.stopping:
-            raise self._went_back(before)
+            raise self.went_back(before)
         self.remember()
         return result
 
-    def _retired(self) -> bool:
+    def retire(self) -> bool:
         """Announces that this worker makes no more updates, after it has shared its state.
 
         The chief may finish and leave at any moment afterwards, so which worker is chief is settled
@@ -534,144 +466,12 @@ class Worker:
     def end(self) -> None:
         """Makes no more updates, though the job has no last step; `finish` waits for the others."""
         while self.task.servers and not self.backend.stopping and self.lifecycle.dismissed is None:
-            if self._retired():
+            if self.retire():
                 self.backend.end()
             else:
                 self.rejoin()
 
-    def finish(self) -> None:
-        """Waits until training has ended on all workers; the chief saves the final step.
-
-        A worker whose loop has ended while others go on waits for them too: a chief that saved and
-        left would save no update that is made meanwhile. The other workers wait until the chief has
-        saved: if it is lost before, one of them takes over.
-
-        Raises:
-            RolledBack: all copies of a part of the parameters were lost meanwhile, and the job goes
-                on from a step before its end.
-            CheckpointError: the final step is not on the disk.
-        """
-        lifecycle, backend, checkpoints = self.lifecycle, self.backend, self.checkpoints
-        self.end()
-        lifecycle.settle_chief()
-        lifecycle.liveness.excuse = "it has ended training"
-        if not backend.stopping:
-            checkpoints.buffers.publish()
-        if self._leaves():
-            return
-        if not (backend.stopping or backend.together):
-            checkpoints.finish()
-        while backend.stopping or backend.together:
-            has_all = self._drain()
-            if not has_all and self._leaves():
-                return
-            if has_all and not self._wait_for_chief():
-                continue
-            try:
-                checkpoints.finish()
-                break
-            except Fenced:
-                if not has_all:
-                    raise
-            except CheckpointLockLost:
-                if not lifecycle.directory_lost():
-                    raise
-                if lifecycle.last_step_is_saved:
-                    break
-        lifecycle.last_step_saved()
-
-    def _wait_for_chief(self) -> bool:
-        """Waits until the last step is saved, or this worker is to save it.
-
-        Returns:
-            False where all have to wait for one another again; see `Lifecycle.wait_for_chief`.
-
-        Raises:
-            JobFailed: the job has failed meanwhile.
-        """
-        while True:
-            self._follow_chief()
-            if not self.lifecycle.awaits_chief:
-                self.lifecycle.warn_if_unheard()
-                return True
-            if not self.lifecycle.wait_for_chief():
-                return False
-
-    def _follow_chief(self) -> None:
-        """Takes over from a chief that was lost, or hands over to one that came back."""
-        if self.lifecycle.follow_chief():
-            self.checkpoints.follow_view()
-
-    def _leaves(self) -> bool:
-        """Returns whether the job goes on without this worker; says why."""
-        leaves = self.lifecycle.depart()
-        if leaves:
-            self.progress.message(f"this worker leaves: {self.lifecycle.dismissed}")
-        return leaves
-
-    def _drain(self) -> bool:
-        """Waits until every worker has made its last update, and receives the final values.
-
-        Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
-        until the new incarnation has retired too. See `_meanwhile`.
-
-        Returns:
-            Whether this worker has the final values; the job may go on or end without it.
-
-        Raises:
-            RolledBack: see `finish`.
-        """
-        lifecycle, backend = self.lifecycle, self.backend
-        while True:
-            try:
-                if self._drained():
-                    return True
-                if lifecycle.dismissed is not None:
-                    return False
-                self._meanwhile()
-                continue
-            except Fenced as reason:
-                told = reason
-            try:
-                lifecycle.come_back()
-                if lifecycle.life != self.life:
-                    before = backend.global_step
-                    self.rejoin()
-                    if not backend.stopping and backend.global_step < before:
-                        raise self._went_back(before)
-                if self._retired() and not backend.stopping:  # if not, the servers tell again
-                    backend.end()
-            except (JobFailed, WaitTimeout):
-                if lifecycle.life != self.life:
-                    raise
-                # The job needs nothing more from this worker.
-                self.progress.warn(
-                    f"this worker was taken for lost after its last update: its model stays as it "
-                    f"was at step {backend.global_step} ({told})"
-                )
-                return False
-
-    def _drained(self) -> bool:
-        """Waits for the others; returns False where this worker has something to do before."""
-        self.lifecycle.draining = True
-        try:
-            self.backend.drain()
-        except WaitCutShort:
-            return False
-        finally:
-            self.lifecycle.draining = False
-        return True
-
-    def _meanwhile(self) -> None:
-        """Does what cannot wait for the others: asks the job to stop, and saves as chief."""
-        lifecycle, checkpoints = self.lifecycle, self.checkpoints
-        if lifecycle.interrupted is not None and not lifecycle.stop_sent:
-            self.stop(lifecycle.interrupted)
-        if lifecycle.leads and lifecycle.servers is not None:
-            self._follow_chief()
-            checkpoints.save_due(max(each.step for each in lifecycle.servers.status()))
-
-    def _went_back(self, before: int) -> RolledBack:
+    def went_back(self, before: int) -> RolledBack:
         """Returns the error that the job has steps to make again after the program's loop ended."""
         step = self.backend.step
         return RolledBack(

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
 
 from trireme.cluster.view import View
-from trireme.errors import CheckpointError, ConfigurationError, JobFailed, TriremeError, WireError
-from trireme.ps.joined_table import JoinedTable
+from trireme.errors import ConfigurationError, JobFailed, WireError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.module_names import named_parameters, state_of
 from trireme.ps.optimizers import name_of
-from trireme.ps.snapshot import ModelState, lacking
+from trireme.ps.snapshot import ModelState
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
+from trireme.session.checkpoint.parts import Parts, streamed_tables, tables_of
 from trireme.session.checkpoint.restored import (
     JobState,
     check_model,
@@ -28,15 +28,12 @@ from trireme.session.checkpoint.restored import (
     local_states,
 )
 from trireme.session.checkpoint.storage import Storage
-from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
-from trireme.session.checkpoint.tensors import dtype_name
+from trireme.session.checkpoint.streamed import joined, renamed
 from trireme.session.lifecycle import Lifecycle
 from trireme.session.replica.buffers import Buffers
 
 LACKS = "lacks"
 """The entry of a checkpoint's state that lists, in words, the parts that it lacks."""
-
-_T = TypeVar("_T")
 
 
 class WorkerCheckpoints:
@@ -212,7 +209,7 @@ class WorkerCheckpoints:
             sizes=dict(then.sizes),
             orders=dict(then.orders),
             consumed=then.spans,
-            tables=_tables(data.tables),
+            tables=tables_of(data.tables),
         )
 
     def _filled(self) -> list[str]:
@@ -350,7 +347,7 @@ class WorkerCheckpoints:
             return
         self._copied = None
         if local is not None:
-            parts = _Parts(())
+            parts = Parts(())
             states = parts.get("the workers' optimizers", partial(local.states, data.step))
             data = self._say_lacking(replace(data, local=parts.held("local", states)), parts)
         write = self._storage.submit_last if last else self._storage.submit
@@ -414,7 +411,7 @@ class WorkerCheckpoints:
 
     def _checkpoint_of(self, state: ModelState) -> CheckpointData:
         """Returns a checkpoint of a state, complete but for the workers' own optimizers."""
-        parts = _Parts(state.lacks)
+        parts = Parts(state.lacks)
         described = parts.get("how the job was launched", self._described)
         consumed: dict[str, list[list[int]]] = {}  # positions by data set
         for span in state.consumed:
@@ -440,12 +437,12 @@ class WorkerCheckpoints:
             parts.held("optimizer", state.optimizer),
             parts.held("average", state.average),
             described,
-            tables=_streamed(state.tables),
+            tables=streamed_tables(state.tables),
             mark=state.mark,
         )
         return self._say_lacking(data, parts)
 
-    def _say_lacking(self, data: CheckpointData, parts: _Parts) -> CheckpointData:
+    def _say_lacking(self, data: CheckpointData, parts: Parts) -> CheckpointData:
         """Returns a checkpoint that lists the parts that it lacks; warns of them."""
         if not parts.lacks:
             return data
@@ -486,65 +483,9 @@ class WorkerCheckpoints:
         }
 
 
-class _Parts:
-    """Collects the parts of a checkpoint; parts that fail are left out and listed.
-
-    The values are saved even if other parts fail.
-    """
-
-    def __init__(self, lacks: Sequence[str]) -> None:
-        self.lacks = list(lacks)
-
-    def get(self, what: str, make: Callable[[], dict[str, _T]]) -> dict[str, _T]:
-        """Returns the result of `make`; {} where it fails with an error other than Trireme's."""
-        try:
-            return make()
-        except TriremeError:
-            raise
-        except Exception as error:
-            self.lacks.append(lacking(what, error))
-            return {}
-
-    def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Returns the tensors that a checkpoint can hold."""
-        streamed, odd = isinstance(tensors, StreamedTensors), dict[str, str]()
-        for name, tensor in shapes_of(tensors).items():
-            try:
-                dtype_name(name, tensor, streamed=streamed)
-            except CheckpointError:
-                odd[name] = f"{name!r} of {tensor.dtype}"
-        if odd:
-            self.lacks.append(f"what it cannot hold of the {group}: {', '.join(odd.values())}")
-        return renamed(tensors, {name: name for name in tensors if name not in odd})
-
-
-def _streamed(tables: Mapping[str, Mapping[str, torch.Tensor]]) -> StreamedTensors:
-    """Returns the arrays of tables by "TABLE/ARRAY"; whoever writes them has them put in order."""
-    places = {f"{name}/{array}": (name, array) for name, each in tables.items() for array in each}
-    shapes: dict[str, torch.Tensor] = {}
-    for key, (name, array) in places.items():
-        table = tables[name]
-        shapes[key] = table.shapes[array] if isinstance(table, JoinedTable) else table[array]
-
-    def read(key: str) -> torch.Tensor:
-        name, array = places[key]
-        return tables[name][array]
-
-    return StreamedTensors(shapes, read)
-
-
 def _applied(outer: OptimizerSpec | None) -> str:
     """Returns what servers apply, in the words that checkpoints store."""
     if outer is None:
         return "gradients"
     momentum = any(group.values.get("momentum") for group in outer.groups)
     return "deltas by momentum" if momentum else "deltas"
-
-
-def _tables(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """Returns the arrays of each table by name, from tensors by "TABLE/ARRAY"."""
-    tables: dict[str, dict[str, torch.Tensor]] = {}
-    for key in tensors:
-        name, _, array = key.rpartition("/")
-        tables.setdefault(name, {})[array] = tensors[key]
-    return tables
