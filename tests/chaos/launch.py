@@ -79,6 +79,6 @@ if __name__ == "__main__":
     read = msgspec.json.decode(Path(file).read_bytes(), type=Hosts)
     with (
         mock.patch("trireme.launch.local.HostEngine", engine_on(read)),
-        mock.patch("trireme.cli.run.run_local", run_plainly),
+        mock.patch("trireme.launch.local.run_local", run_plainly),
     ):
         sys.exit(main(words))

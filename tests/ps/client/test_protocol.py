@@ -17,6 +17,7 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
     Attached,
+    GroupSpec,
     Lease,
     Leased,
     Pull,
@@ -173,6 +174,21 @@ def test_changes_are_asked_for_where_all_servers_know_them(
     assert {message.since for message in requests.values() if isinstance(message, Cut)} == {
         asked_since
     }
+
+
+def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> None:
+    protocol, faster = attached(1, (True, 1)), (GroupSpec({"lr": 2.0}),)
+    sent = []
+    for weight in (0.0, 3.0, 3.0):
+        push = protocol.next_push(weight, faster, ())
+        sent.append(push.hyper)
+        protocol.push(push)
+        wait = protocol.wait()
+        next(wait)
+        with pytest.raises(StopIteration):
+            wait.send(applied(1))
+            wait.send(None)
+    assert sent == [None, faster, None]
 
 
 def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() -> None:

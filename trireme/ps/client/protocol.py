@@ -312,7 +312,8 @@ class ClientProtocol:
             acknowledged=self._acknowledged,
             pulled=self.step if pulled is None else pulled,
             weight=weight,
-            hyper=hyper if hyper != self._hyper else None,
+            # Rounds take none from an update without examples, so it must not count as told.
+            hyper=hyper if weight and hyper != self._hyper else None,
             examples=tuple(examples),
             pull=pull,
             steps=steps,
