@@ -233,9 +233,12 @@ FOLDERS = {
 
 
 def layout() -> str:
-    """Returns the folders of the project, with the first sentence of each."""
-    rows = [("trireme/", ""), *tree(ROOT / "trireme", 1)]
-    return drawn([*rows, *((f"{name}/", comment) for name, comment in FOLDERS.items())])
+    """Returns the packages and other folders of the project, with the first sentence of each."""
+    packages = sorted((ROOT / "trireme").glob("*/__init__.py"))
+    rows = [(f"  {path.parent.name}/", first_sentence(path)) for path in packages]
+    return drawn(
+        [("trireme/", ""), *rows, *((f"{name}/", comment) for name, comment in FOLDERS.items())]
+    )
 
 
 def examples() -> str:
@@ -250,13 +253,6 @@ def drawn(rows: list[tuple[str, str]]) -> str:
     """Returns names and what they are, in two columns."""
     width = max(len(name) for name, comment in rows if comment) + 2
     return "\n".join(["```", *(f"{name:<{width}}{text}".rstrip() for name, text in rows), "```"])
-
-
-def tree(folder: Path, depth: int) -> Iterator[tuple[str, str]]:
-    """Yields the name, indented, and the first sentence of all packages in a folder."""
-    for path in sorted(path for path in folder.iterdir() if (path / "__init__.py").exists()):
-        yield f"{'  ' * depth}{path.name}/", first_sentence(path / "__init__.py")
-        yield from tree(path, depth + 1)
 
 
 def first_sentence(path: Path) -> str:
