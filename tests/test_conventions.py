@@ -6,8 +6,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +39,16 @@ def test_imports_point_only_downwards() -> None:
     check = Path(sys.executable).with_name("lint-imports")
     ended = subprocess.run([check], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_no_module_belongs_to_a_circle_of_imports() -> None:
+    """Imports for type checkers, within functions and of the package itself count."""
+    graph = grimp.build_graph("trireme", exclude_type_checking_imports=False, cache_dir=None)
+    imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

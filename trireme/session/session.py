@@ -24,6 +24,7 @@ from trireme.session.data_feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.dry_run import end_if_dry_run
 from trireme.session.ending import finish
+from trireme.session.hooks import LAUNCH_HOOKS
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.options import Options, OptionValues, check_whole, make_options
@@ -453,9 +454,8 @@ def _with_profile(options: Options, task: TaskConfig) -> Options:
         return replace(options, hooks=(), checkpoint=None, resume="auto")
     if task.config.profile is None:
         return options
-    from trireme.session.tracking.profile import Profile
-
-    return replace(options, hooks=(*options.hooks, Profile(task.config.profile)))
+    profile = LAUNCH_HOOKS.load("profile").make(task.config.profile)
+    return replace(options, hooks=(*options.hooks, profile))
 
 
 def _check_arguments(model: object, loss: object, optimizer: object) -> None:

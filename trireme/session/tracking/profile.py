@@ -44,7 +44,7 @@ from trireme.monitor.trace import (
 from trireme.ps.messages import Applied
 from trireme.ps.results import decided
 from trireme.ps.server.trace import Note
-from trireme.session.hooks import Hook
+from trireme.session.hooks import Hook, LaunchHook
 from trireme.session.tracking.trace_clock import offset_of, offsets_of
 
 if TYPE_CHECKING:
@@ -233,6 +233,10 @@ class Profile(Hook):
 
 def _names(workers: Collection[int]) -> str:
     return ", ".join(f"worker:{index}" for index in sorted(workers))
+
+
+LAUNCHED = LaunchHook(Profile)
+"""The hook that `--profile` adds."""
 
 
 class _Tracing:
