@@ -324,19 +324,10 @@ def struct_row(struct: type[msgspec.Struct]) -> str:
     if config.tag is not None:
         shape = f"an array whose first item is `{config.tag}`; "
     fields = ", ".join(
-        f"{field.name}{'' if field.required else '?'}: "
-        f"{plain(str(struct.__annotations__[field.name]))}"
-        for field in msgspec.structs.fields(struct)
-    ).replace("|", "\\|")
+        f"{field.name}{'' if field.required else '?'}" for field in msgspec.structs.fields(struct)
+    )
     says = first_sentence_of(inspect.getdoc(struct) or "")
     return f"| `{struct.__name__}` | {f'`{fields}`' if fields else ''} | {shape}{says} |"
-
-
-def plain(annotation: str) -> str:
-    """Returns the text of a type without its limits."""
-    while found := re.search(r"Annotated\[((?:[^\[\],]|\[[^\[\]]*\])*), [^\[\]]*\]", annotation):
-        annotation = annotation.replace(found[0], found[1])
-    return annotation
 
 
 REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (

@@ -82,7 +82,7 @@ def test_a_struct_is_a_row_with_its_fields_and_the_first_sentence_about_it(build
         a: int | None
         b: str = "x"
 
-    assert build.struct_row(Thing) == "| `Thing` | `a: int \\| None, b?: str` | A thing |"
+    assert build.struct_row(Thing) == "| `Thing` | `a, b?` | A thing |"
 
 
 @pytest.mark.processes
