@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trireme.errors import CheckpointLockLost, Fenced, JobFailed, WaitTimeout
 from trireme.session.lifecycle import WaitCutShort
+from trireme.session.stopping import rolled_back
 from trireme.session.worker import Worker
 
 
@@ -110,7 +111,7 @@ def _drain(worker: Worker) -> bool:
                 before = backend.global_step
                 worker.rejoin()
                 if not backend.stopping and backend.global_step < before:
-                    raise worker.went_back(before)
+                    raise rolled_back(before, backend.step, ended=worker.task.name)
             if worker.retire() and not backend.stopping:  # if not, the servers tell again
                 backend.end()
         except (JobFailed, WaitTimeout):

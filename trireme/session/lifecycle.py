@@ -234,8 +234,7 @@ class Lifecycle:
     @property
     def leads(self) -> bool:
         """Whether this is the live worker with the lowest index by the newest view."""
-        view = self.view
-        return view is not None and view.chief == self.task.index
+        return self.view is not None and self.view.chief == self.task.index
 
     def settle_chief(self) -> None:
         """Settles whether this worker saves the last step, before the chief may have saved it."""
@@ -371,14 +370,12 @@ class Lifecycle:
     @property
     def life(self) -> int:
         """How many times the job was rolled back, by the newest view."""
-        view = self.view
-        return 0 if view is None else view.life
+        return 0 if self.view is None else self.view.life
 
     @property
     def view_number(self) -> int:
         """The number of the newest view; 0 for none."""
-        view = self.view
-        return 0 if view is None else view.number
+        return 0 if self.view is None else self.view.number
 
     def interrupt(self, signal: str) -> None:
         """Takes a signal that asks this process to end. Safe in a signal handler.

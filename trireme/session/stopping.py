@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from trireme.errors import RolledBack
 from trireme.launch.process_setup.loader_processes import shield_loader_processes
 
 _MOST_LEFT_OUT = 1000
@@ -100,3 +101,25 @@ class Signals:
             return
         self._seen = True
         self._interrupt(signal.Signals(number).name)
+
+
+def rolled_back(before: int, step: int, *, ended: str = "") -> RolledBack:
+    """Returns the error of a worker whose job lost all copies of a part of the parameters.
+
+    Args:
+        before: the step that the worker had reached.
+        step: the step from which the job goes on.
+        ended: the name of the worker, where its program's loop has ended.
+    """
+    goes = (
+        f"back from step {before} to step {step}, and what was learned since is lost"
+        if step < before
+        else f"on from step {step}"
+    )
+    text = (
+        f"all copies of a part of the parameters were lost: the job goes {goes}; more --replicas "
+        "make such a loss less likely"
+    )
+    if ended:
+        text += f". {ended} had ended its training, and must be started again to make those steps"
+    return RolledBack(text, step)

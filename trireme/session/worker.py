@@ -15,7 +15,6 @@ from trireme.errors import (
     ConfigurationError,
     Fenced,
     JobFailed,
-    RolledBack,
     TriremeError,
 )
 from trireme.launch.exit_reason import INTERRUPTED
@@ -35,7 +34,7 @@ from trireme.session.observers.lost_updates import LostUpdates
 from trireme.session.observers.progress import make_progress
 from trireme.session.optimizer_parameters import OptimizerParameters
 from trireme.session.replica.buffers import Buffers
-from trireme.session.stopping import LastIteration
+from trireme.session.stopping import LastIteration, rolled_back
 from trireme.session.training_setup import TrainingSetup
 from trireme.session.worker_checkpoints import WorkerCheckpoints
 
@@ -405,7 +404,7 @@ class Worker:
             result = self.rejoin()
         result = self._decided(result)
         if ended and not backend.stopping:
-            raise self.went_back(before)
+            raise rolled_back(before, backend.step, ended=self.task.name)
         self.remember()
         return result
 
@@ -456,7 +455,7 @@ class Worker:
         else:
             self.life = lifecycle.life
             checkpoints.take_first()
-            self.progress.warn(str(RolledBack(rolled_back(before, backend.step), backend.step)))
+            self.progress.warn(str(rolled_back(before, backend.step)))
         self.rejoined += 1
         self.remember()
         return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
@@ -470,15 +469,6 @@ class Worker:
                 self.backend.end()
             else:
                 self.rejoin()
-
-    def went_back(self, before: int) -> RolledBack:
-        """Returns the error that the job has steps to make again after the program's loop ended."""
-        step = self.backend.step
-        return RolledBack(
-            f"{rolled_back(before, step)}. {self.task.name} had ended its training, and must be "
-            "started again to make those steps",
-            step,
-        )
 
     def save(self) -> None:
         """Saves a checkpoint now; see `JobView.save`."""
@@ -500,19 +490,3 @@ class Worker:
         if self.lifecycle.state in ("training", "saving"):
             self.checkpoints.fail(error)
         self.lifecycle.fail(error)
-
-
-def rolled_back(before: int, step: int) -> str:
-    """Returns what a worker says whose job lost all copies of a part of the parameters.
-
-    Args:
-        before: the step that the worker had reached.
-        step: the step from which the job goes on.
-    """
-    lost = "all copies of a part of the parameters were lost: the job goes "
-    lost += (
-        f"back from step {before} to step {step}, and what was learned since is lost"
-        if step < before
-        else f"on from step {step}"
-    )
-    return f"{lost}; more --replicas make such a loss less likely"
