@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from trireme.compiled import compile_for, compiled
-from trireme.tables.arrays import plain
-from trireme.tables.keys import sum_rows
+from trireme.tables.keys import plain, sum_rows
 
 
 def gather(rows: torch.Tensor, places: torch.Tensor, padding: int | None = None) -> torch.Tensor:

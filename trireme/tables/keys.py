@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.compiled import compile_for, compiled
-from trireme.tables.arrays import plain
 
 Keys = npt.NDArray[np.int64]
 """Keys of rows, of shape (n,)."""
@@ -28,6 +27,15 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _SLOT_SHIFT = np.uint64(56)
 _ONE = np.uint64(1)
+
+
+def plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the array, or a copy where it has gaps, is read-only or lies at an odd address.
+
+    Kernels are compiled ahead for arrays without these properties.
+    """
+    usable: npt.NDArray[Any] = np.require(array, requirements=["C", "A", "W"])
+    return usable
 
 
 @compiled

@@ -20,6 +20,7 @@ index depends on the number: records lie in the order in which they came.
 
 from __future__ import annotations
 
+from collections import deque
 from secrets import randbits
 from typing import Any, TypeAlias
 
@@ -41,6 +42,8 @@ from trireme.tables.row_storage import (
 
 Addresses = npt.NDArray[np.uint64]
 """Addresses of records, of shape (n,); 0 where there is none."""
+
+_MOST_RECENT = 1 << 20  # keys of a batch that is remembered: 16 MiB
 
 Places: TypeAlias = tuple[Addresses, Addresses, Addresses, np.uint64, np.uint64, np.uint64]
 
@@ -419,6 +422,42 @@ class RowIndex:
         self._entries[slot] = entries
         self._indices[slot] = entries.ctypes.data
         self._capacities[slot] = entries.size
+
+
+class RecentSearches:
+    """Remembers where the keys of the last few batches are, as long as no record moves.
+
+    A worker pushes the keys that it has pulled a moment before, and a comparison of two batches
+    costs a fiftieth of a search.
+
+    Args:
+        most: how many batches are remembered.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self._kept: deque[tuple[Keys, Addresses]] = deque(maxlen=most)
+
+    def find(self, keys: Keys) -> Addresses | None:
+        """Returns the addresses of the records of keys if exactly these were searched for.
+
+        The entry is taken out: a batch is pulled and pushed once.
+        """
+        if not keys.size:
+            return None
+        for place, (known, addresses) in enumerate(self._kept):
+            if known.size == keys.size and known[-1] == keys[-1] and np.array_equal(known, keys):
+                del self._kept[place]
+                return addresses
+        return None
+
+    def keep(self, keys: Keys, addresses: Addresses) -> None:
+        """Remembers a batch all of whose keys have records, unless it is very large."""
+        if 0 < keys.size <= _MOST_RECENT:
+            self._kept.append((keys.copy(), addresses))
+
+    def clear(self) -> None:
+        """Forgets all, because records may have moved."""
+        self._kept.clear()
 
 
 def prepare() -> None:

@@ -11,14 +11,11 @@ import numpy.typing as npt
 
 from trireme.errors import Rejected
 from trireme.tables import row_index, row_optimizers, row_values
-from trireme.tables.arrays import plain
-from trireme.tables.block import Block
-from trireme.tables.drops import DropLog
+from trireme.tables.block import Block, DropLog
 from trireme.tables.hot_keys import HotKey, HotKeys
 from trireme.tables.initializers import FirstValues
-from trireme.tables.keys import SLOTS, Keys
-from trireme.tables.recent import RecentSearches
-from trireme.tables.row_index import Addresses, RowIndex
+from trireme.tables.keys import SLOTS, Keys, plain
+from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
 from trireme.tables.row_storage import RowStorage
 from trireme.tables.spec import MOST_STEPS, TableSpec, changed
 
