@@ -155,7 +155,7 @@ def test_the_schedules_of_pipelines_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"algorithm": "m-stc"}, r"did you mean m-sct\?"),
+        ({"algorithm": "m-eft"}, r"did you mean m-etf\?"),
         ({"algorithm": "expert"}, "there are"),
         ({"schedule": "interleaved"}, "there are gpipe and 1f1b"),
         ({"microbatches": 0}, r"microbatches=0\): it must be 1 or more"),

@@ -14,7 +14,7 @@ from trireme.graph.place.cost_arrays import Ints
 from trireme.graph.place.costs import Constraints, CostGraph, Devices, Hardware, Schedule
 from trireme.graph.place.prediction import Prediction, device_numbers, predict
 from trireme.graph.place.problem import Problem, coarsened, problem_of
-from trireme.graph.place.scheduling import earliest_task_first, small_communication_times
+from trireme.graph.place.scheduling import earliest_task_first
 from trireme.graph.place.search import improved
 from trireme.graph.place.simulation import Score
 from trireme.graph.place.starts import (
@@ -27,14 +27,14 @@ from trireme.graph.place.starts import (
 )
 from trireme.graph.place.tidying import tidied
 
-Algorithm = Literal["best", "single", "round-robin", "random", "expert", "cuts", "m-etf", "m-sct"]
+Algorithm = Literal["best", "single", "round-robin", "random", "expert", "cuts", "m-etf"]
 ALGORITHMS = get_args(Algorithm)
 """How to place: `best` tries all the others, improves the best of them, and takes the best."""
 
 COARSE_NODES = 200
 """The largest number of nodes that the search works with; larger graphs are coarsened first."""
 
-_FAST: tuple[Algorithm, ...] = ("round-robin", "m-etf", "m-sct")
+_FAST: tuple[Algorithm, ...] = ("round-robin", "m-etf")
 
 RANDOM_CHOICES = 100
 """How many random placements `best` looks at, fewer of large graphs."""
@@ -199,8 +199,6 @@ def _starts(problem: Problem, algorithm: Algorithm, numbers: random.Random) -> d
         }
     if every or algorithm == "m-etf":
         starts["m-etf"] = earliest_task_first(problem)
-    if every or algorithm == "m-sct":
-        starts["m-sct"] = small_communication_times(problem)
     if every and np.isfinite(problem.simulator.limits).any():
         starts["packed"] = packed(problem)
     if every:

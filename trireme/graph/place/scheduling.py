@@ -1,14 +1,13 @@
-"""List scheduling under memory limits: the algorithms m-ETF and m-SCT of Baechi.
+"""List scheduling under memory limits: the algorithm m-ETF of Baechi.
 
-Beomyeol Jeon et al., "Baechi: Fast Device Placement of Machine Learning Graphs", SoCC 2020. Both
-place one node after the other, in the order in which a list scheduler would begin them, and leave
+Beomyeol Jeon et al., "Baechi: Fast Device Placement of Machine Learning Graphs", SoCC 2020. It
+places one node after the other, in the order in which a list scheduler would begin them, and leaves
 out devices without room for it. A node stands for its forward and its backward computation, and a
 transfer for both ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heappop, heappush
 
 import numpy as np
@@ -17,30 +16,21 @@ from trireme.graph.place.cost_arrays import Ints
 from trireme.graph.place.problem import Problem
 
 
-def earliest_task_first(problem: Problem, favourites: Mapping[int, int] | None = None) -> Ints:
+def earliest_task_first(problem: Problem) -> Ints:
     """Returns the choice of m-ETF: again and again the node and device that can begin earliest.
 
     Of equal ones it takes the node with the longest path to the end. A unit is placed as a whole,
     with all its bytes, when its first node is; where it fits nowhere, on the allowed device with
     the most room.
-
-    With the favourite child of each node it is m-SCT (section 3.2): the device that has just
-    computed a node is kept for its favourite child as long as the child could not begin elsewhere.
     """
-    return _ListScheduler(problem, favourites or {}).schedule()
+    return _ListScheduler(problem).schedule()
 
 
 class _ListScheduler:
-    """Places nodes one after the other; see `earliest_task_first`.
+    """Places nodes one after the other; see `earliest_task_first`."""
 
-    Args:
-        problem: what to place.
-        favourites: the favourite child of each node that has one.
-    """
-
-    def __init__(self, problem: Problem, favourites: Mapping[int, int]) -> None:
+    def __init__(self, problem: Problem) -> None:
         self._tasks = _Tasks(problem)
-        self._favourites = favourites
         self._devices = range(problem.simulator.devices)
         self._units: list[int] = problem.units.tolist()
         self._allowed: list[list[bool]] = problem.allowed.tolist()
@@ -50,8 +40,6 @@ class _ListScheduler:
         self._ended = [0.0] * len(self._units)
         self._queues = [_Queue(self._tasks.to_end) for _ in self._devices]
         self._open_on = [0] * len(self._units)  # in how many queues a node is
-        # The child that each device is kept for, and until when.
-        self._kept: list[tuple[int, float]] = [(-1, 0.0) for _ in self._devices]
 
     def schedule(self) -> Ints:
         """Returns the device of each unit."""
@@ -76,10 +64,7 @@ class _ListScheduler:
             self._choose(self._units[node], device)
         for queue in self._queues:
             queue.drop(node)
-        ended = begins + self._tasks.seconds[device][node]
-        self._ended[node] = self._queues[device].free = ended
-        longest = max(self._tasks.between[node].values(), default=0.0)
-        self._kept[device] = (self._favourites.get(node, -1), ended + longest)
+        self._ended[node] = self._queues[device].free = begins + self._tasks.seconds[device][node]
         return node
 
     def _offer(self, device: int) -> tuple[float, float, int, int] | None:
@@ -90,24 +75,15 @@ class _ListScheduler:
             the device has none.
         """
         queue = self._queues[device]
-        child, until = self._kept[device]
         while (first := queue.first()) is not None:
             begins, node = first
             if self._fits(node, device):
-                break
+                return begins, -self._tasks.to_end[node], node, device
             queue.drop(node)
             self._open_on[node] -= 1
             if not self._open_on[node]:
                 self._settle(node)
-        if first is None:
-            return None
-        if child in queue.arrivals and self._fits(child, device):
-            at = max(queue.free, queue.arrivals[child])
-            if at <= max(begins, until):
-                begins, node = at, child
-            else:
-                begins = max(begins, until)
-        return begins, -self._tasks.to_end[node], node, device
+        return None
 
     def _ready(self, node: int) -> None:
         """Puts a node, whose inputs are placed, into the queues of all devices that it fits."""
@@ -192,50 +168,6 @@ class _Queue:
         return (self._coming[0][0], self._coming[0][2]) if self._coming else None
 
 
-def small_communication_times(problem: Problem) -> Ints:
-    """Returns the choice of m-SCT, with the favourite children of `favourite_children`."""
-    return earliest_task_first(problem, favourite_children(problem))
-
-
-def favourite_children(problem: Problem) -> dict[int, int]:
-    """Returns the child of each node that should follow it on its device.
-
-    Baechi (section 3.2) takes them from the relaxation of an integer program of Hanen and Munier
-    ("An Approximation Algorithm for Scheduling Dependent Tasks on m Processors with Small
-    Communication Delays", 1995): on unlimited devices, minimise the end, where a node has one
-    favourite child at most, a child one favourite parent, and between them no communication. Its
-    relaxation is a linear program with a variable for each edge, and needs a solver.
-
-    This is a greedy solution of the same program: as long as the longest path has an edge that can
-    still be a favourite, all of these on it become favourites, which shortens what the program
-    minimises; after fifty times, or when it has none, the other edges, by the longest path through
-    them. It has no proven bound.
-    """
-    tasks = _Tasks(problem)
-    children: dict[int, int] = {}
-    parents = dict[int, int]()
-
-    def favour(maker: int, reader: int) -> bool:
-        if maker in children or reader in parents:
-            return False
-        children[maker], parents[reader] = reader, maker
-        return True
-
-    for _ in range(50):
-        _, path = tasks.from_start(children)
-        if not sum(favour(maker, reader) for maker, reader in path):
-            break
-    lengths, _ = tasks.from_start(children)
-    rest = sorted(
-        (-(lengths[maker] + seconds + tasks.to_end[reader]), maker, reader)
-        for maker, readers in enumerate(tasks.between)
-        for reader, seconds in readers.items()
-    )
-    for _, maker, reader in rest:
-        favour(maker, reader)
-    return children
-
-
 class _Tasks:
     """Nodes with their durations, and the seconds between each and its readers elsewhere.
 
@@ -251,14 +183,14 @@ class _Tasks:
         costs, devices = simulator.costs, simulator.devices
         duration = simulator.forward + simulator.backward
         self.seconds: list[list[float]] = duration.tolist()
-        self._mean: list[float] = duration.mean(axis=0).tolist()
+        mean: list[float] = duration.mean(axis=0).tolist()
         links = [
             simulator.links[one * devices + other]
             for one in range(devices)
             for other in range(devices)
             if one != other
         ]
-        count = len(self._mean)
+        count = len(mean)
         self.between: list[dict[int, float]] = [{} for _ in range(count)]
         self.inputs: list[list[int]] = [[] for _ in range(count)]
         for value, reader in zip(costs.values.tolist(), costs.readers.tolist(), strict=True):
@@ -272,27 +204,4 @@ class _Tasks:
         self.to_end = [0.0] * count
         for node in reversed(range(count)):
             rest = [self.to_end[reader] + each for reader, each in self.between[node].items()]
-            self.to_end[node] = self._mean[node] + max(rest, default=0.0)
-
-    def from_start(self, children: Mapping[int, int]) -> tuple[list[float], list[tuple[int, int]]]:
-        """Returns the longest path to the end of each node, and the edges of the longest of all.
-
-        Args:
-            children: of the nodes whose communication with one child takes no time.
-        """
-        lengths, before = list[float](), list[int]()
-        for node, inputs in enumerate(self.inputs):
-            longest, last = 0.0, -1
-            for maker in inputs:
-                free = children.get(maker) == node
-                length = lengths[maker] + (0.0 if free else self.between[maker][node])
-                if last < 0 or length > longest:
-                    longest, last = length, maker
-            lengths.append(longest + self._mean[node])
-            before.append(last)
-        path = list[tuple[int, int]]()
-        node = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
-        while node >= 0 and before[node] >= 0:
-            path.append((before[node], node))
-            node = before[node]
-        return lengths, path[::-1]
+            self.to_end[node] = mean[node] + max(rest, default=0.0)
