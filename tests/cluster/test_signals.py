@@ -7,7 +7,15 @@ import pytest
 from tests.cluster.driver import Driver
 from trireme.cluster.journal import resumed
 from trireme.cluster.membership import Received, Stop
-from trireme.cluster.messages import Dismissed, Interrupted, JobOver, Left, Signalled, ViewChanged
+from trireme.cluster.messages import (
+    Dismissed,
+    Interrupted,
+    JobOver,
+    LastStepSaved,
+    Left,
+    Signalled,
+    ViewChanged,
+)
 from trireme.cluster.signals import DEPARTURE
 
 LEAVE = Dismissed(DEPARTURE)
@@ -74,6 +82,36 @@ def test_one_that_left_has_not_finished_the_job() -> None:
     assert job.state.over is not None
     assert job.state.over.outcome == "finished"
     assert "lost on the way: worker:1" in job.state.over.reason
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.1])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_chief_asked_to_end_after_its_last_save_does_not_fail_the_job(
+    killed: bool, seconds: float
+) -> None:
+    """Its program had still something to do when the others had finished."""
+    job = Signals(workers=2)
+    job.feed(Received(job.at["worker:0"], LastStepSaved(7)))
+    job.signal("worker:0")
+    job.pass_time(seconds)  # then it leaves alone; else, as the last worker, it stops the job
+    job.leave(job.at["worker:1"], "finished", chief=False)
+    if killed:
+        job.hang_up(job.at.pop("worker:0"))
+        job.pass_time(3.0)
+    else:
+        job.leave(job.at["worker:0"], "interrupted", "SIGTERM", chief=False)
+    assert job.state.over is not None and job.state.over.outcome == "interrupted"
+
+
+def test_the_only_worker_killed_after_its_last_save_and_a_signal_does_not_fail_the_job() -> None:
+    for signalled, outcome in ((True, "interrupted"), (False, "failed")):
+        job = Signals(workers=1)
+        job.feed(Received(job.at["worker:0"], LastStepSaved(7)))
+        if signalled:
+            job.signal("worker:0")
+        job.hang_up(job.at.pop("worker:0"))
+        job.pass_time(3.0)
+        assert job.state.over is not None and job.state.over.outcome == outcome
 
 
 def test_signals_to_all_workers_within_the_settling_time_stop_the_job() -> None:

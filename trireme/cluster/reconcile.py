@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from trireme.cluster import progress
 from trireme.cluster.decision import DecisionBuilder
-from trireme.cluster.messages import Dismissed, Interrupted, JobOver, ViewChanged, WaitingFor
+from trireme.cluster.messages import (
+    Dismissed,
+    Interrupted,
+    JobOver,
+    Outcome,
+    ViewChanged,
+    WaitingFor,
+)
 from trireme.cluster.placement import surviving
 from trireme.cluster.reconfiguration import renew_view
 from trireme.cluster.scaling import DISMISSAL, dismiss_those_to_leave
@@ -173,7 +180,7 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
             f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, and "
             f"{lacks}"
         )
-        builder.end(JobOver("failed", chief.name, reason))
+        builder.end(JobOver(_outcome_of_loss(builder.state, [chief]), chief.name, reason))
         return
     interrupted = [worker for worker in left if worker.outcome == "interrupted"]
     note = f"; lost on the way: {', '.join(map(str, lost))}" if lost else ""
@@ -197,7 +204,16 @@ def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:
         kind = "server" if first.role == "ps" else "worker"
         who = f"the only {kind}" if len(lost) == 1 else f"all {len(lost)} {kind}s were lost, first"
         reason = f"{who} {first}: {first.reason}"
-        builder.end(JobOver("failed", first.name, reason))
+        builder.end(JobOver(_outcome_of_loss(builder.state, lost), first.name, reason))
+
+
+def _outcome_of_loss(state: State, lost: list[Task]) -> Outcome:
+    """Returns how a job ends whose last tasks were lost.
+
+    Where one of them has saved the last step, and was asked to end by a signal, nothing has failed.
+    """
+    asked = any(task.saved is not None and (task.signal or state.stopping) for task in lost)
+    return "interrupted" if asked else "failed"
 
 
 def _notify_waiting(builder: DecisionBuilder) -> None:
