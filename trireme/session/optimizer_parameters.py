@@ -77,13 +77,16 @@ class OptimizerParameters:
             if id(parameter) not in before
         ]
         if added:
-            more = f" and {len(added) - 1} more" if len(added) > 1 else ""
+            first, more, place = self._name(added[0]), len(added) - 1, _NO_PLACE
+            given = f"parameter {first} was"
+            if more:
+                given = f"parameters {first} and {more} more were"
+                place = "they have no place in the job and would not be trained"
             return ConfigurationError(
-                f"parameter {self._name(added[0])}{more} was given to the optimizer after training "
-                f"began: {_NO_PLACE}. {_INSTEAD}"
+                f"{given} given to the optimizer after training began: {place}. {_INSTEAD}"
             )
         return ConfigurationError(
-            f"the groups of the optimizer have {_sizes(now)} parameters now, and had "
+            f"the numbers of parameters in the optimizer's groups are {_sizes(now)} now, and were "
             f"{_sizes(self._then)} when training began: to train some no longer, call "
             "requires_grad_(False) on them and leave them in their groups"
         )

@@ -21,22 +21,59 @@ from trireme.session.trained import Trained
 _WHOLE = 2
 """The number of steps in which all values are compared, and not a sample."""
 _SAMPLE = 256
-_VECTORS = 4
-"""The numbers of elements of a tensor, and of tensors, that the sample of one step has."""
-_SPOTS = 256
-"""The number of elements of each parameter that are compared where it was written to."""
+"""The number of elements of each parameter that are compared in a step, or somewhat more."""
 
 _log = logging.getLogger(__name__)
+
+
+class _Sample:
+    """Some elements of each parameter that lies in a vector, others at each step.
+
+    Args:
+        placed: the name of each parameter, and where it begins and ends.
+        device: that of the vector.
+    """
+
+    def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
+        strides = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
+        each = [
+            torch.arange(start, stop, stride)
+            for (_, start, stop), stride in zip(placed, strides, strict=True)
+        ]
+        self._names = [name for name, _, _ in placed]
+        self._counts = [len(places) for places in each]
+        counts = torch.tensor(self._counts)
+        self._places = torch.cat(each).to(device)
+        self._strides = torch.tensor(strides).repeat_interleave(counts).to(device)
+        last = torch.tensor([stop - 1 for _, _, stop in placed])
+        self._last = last.repeat_interleave(counts).to(device)
+        self._offsets = torch.zeros_like(self._places)
+        self._now = self._places
+        self._taken = torch.empty(0)
+
+    def take(self, vector: torch.Tensor) -> None:
+        """Takes the next elements."""
+        self._now = torch.minimum(self._places + self._offsets, self._last)
+        self._offsets += 1
+        self._offsets *= self._offsets < self._strides
+        self._taken = vector.index_select(0, self._now)
+
+    def changed(self, vector: torch.Tensor) -> set[str]:
+        """Returns the names of the parameters whose elements differ from those taken."""
+        differ = _bits(vector.index_select(0, self._now)) != _bits(self._taken)
+        if not differ.any():
+            return set()
+        parts = zip(self._names, torch.split(differ, self._counts), strict=True)
+        return {name for name, part in parts if part.any()}
 
 
 class ValueWatch:
     """Finds the parameters that were written to since `remember`.
 
-    Autograd counts the writes to a tensor, but for those through `.data`. These are found by
-    comparing: all values in the first steps, and afterwards a sample, of other elements each time.
-    A write may leave the values as they were, such as one of averaged weights that an evaluation
-    swaps in and puts back: what autograd counts is compared too, at first by some elements of each
-    parameter, and from the first such write on by all.
+    Autograd counts the writes to a tensor, but for those through `.data`. So values are compared
+    too: some elements of each parameter, others at each step, and in the first steps, and once the
+    program has written, sums of all bits. A write may leave the values as they were, such as one of
+    averaged weights that an evaluation swaps in and puts back: a count alone is no write.
 
     Args:
         trained: the parameters.
@@ -49,10 +86,7 @@ class ValueWatch:
         self._names: list[str] = []
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
-        self._samples: list[tuple[int, int, torch.Tensor]] = []  # vector, its offset, the elements
-        # Of each vector, the places of some elements of each parameter, and these elements.
-        self._places: list[torch.Tensor] = []
-        self._spots: list[torch.Tensor] = []
+        self._samples: list[_Sample] = []  # one for each vector
         self._found: set[str] = set()  # since then: other values may come over those written
 
     def remember(self) -> None:
@@ -62,16 +96,12 @@ class ValueWatch:
         vectors = self._vectors(locals_)
         if (names := list(self._trained.parameters)) != self._names:
             self._names = names
-            self._places = self._places_in(vectors)
+            pairs = zip(vectors, self._placed(vectors), strict=True)
+            self._samples = [_Sample(placed, vector.device) for vector, placed in pairs]
         self._versions = [(each._version, each.data_ptr()) for each in locals_]
-        self._spots = [_at(each, its) for each, its in zip(vectors, self._places, strict=True)]
         self._sums = [_sum(each) for each in locals_] if self._often or self._count < _WHOLE else []
-        self._samples = []
-        if not self._sums:
-            for index in range(self._count, self._count + min(_VECTORS, len(vectors))):
-                place = index % len(vectors)
-                offset = self._count % _stride(vectors[place])
-                self._samples.append((place, offset, _sampled(vectors[place], offset).clone()))
+        for sample, vector in zip(self._samples, vectors, strict=True):
+            sample.take(vector)
         self._count += 1
 
     def written(self) -> list[str]:
@@ -83,31 +113,25 @@ class ValueWatch:
         if self._names != list(self._trained.parameters):
             return []
         locals_ = self._locals()
-        vectors = self._vectors(locals_)
         now = [(each._version, each.data_ptr()) for each in locals_]
+        pairs = list(zip(self._names, now, self._versions, strict=True))
         found = self._found
-        if now != self._versions:
-            pairs = list(zip(self._names, now, self._versions, strict=True))
-            found |= {name for name, here, before in pairs if here[1] != before[1]}
-            found |= self._at_spots(vectors)
-            doubtful = [name for name, here, before in pairs if here != before]
-            if doubtful and not found and not self._sums and not self._often:
-                _log.warning(
-                    "the program has written to %s since the last step, and put back what was "
-                    "there, as far as %d elements of each show; from now on all values are "
-                    "compared after each step",
-                    _named(doubtful),
-                    _SPOTS,
-                )
-            self._often = True
+        found |= {name for name, here, before in pairs if here[1] != before[1]}
+        for sample, vector in zip(self._samples, self._vectors(locals_), strict=True):
+            found |= sample.changed(vector)
         if self._sums:
             sums = zip(self._names, locals_, self._sums, strict=True)
             found |= {name for name, each, before in sums if _sum(each) != before}
-        for place, offset, before in self._samples:
-            here = _sampled(vectors[place], offset)
-            if not _equal(here, before):
-                found |= self._names_at(place, offset, here, before)
-        self._often |= bool(found)
+        counted = [name for name, here, before in pairs if here != before]
+        if counted and not found and not self._sums and not self._often:
+            _log.warning(
+                "the program has written to %s since the last step, and put back what was there, "
+                "as far as %d elements of each show; from now on all values are compared after "
+                "each step",
+                _named(counted),
+                _SAMPLE,
+            )
+        self._often |= bool(found or counted)
         return [name for name in self._names if name in found]
 
     def values_of(self, names: Sequence[str]) -> int:
@@ -135,54 +159,6 @@ class ValueWatch:
         known = {id(parameter): name for name, parameter in flat.parameters.items()}
         return [[(known[id(p)], start, stop) for p, start, stop in each] for each in flat.placed]
 
-    def _places_in(self, vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the places of some elements of each parameter, for each vector."""
-        found = []
-        for vector, placed in zip(vectors, self._placed(vectors), strict=True):
-            its = [
-                torch.linspace(start, stop - 1, min(_SPOTS, stop - start), dtype=torch.float64)
-                for _, start, stop in placed
-            ]
-            found.append(torch.cat(its).long().to(vector.device))
-        return found
-
-    def _at_spots(self, vectors: Sequence[torch.Tensor]) -> set[str]:
-        """Returns the names of the parameters of which elements at `_places` have changed."""
-        found = set()
-        known = zip(vectors, self._placed(vectors), self._places, self._spots, strict=True)
-        for vector, placed, places, before in known:
-            differ = _bits(_at(vector, places)) != _bits(before)
-            each = torch.split(differ, [min(_SPOTS, stop - start) for _, start, stop in placed])
-            found |= {name for (name, _, _), its in zip(placed, each, strict=True) if its.any()}
-        return found
-
-    def _names_at(
-        self, place: int, offset: int, here: torch.Tensor, before: torch.Tensor
-    ) -> set[str]:
-        """Returns the names of the parameters of which elements of a sample have changed."""
-        flat = self._trained
-        if not isinstance(flat, FlatModel):
-            return {self._names[place]}
-        stride = _stride(flat.values[place])
-        places = [offset + stride * int(i) for i in (_bits(here) != _bits(before)).nonzero()[:, 0]]
-        return {
-            name
-            for name, start, stop in self._placed(flat.values)[place]
-            if any(start <= each < stop for each in places)
-        }
-
-
-def _stride(vector: torch.Tensor) -> int:
-    return max(1, vector.numel() // _SAMPLE)
-
-
-def _at(vector: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return vector.index_select(0, places)
-
-
-def _sampled(vector: torch.Tensor, offset: int) -> torch.Tensor:
-    return vector[offset :: _stride(vector)]
-
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -194,10 +170,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sum(tensor: torch.Tensor) -> int:
     return int(_bits(tensor).sum())
-
-
-def _equal(here: torch.Tensor, before: torch.Tensor) -> bool:
-    return torch.equal(_bits(here), _bits(before))
 
 
 class OwnWrites:
@@ -263,7 +235,9 @@ class OwnWrites:
                     "the parts of the model that processes train (session.model shows them). Call "
                     "session.write_values({name: tensor}) instead, on one worker under async "
                     "(optimizer.write_values in a loop of your own); a change that every worker "
-                    "makes counts under sync and allreduce, and in one process"
+                    "makes counts under sync and allreduce, and in one process. To put back what "
+                    "was there is no change, but to the bit: by copy_ of a clone, as sub_ of what "
+                    "was added rounds"
                 )
 
     def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
@@ -324,5 +298,6 @@ class OwnWrites:
 
 def _named(names: Sequence[str]) -> str:
     """Returns a few names in words."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"parameter {names[0]!r}{more}"
+    if len(names) == 1:
+        return f"parameter {names[0]!r}"
+    return f"parameters {names[0]!r} and {len(names) - 1} more"
