@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,20 +15,14 @@ from trireme.cli.live import query
 from trireme.cli.parser import DOCTOR
 from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
-from trireme.doctor import probes
-from trireme.doctor.certificates import check_certificates, read_certificates
-from trireme.doctor.check import Check
-from trireme.doctor.host import (
-    check_clock,
-    check_cores,
-    check_launchers,
-    check_limits,
-    check_shared_memory,
-    check_skew,
-    check_versions,
+from trireme.doctor.checks import (
+    Check,
+    check_certificates,
+    check_directory,
+    check_host,
+    check_port,
+    check_task,
 )
-from trireme.doctor.network import check_addresses, check_port, check_reached
-from trireme.doctor.run_directory import check_directory
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.environment.tf_config import read_cluster
 from trireme.launch.run_directory import RECORD, is_running, read_record
@@ -47,49 +42,18 @@ def main(arguments: Sequence[str]) -> int:
     directories = [Path(where) for where in given.where if Path(where).is_dir()]
     directories += [local_directory(given.run_dir)] if given.run_dir is not None else []
 
-    checks = [*_host(_constraints(given.constraints)), *check_addresses(probes.find_addresses())]
-    checks += [check_port(port, probes.try_port(port)) for port in (0, *ports)]
-    for name, address in tasks:
-        checks.append(check_reached(probes.reach(name, address, timeout)))
-    if given.clock is not None:
-        checks.append(check_skew(given.clock, *probes.ask_time(given.clock, timeout)))
+    checks = [*check_host(os.environ), *map(check_port, (0, *ports))]
+    checks += [check_task(name, address, timeout) for name, address in tasks]
     if given.certs is not None:
-        checks += _certificates(Path(given.certs))
+        try:
+            checks += check_certificates(Path(given.certs), datetime.now(UTC))
+        except OSError as error:
+            raise UsageError(f"--certs: {given.certs} cannot be read: {error.strerror}") from error
     for directory in directories or [Path("runs")]:
-        checks += check_directory(probes.find_directory(directory))
+        checks += check_directory(directory)
     problems = sum(check.level == "problem" for check in checks)
     print(_as_json(checks) if given.json else "\n".join(_lines(checks)))
     return 1 if problems else 0
-
-
-def _host(constraints: Sequence[str]) -> list[Check]:
-    return [
-        *check_versions(probes.find_distribution(), constraints),
-        *check_shared_memory(probes.find_shared_memory()),
-        *check_limits(probes.find_limits()),
-        *check_cores(probes.find_cores(os.environ)),
-        check_clock(*probes.read_clock()),
-        *check_launchers(probes.find_launchers(os.environ)),
-    ]
-
-
-def _certificates(directory: Path) -> list[Check]:
-    try:
-        return check_certificates(read_certificates(directory))
-    except ImportError:
-        advice = "pip install cryptography"
-        return [Check("certificates", "problem", "cryptography is not installed", advice)]
-    except OSError as error:
-        raise UsageError(f"--certs: {directory} cannot be read: {error.strerror}") from error
-
-
-def _constraints(file: str | None) -> Sequence[str]:
-    if file is None:
-        return ()
-    try:
-        return probes.constraint_lines(Path(file))
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"--constraints: {file} cannot be read: {error}") from error
 
 
 def _number(option: str, text: str) -> float:

@@ -270,13 +270,7 @@ def _doctor() -> Parser:
         default=[],
         help="check that a task can listen at port N; may be repeated",
     )
-    parser.add_argument(
-        "--clock", metavar="HOST", help="compare the time of day with HOST's, by NTP"
-    )
     parser.add_argument("--certs", metavar="DIR", help="check the certificates and keys in DIR")
-    parser.add_argument(
-        "--constraints", metavar="FILE", help="compare installed versions with FILE's, as pip does"
-    )
     parser.add_argument(
         "--timeout", metavar="SECONDS", default="3", help="how long to wait for a host (default 3)"
     )

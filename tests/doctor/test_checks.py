@@ -1,0 +1,210 @@
+"""What the checks of a host say of what is there."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+
+from trireme.doctor import checks
+from trireme.doctor.checks import GIB, MIB, Check
+from trireme.launch.run_directory import claim
+from trireme.session.checkpoint.run_lock import RunLock, writer_here
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+OWN = {"127.0.0.1", "10.0.0.5"}
+
+
+def bad(found: Any) -> dict[str, str]:
+    return {each.topic: each.level for each in found if each.level != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("supports", "installed", "topic", "advice"),
+    [
+        (">=3.11", {"torch": "2.9.1+cpu", "msgspec": "0.20"}, None, ""),
+        (">=9", {"torch": "2.9.1", "msgspec": "0.20"}, "python", "newer Python"),
+        (">=3.11", {"torch": "2.9.0"}, "msgspec", "pip install 'msgspec>=0.20'"),
+        (">=3.11", {"torch": "2.8", "msgspec": "1"}, "torch", "pip install 'torch<3,>=2.9'"),
+    ],
+    ids=["well", "python", "missing", "old"],
+)
+def test_versions(
+    monkeypatch: pytest.MonkeyPatch,
+    supports: str,
+    installed: dict[str, str],
+    topic: str | None,
+    advice: str,
+) -> None:
+    requires = ["torch<3,>=2.9", "msgspec>=0.20", "ray>=2.40; extra == 'ray'"]
+    package = SimpleNamespace(
+        version="0.1.0", requires=requires, metadata={"Requires-Python": supports}
+    )
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: package)
+    monkeypatch.setattr("importlib.metadata.version", version)
+    found = list(checks.check_versions())
+    assert bad(found) == ({} if topic is None else {topic: "problem"})
+    assert all(advice in each.advice for each in found if each.level != "ok")
+
+
+def test_a_source_tree_is_only_warned_of() -> None:
+    assert bad(checks.check_versions("no-such-distribution")) == {"trireme": "warning"}
+
+
+def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = SimpleNamespace(free=60 * MIB, total=64 * MIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda directory: usage)
+    monkeypatch.setattr(checks, "available", lambda: False)
+    found = list(checks.check_shared_memory(tmp_path))
+    assert bad(found) == {"memfd": "warning", "/dev/shm": "warning"}
+    assert found[1].finding.startswith("60 MiB free of 64 MiB")
+    assert bad(checks.check_shared_memory(tmp_path / "none")) == {"memfd": "warning"}
+
+
+def test_limits() -> None:
+    files = [checks.check_files(each).level for each in (None, 1024, 1023, 255)]
+    assert files == ["ok", "ok", "warning", "problem"]
+    processes = [checks.check_processes(100, each).level for each in (None, 612, 611)]
+    assert processes == ["ok", "ok", "warning"]
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "expected"),
+    [
+        (0.5, "", {}),
+        (4.1, "4", {"cores": "warning"}),
+        (0.0, "5", {"BLAS threads": "warning"}),
+        (0.0, "many", {"BLAS threads": "warning"}),
+        (0.0, "0", {"BLAS threads": "warning"}),
+    ],
+    ids=str,
+)
+def test_cores(load: float, threads: str, expected: dict[str, str]) -> None:
+    assert bad(checks.check_cores(4, load, threads)) == expected
+
+
+def test_what_the_environment_says() -> None:
+    assert checks.check_environment({}).finding == "a program started here is a job of its own"
+    wrong = checks.check_environment({"TF_CONFIG": "nonsense"})
+    assert wrong.level == "problem" and "TF_CONFIG" in wrong.finding
+
+
+@pytest.mark.parametrize(
+    ("resolved", "own", "outward", "expected"),
+    [
+        (["10.0.0.5"], OWN, "10.0.0.5", {}),
+        (["127.0.0.1", "127.0.1.1"], OWN, "", {"network": "warning"}),
+        (["127.0.0.1"], OWN, "10.0.0.5", {"host name": "warning"}),
+        ([], OWN, "10.0.0.5", {"host name": "warning"}),
+        (["10.0.0.6"], OWN, "10.0.0.5", {"host name": "problem"}),
+        (["10.0.0.5"], {"10.0.0.5"}, "10.0.0.5", {"loopback": "problem"}),
+    ],
+    ids=["well", "alone", "name is loopback", "no name", "another's name", "no loopback"],
+)
+def test_addresses(
+    resolved: list[str], own: set[str], outward: str, expected: dict[str, str]
+) -> None:
+    found = list(checks.check_addresses("a", resolved, own, outward))
+    assert bad(found) == expected
+    assert all(each.advice for each in found if each.level != "ok")
+
+
+def test_an_unknown_host_is_said() -> None:
+    found = checks.check_task("ps:0", "no.such.host.invalid:1", 1.0)
+    assert (found.topic, found.level) == ("ps:0 at no.such.host.invalid:1", "problem")
+    assert "is not known here" in found.finding
+
+
+def test_certificates(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ps-0")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + 30 * DAY)
+        .sign(key, None)
+    )
+    (tmp_path / "a.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+    def at(now: datetime, file: str = "a.pem") -> Check:
+        found = {each.topic: each for each in checks.check_certificates(tmp_path, now)}
+        assert all(bool(each.advice) == (each.level != "ok") for each in found.values())
+        return found[file]
+
+    assert at(NOW).finding == "CN=ps-0, until 2030-01-31 00:00 UTC"
+    assert "is not valid yet" in at(NOW - DAY).finding
+    assert (at(NOW + 24 * DAY).level, at(NOW + 30 * DAY).level) == ("warning", "problem")
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (tmp_path / "b.key").write_bytes(secret)
+    (tmp_path / "b.key").chmod(0o604)
+    assert "(mode 604)" in at(NOW, "b.key").finding
+    (tmp_path / "b.key").chmod(0o600)
+    assert at(NOW, "b.key").level == "ok"
+    (tmp_path / "c.pem").write_text("no such thing")
+    (tmp_path / "README").write_text("ignored")
+    assert at(NOW, "c.pem").finding.startswith("it cannot be read")
+    assert bad(checks.check_certificates(tmp_path, NOW)) == {"c.pem": "problem"}
+
+
+def test_a_directory_without_certificates_is_a_problem(tmp_path: Path) -> None:
+    assert bad(checks.check_certificates(tmp_path, NOW)) == {"certificates": "problem"}
+
+
+def test_disk() -> None:
+    levels = [checks.check_disk(free, Path("r")).level for free in (GIB, GIB - 1, 64 * MIB - 1)]
+    assert levels == ["ok", "warning", "problem"]
+
+
+def test_a_directory_that_does_not_exist_yet_is_looked_at_where_it_would_be(tmp_path: Path) -> None:
+    found = {each.topic: each for each in checks.check_directory(tmp_path / "not" / "there")}
+    assert found["run directory"].level == found["run lock"].level == "ok"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int) -> bool:
+        raise OSError("no locks")
+
+    monkeypatch.setattr(checks, "try_lock", no_locks)
+    assert bad(checks.check_directory(tmp_path))["run directory"] == "warning"
+
+
+def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    lock = RunLock.claim(tmp_path, writer_here("worker:0", "by-hand", epoch="e", stop="kill me"))
+    *_, used = checks.check_directory(tmp_path)
+    assert used.level == "warning" and used.finding.startswith("worker:0 (process ")
+    assert used.advice.endswith("kill me")
+    lock.release()
+    directory.release()
+    *_, used = checks.check_directory(tmp_path)
+    assert used.finding == "no job uses it"
+
+
+def test_a_file_in_the_way_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert bad(checks.check_directory(tmp_path / "file" / "run"))["run directory"] == "problem"
