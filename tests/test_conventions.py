@@ -114,3 +114,9 @@ def assigned(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
     return names
+
+
+def test_nobody_asks_whether_a_stream_is_of_shared_memory() -> None:
+    own = PACKAGE / "wire" / "transports" / "shm.py"
+    users = [path for path in FILES if "ShmStream" in path.read_text(encoding="utf-8")]
+    assert users == [own]

@@ -215,9 +215,9 @@ class JobConfig(
         expects="a size, such as 500MB or 2GiB", check=_at_least_a_byte, run_only=True)] = None
     log_placement: Annotated[bool, Option("",
         "graph: print which task computes each operation", run_only=True)] = False
-    transport: Annotated[Literal["auto", "tcp"], Option("NAME",
-        "auto: shared memory between tasks of one host, else tcp; tcp: always (default auto)"
-        )] = "auto"
+    transport: Annotated[str, Option("NAME",
+        "auto: shared memory between tasks of one host, else tcp; tcp, or one that is installed: "
+        "always (default auto)")] = "auto"
     compress: Annotated[Codec, Option("CODEC",
         "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)",
         expects=f"one of {', '.join(CODECS)}, topk:SHARE")] = "none"
@@ -291,6 +291,11 @@ class JobConfig(
         if option.engine:
             return self.engine_options.get(option.field, option.default)
         return getattr(self, option.field)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of addresses of tasks without certificates."""
+        return "tcp" if self.transport == "auto" else self.transport
 
     @property
     def inside(self) -> int:

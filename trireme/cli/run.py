@@ -36,6 +36,7 @@ from trireme.launch.supervision_state import SupervisionLimits
 from trireme.monitor.records import records_directory
 from trireme.remote.url import RemotePath, local_directory, location
 from trireme.strategies import choose
+from trireme.wire.transport import check_transport
 
 if TYPE_CHECKING:
     from trireme.remote.mirror import Mirror
@@ -99,6 +100,7 @@ def prepare(config: JobConfig) -> TaskConfig:
         UsageError: options contradict each other.
     """
     check_engine(config)
+    check_transport(config.transport, config.origin("transport"))
     config = _sized(config)
     task = _task(config)
     config.check_together(task.servers)

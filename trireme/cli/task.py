@@ -44,6 +44,7 @@ from trireme.metrics import Registry
 from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
 from trireme.printable import printable
 from trireme.strategies import choose
+from trireme.wire.transport import check_transport
 
 if TYPE_CHECKING:
     from trireme.cluster.journal import Journal
@@ -92,6 +93,7 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     named = _tf_task(given) or classic_task(vars(given))
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
+    check_transport(config.transport, config.origin("transport"))
     if given.journal is not None:
         if task.role != "coordinator" and not task.hosts_coordinator:
             raise UsageError(

@@ -337,7 +337,7 @@ def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[b
         stack.callback(os.close, writer)
         config = msgspec.structs.replace(config, launcher_fd=writer)
         if config.role != "worker" and not config.listen:
-            scheme = "tls" if config.certificates else "tcp"
+            scheme = "tls" if config.certificates else config.config.scheme
             config = msgspec.structs.replace(config, listen=f"{scheme}://{host}:0")
         if config.group is not None and config.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET

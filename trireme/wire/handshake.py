@@ -42,6 +42,7 @@ from trireme.errors import (
 )
 from trireme.wire.connection import Connection
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message, Number
+from trireme.wire.transport import TRANSPORTS
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a handshake may take, unless the caller says otherwise."""
@@ -368,7 +369,7 @@ def _same_address(theirs: str, ours: str) -> bool:
     if theirs == ours:
         return True
     (scheme, _, other), (expected, _, own) = theirs.partition("://"), ours.partition("://")
-    if scheme != expected or scheme not in ("tcp", "tls"):
+    if scheme != expected or not TRANSPORTS.load(expected).between_hosts:
         return False
     return not (_is_loopback(other) or _is_loopback(own))
 

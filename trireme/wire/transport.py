@@ -5,26 +5,24 @@
     shm://name         one host, by unix socket and shared memory; `trireme.wire.transports.shm`
     memory://name      inside one process; `trireme.wire.transports.memory`
 
-A transport implements a `Stream` and a `Listener`, both non-blocking. To wait for them, use
-`select` on their file descriptors. Every transport must pass `tests/conformance.py`.
+A transport is an entry point, named as its scheme, whose object is a `Transport`. It implements a
+`Stream` and a `Listener`, both non-blocking. To wait for them, use `select` on their file
+descriptors. Every transport must pass `tests/conformance.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from trireme.certificates import Certificates
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, suggestion
+from trireme.plugins import Plugins
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_SCHEMES = ("tcp", "tls", "shm", "memory")
-"""Each is the name of a module in `trireme.wire.transports`, with a `connect` and a `listen` of the
-address without its scheme."""
 
 
 class Stream(ABC):
@@ -39,12 +37,15 @@ class Stream(ABC):
             transport has no certificates.
         pending: whether bytes may be read that the descriptor does not announce. Before you wait
             on the descriptor, read until this is False.
+        passes_descriptors: whether the connecting side may pass descriptors of files, one at a
+            time, as shared memory needs it.
     """
 
     peer: str
     called: str
     certified: tuple[str, ...] | None = None
     pending: bool = False
+    passes_descriptors: bool = False
 
     @property
     def unsent(self) -> int:
@@ -109,6 +110,26 @@ class Stream(ABC):
         Closing again does nothing.
         """
 
+    def pass_descriptor(self, descriptor: int) -> None:
+        """Sends a descriptor along with the next bytes. The caller keeps its own copy.
+
+        Raises:
+            NotImplementedError: this transport passes none.
+        """
+        raise NotImplementedError
+
+    def take_descriptor(self) -> int | None:
+        """Returns the descriptor that came, once; None if there is none. The caller owns it."""
+        return None
+
+    def expect_descriptor(self) -> None:
+        """Takes another descriptor: those that nobody expects are closed by the system.
+
+        Raises:
+            NotImplementedError: this transport passes none.
+        """
+        raise NotImplementedError
+
 
 class Listener(ABC):
     """Accepts connections at an address.
@@ -138,6 +159,48 @@ class Listener(ABC):
         """Stops listening and frees the address. Accepted streams stay open. May be repeated."""
 
 
+class Connect(Protocol):
+    """Connects to an address without its scheme, as `connect` says."""
+
+    def __call__(self, rest: str, *, timeout: float, certificates: Certificates | None) -> Stream:
+        """Returns the connection."""
+
+
+class Listen(Protocol):
+    """Listens at an address without its scheme, as `listen` says."""
+
+    def __call__(
+        self, rest: str, *, allow_plaintext: bool, certificates: Certificates | None
+    ) -> Listener:
+        """Returns the listener."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A transport.
+
+    Attributes:
+        form: how an address is written after the scheme, such as `host:port`.
+        connect: connects.
+        listen: listens.
+        between_hosts: whether other hosts can reach an address.
+        encrypts: whether both sides prove themselves by certificates, and what is sent is secret.
+        serves_jobs: whether `--transport` may name it: a server then listens at `host:0`, and the
+            address that it got is the one that others call.
+    """
+
+    form: str
+    connect: Connect
+    listen: Listen
+    between_hosts: bool = False
+    encrypts: bool = False
+    serves_jobs: bool = False
+
+
+TRANSPORTS = Plugins("trireme.transports", "transport", Transport)
+"""Every installed transport, by its scheme."""
+
+
 def connect(address: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects to a listener, trying once.
 
@@ -157,9 +220,8 @@ def connect(address: str, *, timeout: float, certificates: Certificates | None =
             should be.
         WireError: the system refuses to open another connection.
     """
-    transport, rest, options = _resolve(address, certificates)
-    stream: Stream = transport.connect(rest, timeout=timeout, **options)
-    return stream
+    transport, rest = _resolve(address, certificates)
+    return transport.connect(rest, timeout=timeout, certificates=certificates)
 
 
 def listen(
@@ -182,35 +244,48 @@ def listen(
         AddressInUse: another process listens there.
         WireError: the system refuses to open another socket.
     """
-    transport, rest, options = _resolve(address, certificates)
-    if not options:
-        options = {"allow_plaintext": allow_plaintext}
-    listener: Listener = transport.listen(rest, **options)
-    return listener
+    transport, rest = _resolve(address, certificates)
+    return transport.listen(rest, allow_plaintext=allow_plaintext, certificates=certificates)
 
 
-def _resolve(address: str, certificates: Certificates | None) -> tuple[Any, str, dict[str, Any]]:
-    """Returns the module of an address's transport, the rest of the address, and options."""
+def check_transport(name: str, origin: str) -> None:
+    """Checks the value of the option `transport`.
+
+    Raises:
+        ConfigurationError: a job cannot have that transport.
+    """
+    if name == "auto" or (name in TRANSPORTS and TRANSPORTS.load(name).serves_jobs):
+        return
+    serving = [each for each, transport in TRANSPORTS.all().items() if transport.serves_jobs]
+    known = ["auto", *serving]
+    raise ConfigurationError(
+        f"transport is {name!r} ({origin}): it must be one of {', '.join(known)}"
+        f"{suggestion(name, known)}"
+    )
+
+
+def _resolve(address: str, certificates: Certificates | None) -> tuple[Transport, str]:
+    """Returns the transport of an address, and the rest of the address."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         raise ConfigurationError(
             f"the address {address!r} has no scheme: write it as tcp://host:port"
         )
-    if scheme not in _SCHEMES:
+    if scheme not in TRANSPORTS:
+        known = (f"{name}://{each.form}" for name, each in TRANSPORTS.all().items())
         raise ConfigurationError(
-            f"the address {address!r} has an unknown scheme {scheme!r}: there are tcp://host:port, "
-            "tls://host:port, shm://name and memory://name"
+            f"the address {address!r} has an unknown scheme {scheme!r}: there are "
+            f"{', '.join(known)}, and those of packages that you install"
         )
-    if scheme == "tls" and certificates is None:
+    transport = TRANSPORTS.load(scheme)
+    if transport.encrypts and certificates is None:
         raise ConfigurationError(
             f"{address} needs TLS, and this task has no certificate: make one with `trireme certs "
             "issue`, and name its directory with --certs"
         )
-    if scheme == "tcp" and certificates is not None:
+    if transport.between_hosts and not transport.encrypts and certificates is not None:
         raise ConfigurationError(
             f"{address} is without TLS, and this task has a certificate: nothing is sent in plain "
             "text. Give every task of the job its certificate, or none"
         )
-    options = {"certificates": certificates} if scheme == "tls" else {}
-    # Imported here because each transport imports the interfaces above.
-    return import_module(f"trireme.wire.transports.{scheme}"), rest, options
+    return transport, rest

@@ -276,7 +276,7 @@ def manual_task(
         )
     beside = certs.parent if certs is not None and certs.is_file() else certs
     secret = find_secret(secret_file, environ, loopback=loopback, certificates=beside)
-    scheme = "tls" if certificates else "tcp"
+    scheme = "tls" if certificates else config.scheme
     workers, servers = len(cluster.worker), len(cluster.ps)
     config = config.replaced("the hosts", workers=workers, ps=servers)
     config.check_together(servers)

@@ -46,7 +46,7 @@ from trireme.wire.message import Message
 from trireme.wire.shared_memory import Lending, SharedMemory
 from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream, connect
-from trireme.wire.transports.shm import ShmStream, shm_address
+from trireme.wire.transports.shm import shm_address
 
 _log = logging.getLogger(__name__)
 
@@ -125,9 +125,7 @@ class SharedBuffer:
     outbound: tuple[memoryview, ...]
     inbound: tuple[memoryview, ...]
 
-    def offer(
-        self, connection: Connection, stream: ShmStream, *, rows: bool, timeout: float
-    ) -> bool:
+    def offer(self, connection: Connection, stream: Stream, *, rows: bool, timeout: float) -> bool:
         """Lends the memory to the server: what lies there need not cross the socket.
 
         Args:
@@ -440,7 +438,7 @@ class ServerLinks:
             authenticate(connection, identity, options.secret, server=server, timeout=patience)
             address = Address(link.index, self.lanes.generation or 0)
             connection.send(address, timeout=options.retry_seconds)
-            if isinstance(stream, ShmStream):
+            if stream.passes_descriptors:
                 shared_buffer = self.shared_buffers[link.index]
                 patience, rows = options.retry_seconds, bool(self.tables)
                 if shared_buffer.offer(connection, stream, rows=rows, timeout=patience):
@@ -452,7 +450,7 @@ class ServerLinks:
         return connection
 
     def _lend_rows(
-        self, connection: Connection, stream: ShmStream, timeout: float
+        self, connection: Connection, stream: Stream, timeout: float
     ) -> RowMemory | None:
         """Lends memory for rows over a connection; returns None where the server has no use of it.
 

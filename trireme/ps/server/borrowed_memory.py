@@ -10,7 +10,6 @@ from trireme.ps.messages import LendRows, Pairs
 from trireme.ps.replication.log import Lent
 from trireme.wire.link import Link
 from trireme.wire.shared_memory import SharedMemory
-from trireme.wire.transports.shm import ShmStream
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +72,7 @@ class BorrowedRows:
 
     def add(self, link: Link, message: LendRows) -> bool:
         """Maps memory that a worker of this host lends; returns False if it cannot be used."""
-        stream = link.connection.stream
-        descriptor = stream.take_descriptor() if isinstance(stream, ShmStream) else None
+        descriptor = link.connection.stream.take_descriptor()
         if descriptor is None:
             return False
         try:

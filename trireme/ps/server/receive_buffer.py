@@ -20,7 +20,6 @@ from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.link import Link
 from trireme.wire.shared_memory import Lending, SharedMemory
-from trireme.wire.transports.shm import ShmStream
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ class ReceiveBuffer:
     def borrow(self, link: Link, message: LendMemory) -> SharedMemory | None:
         """Maps memory that a worker of this host lends; returns None if it cannot be used."""
         stream = link.connection.stream
-        if not isinstance(stream, ShmStream) or (descriptor := stream.take_descriptor()) is None:
+        if (descriptor := stream.take_descriptor()) is None:
             return None
         try:
             memory = SharedMemory.attach(descriptor, message.nbytes)

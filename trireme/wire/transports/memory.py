@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import deque
 
+from trireme.certificates import Certificates
 from trireme.errors import (
     AddressInUse,
     ConnectionClosed,
@@ -14,7 +15,7 @@ from trireme.errors import (
     ConnectTimeout,
     WireError,
 )
-from trireme.wire.transport import Listener, Stream
+from trireme.wire.transport import Listener, Stream, Transport
 from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketStream
 
 _BACKLOG = 512
@@ -26,7 +27,7 @@ _LOCK = threading.Lock()
 _NUMBERS = itertools.count(1)
 
 
-def connect(rest: str, *, timeout: float) -> Stream:
+def connect(rest: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects to a name, without waiting; see `trireme.wire.transport.connect`."""
     with _LOCK:
         listener = _LISTENERS.get(rest)
@@ -37,7 +38,9 @@ def connect(rest: str, *, timeout: float) -> Stream:
         return listener.admit()
 
 
-def listen(rest: str, *, allow_plaintext: bool = False) -> MemoryListener:
+def listen(
+    rest: str, *, allow_plaintext: bool = False, certificates: Certificates | None = None
+) -> MemoryListener:
     """Listens under a name; see `trireme.wire.transport.listen`."""
     with _LOCK:
         name = rest or f"listener-{next(_NUMBERS)}"
@@ -102,3 +105,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
         return socket.socketpair()
     except OSError as error:
         raise WireError(f"cannot open a connection in this process: {error.strerror}") from error
+
+
+MEMORY = Transport("name", connect, listen)

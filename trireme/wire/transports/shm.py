@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trireme.certificates import Certificates
 from trireme.errors import (
     AddressInUse,
     AuthenticationError,
@@ -27,7 +28,7 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
-from trireme.wire.transport import Listener, Stream
+from trireme.wire.transport import Listener, Stream, Transport
 from trireme.wire.transports.socket_stream import (
     BUFFER_BYTES,
     IOV_MAX,
@@ -52,7 +53,7 @@ def shm_address(address: str) -> str:
     return f"shm://trireme-{address.partition('://')[2]}"
 
 
-def connect(rest: str, *, timeout: float) -> Stream:
+def connect(rest: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects to a name; see `trireme.wire.transport.connect`."""
     _require_linux()
     address = f"shm://{rest}"
@@ -77,7 +78,9 @@ def connect(rest: str, *, timeout: float) -> Stream:
     return ShmStream(client, address)
 
 
-def listen(rest: str, *, allow_plaintext: bool) -> Listener:
+def listen(
+    rest: str, *, allow_plaintext: bool, certificates: Certificates | None = None
+) -> Listener:
     """Listens under a name; see `trireme.wire.transport.listen`."""
     _require_linux()
     name = rest or f"trireme-{secrets.token_hex(8)}"
@@ -112,6 +115,8 @@ class ShmStream(SocketStream):
         peer: the address of the other end, for messages.
         accepted: whether this is the accepting side, which may receive a descriptor.
     """
+
+    passes_descriptors = True
 
     def __init__(self, connected: socket.socket, peer: str, *, accepted: bool = False) -> None:
         super().__init__(connected, peer, peer.partition("#")[0])
@@ -155,16 +160,13 @@ class ShmStream(SocketStream):
         return count
 
     def pass_descriptor(self, descriptor: int) -> None:
-        """Sends a descriptor along with the next bytes. The caller keeps its own copy."""
         self._outgoing = descriptor
 
     def take_descriptor(self) -> int | None:
-        """Returns the descriptor that came, once; None if there is none. The caller owns it."""
         taken, self._incoming = self._incoming, None
         return taken
 
     def expect_descriptor(self) -> None:
-        """Takes another descriptor: those that nobody expects are closed by the system."""
         self._expects_descriptor = True
 
     def close(self) -> None:
@@ -188,3 +190,6 @@ def _abstract(name: str) -> str:
 def _require_linux() -> None:
     if sys.platform != "linux":
         raise ConfigurationError("shm:// needs Linux: use tcp:// on this system")
+
+
+SHM = Transport("name", connect, listen)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from trireme.certificates import Certificates
 from trireme.errors import (
     AddressInUse,
     ConfigurationError,
@@ -21,7 +22,7 @@ from trireme.errors import (
     TriremeError,
     WireError,
 )
-from trireme.wire.transport import Listener, Stream
+from trireme.wire.transport import Listener, Stream, Transport
 from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketListener, SocketStream
 
 USER_TIMEOUT_SECONDS = 10
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 _Resolved = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
-def connect(rest: str, *, timeout: float) -> Stream:
+def connect(rest: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects to `host:port`; see `trireme.wire.transport.connect`."""
     connected, called = dial(rest, timeout, "tcp")
     return SocketStream(connected, f"tcp://{rest}", called)
@@ -72,7 +73,9 @@ def dial(rest: str, timeout: float, scheme: str) -> tuple[socket.socket, str]:
     raise _explain_connect(failure, f"{scheme}://{rest}") from failure
 
 
-def listen(rest: str, *, allow_plaintext: bool) -> Listener:
+def listen(
+    rest: str, *, allow_plaintext: bool, certificates: Certificates | None = None
+) -> Listener:
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
     listening, host = bind(rest, "tcp", allow_plaintext=allow_plaintext)
     return SocketListener(listening, url("tcp", host, listening.getsockname()[1]), _admit)
@@ -272,3 +275,6 @@ def _holder(port: int) -> str:
     except (psutil.Error, OSError):
         pass
     return "a process that this user may not see"
+
+
+TCP = Transport("host:port", connect, listen, between_hosts=True, serves_jobs=True)

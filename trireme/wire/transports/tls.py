@@ -28,7 +28,7 @@ from trireme.errors import (
     ProtocolMismatch,
     WireError,
 )
-from trireme.wire.transport import Listener, Stream
+from trireme.wire.transport import Listener, Stream, Transport
 from trireme.wire.transports.socket_stream import SocketListener, explain
 from trireme.wire.transports.tcp import bind, dial, prepare, url
 
@@ -56,7 +56,7 @@ _VERDICTS = {
 }
 
 
-def connect(rest: str, *, timeout: float, certificates: Certificates) -> Stream:
+def connect(rest: str, *, timeout: float, certificates: Certificates | None) -> Stream:
     """Connects to `host:port` and shakes hands; see `trireme.wire.transport.connect`.
 
     Raises:
@@ -64,6 +64,7 @@ def connect(rest: str, *, timeout: float, certificates: Certificates) -> Stream:
             other hosts than the one that was called.
         FrameError: the peer does not speak TLS.
     """
+    assert certificates is not None  # checked by `trireme.wire.transport.connect`
     deadline = time.monotonic() + timeout
     connected, called = dial(rest, timeout, "tls")
     stream = TlsStream(connected, f"tls://{rest}", called, certificates.client, server_side=False)
@@ -97,8 +98,11 @@ def _check_host(stream: TlsStream, rest: str) -> None:
         )
 
 
-def listen(rest: str, *, certificates: Certificates) -> Listener:
+def listen(
+    rest: str, *, allow_plaintext: bool = False, certificates: Certificates | None
+) -> Listener:
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
+    assert certificates is not None  # checked by `trireme.wire.transport.listen`
     context = certificates.server
     listening, host = bind(rest, "tls")
     address = url("tls", host, listening.getsockname()[1])
@@ -409,3 +413,6 @@ def _refused(reason: str, peer: str) -> WireError:
 
 def _words(reason: str) -> str:
     return reason.lower().replace("_", " ") or "no reason given"
+
+
+TLS = Transport("host:port", connect, listen, between_hosts=True, encrypts=True)
