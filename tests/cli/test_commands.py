@@ -127,7 +127,6 @@ def write(name: str, text: str) -> str:
         (["run", "--ps", "1", "--strategy", "fsdp", "a.py"], "has no parameter servers"),
         (["run", "--strategy", "fsdp", "--schedule", "gpipe", "a.py"], "there is no pipeline"),
         (["run", "--workers", "2", "--compress", "fp16", "a.py"], "add --ps 1"),
-        (["run", "--host-aggregator", "a.py"], "the option host-aggregator was removed; leave it"),
         (["run", "--on", "slurm", "a.py"], "on is slurm (command line): there is no engine slurm"),
         (["run", "--config", "no.toml", "a.py"], "no.toml cannot be read"),
         (["task"], "--job-name is missing"),

@@ -52,7 +52,6 @@ def test_the_package_is_the_function() -> None:
         ({"strategy": "snc", "ps": 1}, r"strategy is 'snc' \(launch\(\)\).*did you mean sync\?"),
         ({"workers": 0}, r"workers is '0' \(launch\(\)\): it must be a whole number from 1"),
         ({"strategy": trireme.Sync()}, r'give its name, and its values as options .*"sync"'),
-        ({"host_aggregator": True}, r"the option host-aggregator was removed"),
         ({"replicas": 2, "ps": 1}, r"replicas is 2 \(launch\(\)\)"),
         ({"on": "rocket"}, r"on is rocket \(launch\(\)\): there is no engine rocket"),
         ({"config": "none.toml"}, r"none\.toml cannot be read"),

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from trireme.errors import UsageError, suggestion
 from trireme.job_config import Option
-from trireme.launch.config.sources import check_removed
 from trireme.launch.process_setup.program import MODULE
 
 
@@ -106,7 +105,6 @@ class Parser(argparse.ArgumentParser):
         dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
         known = {each: action for action in self.arguments for each in action.option_strings}
         if dashed not in known:
-            check_removed(dashed.removeprefix("--"), f"{self.prog} {name}")
             raise UsageError(
                 f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
                 f"`{self.prog} --help` lists them"

@@ -16,7 +16,6 @@ from trireme.job_config import LAUNCH_CALL
 from trireme.jobs.display import make_display
 from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
-from trireme.launch.config.sources import check_removed
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment.detect import check_no_task
@@ -163,7 +162,6 @@ def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
     texts: dict[str, str | None] = {}
     for field, value in given.items():
         if field not in known:
-            check_removed(field.replace("_", "-"), "launch()")
             raise ConfigurationError(
                 f"launch() has no option {field}{suggestion(field, known)}; `trireme run --help` "
                 "lists them, here with underscores for dashes"

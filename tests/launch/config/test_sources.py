@@ -8,7 +8,7 @@ import pytest
 
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import OPTIONS, JobConfig
-from trireme.launch.config.sources import OTHER_VARIABLES, REMOVED, read_config, read_file
+from trireme.launch.config.sources import OTHER_VARIABLES, read_config, read_file
 
 
 def test_the_command_line_comes_first_then_environment_then_file_then_default() -> None:
@@ -51,25 +51,6 @@ def test_a_bad_value_is_named_with_its_origin(name: str, text: str) -> None:
     field = name.replace("-", "_")
     with pytest.raises(UsageError, match=rf"{name} is '{text}' \(command line\): it must be"):
         read_config({field: text}, {}, None)
-
-
-def test_an_option_that_was_removed_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
-    file = tmp_path / "trireme.toml"
-    for name, instead in REMOVED.items():
-        variable = "TRIREME_" + name.upper().replace("-", "_")
-        with pytest.raises(ConfigurationError) as refused:
-            read_config({}, {variable: "yes"}, None)
-        said = f"the environment sets {variable}: the option {name} was removed; {instead}"
-        assert str(refused.value) == said
-        assert read_config({}, {variable: ""}, None).workers == 1
-        for key in (name, name.replace("-", "_")):
-            file.write_text(f"{key} = true\n")
-            with pytest.raises(ConfigurationError) as refused:
-                read_file(None, tmp_path)
-            said = f"{file} sets {key}: the option {name} was removed; {instead}"
-            assert str(refused.value) == said
-    assert "--mesh dp=K makes the K processes of a host one worker" in REMOVED["host-aggregator"]
-    assert not REMOVED.keys() & {option.name for option in OPTIONS}
 
 
 def test_strategies() -> None:

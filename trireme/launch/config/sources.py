@@ -12,13 +12,6 @@ from trireme.errors import ConfigurationError, UsageError, suggestion
 from trireme.job_config import COMMAND_LINE, JobConfig, Option
 from trireme.launch.engines import all_options
 
-REMOVED: Mapping[str, str] = {
-    "host-aggregator": "leave it out, and each worker pushes by itself; with trireme run, "
-    "--mesh dp=K makes the K processes of a host one worker, which averages their gradients and "
-    "pushes once",
-}
-"""Options that were removed, and what to do instead."""
-
 OTHER_VARIABLES = ("TRIREME_TASK", "TRIREME_SECRET", "TRIREME_LAUNCH")
 """The variables that are read from the environment and are no options."""
 
@@ -48,7 +41,7 @@ def read_config(
 
     Raises:
         UsageError: an option does not accept its value, or the name of an environment variable is
-            nearly that of an option, or that of an option that was removed.
+            nearly that of an option.
     """
     _check_variables(environ)
     origin, file_values = file if file is not None else ("", {})
@@ -70,40 +63,23 @@ def read_config(
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """Refuses the variable of a removed option, and one that looks like a misspelt option.
+    """Refuses a variable that looks like a misspelt option.
 
     Raises:
-        UsageError: there is such a variable; says what to do instead, or what it may have meant.
+        UsageError: there is such a variable; says what it may have meant.
     """
     known = [*(option.variable for option in all_options()), *OTHER_VARIABLES]
     # Without the common prefix, which would make any two names similar.
     words = [each.removeprefix(_PREFIX) for each in known]
-    for name, value in environ.items():
+    for name in environ:
         if not name.startswith(_PREFIX) or name in known:
             continue
-        if value:
-            removed = name.removeprefix(_PREFIX).lower().replace("_", "-")
-            check_removed(removed, f"the environment sets {name}")
         close = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1, cutoff=_ALIKE)
         if close:
             raise UsageError(
                 f"the environment sets {name}, which is no option (did you mean "
                 f"{_PREFIX}{close[0]}?): correct it, or unset it"
             )
-
-
-def check_removed(name: str, source: str) -> None:
-    """Checks that an unknown option is not one that was removed.
-
-    Args:
-        name: the option's name, with dashes and without those before it.
-        source: what sets the option, for the message.
-
-    Raises:
-        ConfigurationError: it was removed; the message says what to do instead.
-    """
-    if name in REMOVED:
-        raise ConfigurationError(f"{source}: the option {name} was removed; {REMOVED[name]}")
 
 
 def read_file(named: str | None, directory: Path) -> tuple[str, dict[str, str]] | None:
@@ -145,7 +121,6 @@ def _options(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
     for key, value in table.items():
         name = key.replace("_", "-")
         if name not in known:
-            check_removed(name, f"{path} sets {key}")
             raise ConfigurationError(
                 f"{path} sets {key}, which is no option{suggestion(name, known)}"
             )
