@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.processes.process_group import ProcessGroup, lost_peer
+from trireme.parallel.processes.lost_peers import lost_peer
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.tensors import to_local
 from trireme.ps.flat import FlatModel

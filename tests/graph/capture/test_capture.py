@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.graph.equality import assert_same
 from trireme.errors import ConfigurationError
-from trireme.graph.capture.capture import CapturedModel, capture
+from trireme.graph.capture.capture import capture
 from trireme.graph.capture.source import scope, source_line
 from trireme.models import MLP, DigitsNetwork
 
@@ -122,20 +122,14 @@ def test_capturing_leaves_model_inputs_and_random_states() -> None:
     assert all(each.grad is None for each in model.parameters())
 
 
-def test_each_mode_has_its_graph() -> None:
+def test_each_mode_is_captured_as_it_is() -> None:
     model = Normed()
-    captured = CapturedModel(model)
-    training = captured.present(images(4))
-    assert_same(captured, model, images(4))
+    assert_same(capture(model, images(4)), model, images(4))
     model.eval()
-    evaluation = captured.present(images(4))
-    assert_same(captured, model, images(4))
-    assert not evaluation.training and training.training
+    assert_same(capture(model, images(4)), model, images(4))
     model.train()
-    assert captured.present() is training
     model.norm.eval()  # a frozen batch norm is a third graph
-    assert captured.present(images(4)) not in (training, evaluation)
-    assert_same(captured, model, images(4))
+    assert_same(capture(model, images(4)), model, images(4))
 
 
 def test_nodes_keep_scope_source_shape_and_dtype() -> None:

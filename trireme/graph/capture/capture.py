@@ -149,51 +149,6 @@ def capture(
     return captured
 
 
-class CapturedModel:
-    """A model that is captured when it is first called in a mode. Call it as the model.
-
-    The graph depends on the `training` flags of all modules: there is one for each combination.
-
-    Args:
-        model: the model.
-        batch_size: as for `capture`.
-        verify: as for `capture`.
-    """
-
-    def __init__(
-        self, model: nn.Module, *, batch_size: int | None = None, verify: bool = True
-    ) -> None:
-        self.model = model
-        self._batch_size = batch_size
-        self._verify = verify
-        self._captures: dict[tuple[bool, ...], Capture] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the output of the graph of the model's present mode.
-
-        Raises:
-            ConfigurationError: as `capture` and `Capture`.
-        """
-        return self.present(args, kwargs)(*args, **kwargs)
-
-    def present(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Capture:
-        """Returns the graph of the model's present mode; captures it first if there is none.
-
-        Args:
-            args: example inputs, for the capture.
-            kwargs: example inputs by name.
-
-        Raises:
-            ConfigurationError: as `capture`.
-        """
-        mode = tuple(each.training for each in self.model.modules())
-        if mode not in self._captures:
-            self._captures[mode] = capture(
-                self.model, args, kwargs, batch_size=self._batch_size, verify=self._verify
-            )
-        return self._captures[mode]
-
-
 def _captured(model: nn.Module, program: ExportedProgram, batch: Batch) -> Capture:
     with quiet():
         stateful = program.module()

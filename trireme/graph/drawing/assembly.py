@@ -13,7 +13,6 @@ from torch import fx
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.optimise import Optimised
 from trireme.graph.capture.source import scope, source_line
-from trireme.graph.drawing.listing import operator_name, shape_text
 from trireme.graph.drawing.picture import (
     INPUT,
     LOSS,
@@ -25,6 +24,7 @@ from trireme.graph.drawing.picture import (
     PlaceUse,
     Transfer,
 )
+from trireme.graph.drawing.words import operator_name, shape_text
 from trireme.graph.execute.cut import Cut
 from trireme.graph.place.costs import CostGraph, Hardware, Operation
 from trireme.graph.place.placement import Placement

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from trireme.graph.drawing.assembly import scope_of
-from trireme.graph.drawing.listing import operator_name
+from trireme.graph.drawing.words import operator_name
 from trireme.monitor.tensorboard.events import device_name
 from trireme.monitor.tensorboard.forward_tracer import Graph, Names, Node, Output
 from trireme.parallel.tensors import tensors_in

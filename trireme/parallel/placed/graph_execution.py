@@ -15,7 +15,8 @@ from trireme.graph.execute.executor import Microbatch
 from trireme.parallel.operation_log import OperationLog
 from trireme.parallel.placed.graph_decision import Example
 from trireme.parallel.placed.graph_part import GraphPart, PlacedGraph
-from trireme.parallel.processes.process_group import ProcessGroup, lost_peer
+from trireme.parallel.processes.lost_peers import lost_peer
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
 from trireme.parallel.tensors import joined, tensors_in
 

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from trireme.clock import clock_name
-from trireme.parallel.processes.process_group import ProcessGroup, lost_peer
+from trireme.parallel.processes.lost_peers import lost_peer
+from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.ps.results import ServerClock
 
 ROUND_TRIPS = 9

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import stat
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
@@ -32,12 +30,17 @@ from trireme.errors import (
     AddressInUse,
     ConfigurationError,
     ConnectTimeout,
-    JobFailed,
     TriremeError,
     WaitTimeout,
 )
-from trireme.launch.exit_reason import says_peer_is_gone
 from trireme.mesh import AXES, Mesh
+from trireme.parallel.processes.lost_peers import (
+    REASONS,
+    first_line,
+    lost_peer,
+    store_of_all,
+    why_broken,
+)
 
 # Evaluation and saving join shards axis by axis, of which torch warns needlessly.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -306,12 +309,12 @@ class ProcessGroup:
         The store refuses more than 8 MiB: see `LargeValues`.
         """
         with lost_peer():
-            _store().set(key, value)  # type: ignore[arg-type]
+            store_of_all().set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes | None:
         """Returns the bytes stored under a key; None while there are none."""
         with lost_peer():
-            store = _store()
+            store = store_of_all()
             return bytes(store.get(key)) if store.check([key]) else None
 
     def explain_by(self, reason: Callable[[float], TriremeError | None]) -> None:
@@ -321,7 +324,7 @@ class ProcessGroup:
             reason: returns the error to raise, after at most so many seconds; None where it does
                 not know.
         """
-        _REASONS[:] = [reason]
+        REASONS[:] = [reason]
 
     def why_broken(self, error: BaseException) -> TriremeError | None:
         """Returns why a collective has failed, if this process knows more than torch says."""
@@ -355,7 +358,7 @@ class ProcessGroup:
                 self._met_at.add(f"{self._config.prefix}/{_GENERATION}", 1)
             self.barrier()
         dist.destroy_process_group()
-        _REASONS.clear()
+        REASONS.clear()
         _LAST.append(self._recent)
         time.sleep(_RELEASE_SECONDS)
 
@@ -382,15 +385,12 @@ def _received(head: torch.Tensor, receive: Callable[[torch.Tensor], object]) -> 
     return head[_LENGTH:][:length].numpy().tobytes() + rest.numpy().tobytes()
 
 
+_GENERATION = "generation"
 _RECENT = 64
 _RELEASE_SECONDS = 0.02
 _LAST: list[object] = []
 """The last operations of closed process groups, kept until Python ends: see
 `ProcessGroup.__init__`."""
-
-
-def _store() -> Store:
-    return dist.distributed_c10d._get_default_store()
 
 
 def _rendezvous(config: ProcessGroupConfig) -> Store:
@@ -430,7 +430,7 @@ def _rendezvous(config: ProcessGroupConfig) -> Store:
         raise ConnectTimeout(
             f"rank {config.rank} of {config.mesh.size} could not join the others at "
             f"{config.address} within {config.join_seconds:.0f} s: "
-            f"{_first_line(error)}; are all processes started, and can this one reach rank 0?"
+            f"{first_line(error)}; are all processes started, and can this one reach rank 0?"
         ) from error
     return served
 
@@ -488,85 +488,3 @@ def _sockets() -> dict[int, int]:
             if stat.S_ISSOCK(status.st_mode):
                 found[int(name)] = status.st_ino
     return found
-
-
-_REASONS: list[Callable[[float], TriremeError | None]] = []
-"""Who knows why a collective of this process has failed: see `ProcessGroup.explain_by`."""
-_REASON_SECONDS = 0.5
-
-_GENERATION = "generation"
-_LOSS_SECONDS = 1.0
-"""Seconds for the other processes to notice a loss: well below a launcher's grace period."""
-
-_LATE = re.compile(r"timed? ?out", re.IGNORECASE)
-
-
-@contextmanager
-def lost_peer() -> Iterator[None]:
-    """Raises Trireme's errors for those that torch.distributed raises when a process is lost.
-
-    Raises:
-        JobFailed: another process of the process group is gone.
-        WaitTimeout: another process did not join an operation in time.
-    """
-    try:
-        yield
-    except RuntimeError as error:  # every error of torch.distributed is one
-        line = _first_line(error)
-        reason = why_broken(error)
-        if reason is not None:
-            raise reason from error
-        if says_peer_is_gone(error):
-            raise JobFailed(
-                f"{_lost_ranks()}, and its part of the model with it ({line})"
-            ) from error
-        ours = isinstance(error, dist.DistError) or "gloo" in line.lower()
-        if ours and _LATE.search(line):
-            raise WaitTimeout(
-                "another process of this job did not join an operation in time: does every "
-                f"process call the same methods of its session? ({line})"
-            ) from error
-        raise
-
-
-def why_broken(error: BaseException) -> TriremeError | None:
-    """Returns why a collective has failed, where this process knows more than torch says."""
-    if not says_peer_is_gone(error):
-        return None
-    known = [reason(_REASON_SECONDS) for reason in _REASONS]
-    return next((reason for reason in known if reason is not None), None)
-
-
-def _lost_ranks() -> str:
-    """Returns which processes are gone; waits for a store that may be gone itself."""
-    found: list[str] = []
-    asking = threading.Thread(target=lambda: found.append(_silent_ranks()), daemon=True)
-    asking.start()
-    asking.join(2 * _LOSS_SECONDS)
-    return found[0] if found else "rank 0, which serves the store of the others, does not answer"
-
-
-def _silent_ranks() -> str:
-    """Returns which processes are gone: those that do not confirm in time that they are alive."""
-    me, size = dist.get_rank(), dist.get_world_size()
-    try:
-        store = _store()
-        store.set(f"noticed/{me}", "1")
-        keys = {rank: f"noticed/{rank}" for rank in range(size) if rank != me}
-        deadline = time.monotonic() + _LOSS_SECONDS
-        # Not `wait`, which warns on standard error when the time is over, as it will be.
-        while not store.check(list(keys.values())) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        silent = [rank for rank, key in keys.items() if not store.check([key])]
-    except RuntimeError:  # every error of torch.distributed is one
-        return f"rank 0 of {size}, which served the store of the others, is gone"
-    if len(silent) == 1:
-        return f"rank {silent[0]} of {size} is gone"
-    if not silent:
-        return f"another process of the {size} of this job is gone"
-    names = ", ".join(str(rank) for rank in silent)
-    return f"at least one of the ranks {names} of {size} is gone"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

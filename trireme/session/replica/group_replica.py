@@ -28,7 +28,8 @@ from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.placed.graph_decision import Decider, Example
 from trireme.parallel.placed.graph_execution import GraphExecution, Piece
 from trireme.parallel.placed.graph_part import GraphPart
-from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig, lost_peer
+from trireme.parallel.processes.lost_peers import lost_peer
+from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.reducer import Reducer
 from trireme.parallel.sharding import local_part
 from trireme.parallel.tensors import is_dtensor
