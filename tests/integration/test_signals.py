@@ -25,6 +25,7 @@ def test_ctrl_c_saves_and_ends_with_130(shell: Shell) -> None:
     ended = running.ended()
     assert ended.status == 130, ended.text
     assert "stopping: the workers have 60 s to save and end" in ended.text
+    assert "worker:0 | interrupted SIGINT to the launcher" in ended.text
     assert "Traceback" not in ended.text and "error" not in ended.text
     data = latest(shell.directory / "run", lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None and data.step >= 10

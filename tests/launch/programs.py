@@ -46,7 +46,7 @@ class FakeCoordinator:
     ) -> None:
         self.task = task
         self.ended: list[tuple[str, str, int, str]] = []
-        self.stops = 0
+        self.stops: list[str] = []
         self.closed = False
         self._members = Membership(joined=True, formed=True)
         self._on_change = on_change
@@ -63,8 +63,8 @@ class FakeCoordinator:
     def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
         self.ended.append((task, host, pid, reason))
 
-    def stop_job(self) -> None:
-        self.stops += 1
+    def stop_job(self, reason: str) -> None:
+        self.stops.append(reason)
 
     def close(self) -> None:
         self.closed = True

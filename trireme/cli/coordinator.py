@@ -195,9 +195,9 @@ class HostedCoordinator:
         """Says that the process of a task has ended otherwise than well, and why."""
         self._served.process_ended(task, host, pid, reason)
 
-    def stop_job(self) -> None:
-        """Stops the job before its end."""
-        self._served.stop_job("the launcher was asked to stop", final=True)
+    def stop_job(self, reason: str) -> None:
+        """Stops the job before its end, for a reason in words."""
+        self._served.stop_job(reason, final=True)
 
     def close(self) -> None:
         """Ends it."""

@@ -99,8 +99,8 @@ class Coordinator(Protocol):
     def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
         """Says that the process of a task has ended otherwise than well, and why."""
 
-    def stop_job(self) -> None:
-        """Stops the job before its end, as the user has asked for that."""
+    def stop_job(self, reason: str) -> None:
+        """Stops the job before its end, for a reason in words."""
 
     def close(self) -> None:
         """Ends it."""
@@ -138,7 +138,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StopSignalled:
-    """A signal asked the launcher to stop the job."""
+    """A signal, by name, asked the launcher to stop the job."""
+
+    signal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,7 @@ class Launcher:
         self._tasks = {config.name: config for config in tasks_of_job(job.task)}
         self._outputs = outputs
         self._coordinator: Coordinator | None = None
+        self._stopping = ""  # why the job is to stop, by the first signal
         self._address = ""  # of the coordinator
         self._dismissed: set[str] = set()  # the tasks that the job is not to have any more
         self._membership = Membership()  # as it was last looked at
@@ -437,7 +440,8 @@ class Launcher:
     def _handle(self, event: Event) -> None:
         now = time.monotonic()
         match event:
-            case StopSignalled():
+            case StopSignalled(name):
+                self._stopping = self._stopping or f"{name} to the launcher"
                 self._carry_out(self._supervision.interrupt(now))
             case TaskEnded(name, status, reason):
                 if status not in (0, INTERRUPTED) and self._supervision.goes_on:
@@ -498,7 +502,7 @@ class Launcher:
                     self._engine.send_signal(name, signal.SIGTERM)
                 case StopJob():
                     if self._coordinator is not None:
-                        self._coordinator.stop_job()
+                        self._coordinator.stop_job(self._stopping)
                 case Kill(name):
                     self._engine.send_signal(name, signal.SIGKILL)
                 case Start(name):

@@ -241,7 +241,7 @@ class HostEngine:
         events, self._events = self._events, []
         for key, _ in self._selector.select(0.0 if events else seconds):
             if key.data is None:
-                events += [StopSignalled()] * requests_to_stop(key.fd)
+                events += map(StopSignalled, requests_to_stop(key.fd))
             elif key.data is self._template:
                 self._look_at_template()
             elif key.data.read() == 0:

@@ -38,8 +38,8 @@ def signals() -> Iterator[tuple[socket.socket, socket.socket]]:
                 signal.signal(number, handler)
 
 
-def requests_to_stop(fd: int) -> int:
-    """Reads the signals that have arrived and returns how many of them ask the job to stop."""
+def requests_to_stop(fd: int) -> list[str]:
+    """Reads the signals that have arrived and returns the names of those that ask to stop."""
     with contextlib.suppress(BlockingIOError):
-        return sum(number in STOP for number in os.read(fd, 4096))
-    return 0
+        return [signal.Signals(number).name for number in os.read(fd, 4096) if number in STOP]
+    return []

@@ -256,7 +256,7 @@ class _Engine:
 
     def wait(self, seconds: float) -> list[Event]:
         if wait_for_any([self._wakeup_reader], seconds):
-            self._events += [StopSignalled()] * requests_to_stop(self._wakeup_reader.fileno())
+            self._events += map(StopSignalled, requests_to_stop(self._wakeup_reader.fileno()))
         with contextlib.suppress(queue.Empty):
             while True:
                 self._answers.get_nowait()()
