@@ -9,6 +9,7 @@ A program that reads these flags itself keeps them: nothing is taken from its co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask
@@ -26,6 +27,10 @@ _FLAGS = {
 }
 """The name of each flag, by each of its spellings, with underscores."""
 
+_CLASSIC_ROLES = (*ROLES, "chief")  # `classic_task` refuses those that Trireme does not have
+_HOST = r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d+"
+_HOSTS = re.compile(rf"\s*{_HOST}(\s*,\s*{_HOST})*\s*")
+
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 Flags = Mapping[str, str | None]
@@ -40,7 +45,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
     Returns:
         The values of the flags by name, and the other arguments. No flags unless these name a
-        cluster: the role, and hosts of servers or workers.
+        cluster: a role, hosts of servers or workers as HOST:PORT lists, and a number as the index.
+        Others are the program's own.
     """
     flags: dict[str, str] = {}
     others: list[str] = []
@@ -60,9 +66,18 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif not equals:
             value = words.pop(0) if words else ""
         flags[name] = value
-    if "job_name" in flags and ("ps_hosts" in flags or "worker_hosts" in flags):
-        return flags, others
-    return {}, list(arguments)
+    return (flags, others) if _names_task(flags) else ({}, list(arguments))
+
+
+def _names_task(flags: Flags) -> bool:
+    """Returns whether flags are the classic ones; a program may have others of these names."""
+    hosts = [flags[name] or "" for name in ("ps_hosts", "worker_hosts") if name in flags]
+    return (
+        flags.get("job_name") in _CLASSIC_ROLES
+        and bool(hosts)
+        and all(_HOSTS.fullmatch(each) for each in hosts)
+        and (flags.get("task_index") or "0").isdecimal()
+    )
 
 
 def classic_task(flags: Flags) -> ClusterTask:
