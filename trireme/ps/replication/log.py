@@ -50,13 +50,7 @@ _L = TypeVar("_L")
 
 
 class Tell(msgspec.Struct, Generic[_L], frozen=True):
-    """Send a message to another replica of the shard.
-
-    Attributes:
-        link: the connection to it.
-        message: the message.
-        payload: what follows it.
-    """
+    """Send a message, and a payload after it, over the connection to another replica."""
 
     link: _L
     message: Message
@@ -237,14 +231,11 @@ class ReplicationLog(Generic[_L]):
                 nothing until it confirms that.
             lacks: how many of the shard's last slots of sparse tables it has no rows of.
         """
-        if server not in self.backups | self.joining or position > self.position:
-            return None
-        if position < self.position - len(self._entries):
+        first = self.position - len(self._entries)
+        if server not in self.backups | self.joining or not first <= position <= self.position:
             return None
         before = self._followers.get(server)
-        waited = None
-        if before is not None and before.incarnation == incarnation:
-            waited = before.waited_from
+        waited = before.waited_from if before and before.incarnation == incarnation else None
         confirmed = -1 if filled else position
         follower = _Follower(incarnation, link, position, confirmed, 0, waited, lacks, lacks)
         self._followers[server] = follower
@@ -292,9 +283,7 @@ class ReplicationLog(Generic[_L]):
     def look(self, now: float, taken: Callable[[_L], int]) -> list[Instruction]:
         """Passes the time; returns what is withheld no longer.
 
-        Args:
-            now: the time.
-            taken: how many bytes a connection has taken, if it has to take more; else 0.
+        `taken` returns how many bytes a connection has taken, if it has to take more; else 0.
         """
         marks, shares = dict[int, Hashable](), dict[int, float]()
         for server in self.backups | self.joining:
@@ -449,9 +438,7 @@ class ReplicationLog(Generic[_L]):
     def _pump(self, follower: _Follower[_L]) -> list[Tell[_L]]:
         out: list[Tell[_L]] = []
         link = follower.link
-        while link is not None and follower.sent < self.position:
-            if follower.bytes > WINDOW_BYTES:
-                break
+        while link is not None and follower.sent < self.position and follower.bytes <= WINDOW_BYTES:
             follower.sent += 1
             entry = self._at(follower.sent)
             follower.bytes += entry.nbytes
@@ -484,9 +471,9 @@ class ReplicationLog(Generic[_L]):
     def _look_after(self, server: int) -> None:
         """Begins to wait for a joining replica that is nearly there, or notes that it is there."""
         follower = self._followers.get(server)
-        if follower is None or (server, follower.incarnation) in self.caught_up:
+        if follower is None or follower.holds < 0:
             return
-        if follower.holds < 0:
+        if (server, follower.incarnation) in self.caught_up:
             return
         near = follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
         if follower.waited_from is None and near:

@@ -46,14 +46,7 @@ from trireme.ps.messages import (
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
 from trireme.ps.replication.filling import filling, filling_rows
 from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
-from trireme.ps.replication_messages import (
-    Expire,
-    Fill,
-    FillRows,
-    Follow,
-    Replicate,
-    Replicated,
-)
+from trireme.ps.replication_messages import Expire, Fill, FillRows, Follow, Replicate, Replicated
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, QuietState, export
@@ -77,8 +70,7 @@ class Replica(Generic[_L]):
 
     Args:
         server: the index of this server.
-        number: the shard's number.
-        generation: the shard's generation.
+        number, generation: the shard's.
         make: makes an empty shard, with the dispatcher that routes the messages to it.
         patience: as of `ReplicationLog`.
 
@@ -484,13 +476,7 @@ class Replica(Generic[_L]):
         """Returns the message by which this replica asks its primary for entries."""
         term = self._term_at(self._position)
         return Follow(
-            self.number,
-            self.generation,
-            self._position,
-            self.began,
-            incarnation,
-            term,
-            self.lacks,
+            self.number, self.generation, self._position, self.began, incarnation, term, self.lacks
         )
 
     def quiet(self) -> Quiet | None:
