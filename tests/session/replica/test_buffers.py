@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from tests.harness import Cluster, run_job
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.session.checkpoint import latest
 from trireme.session.session import Session
 
@@ -48,3 +49,31 @@ def test_every_model_has_the_mean_at_the_end(tmp_path: Path) -> None:
         assert torch.equal(one[name], saved.model[name]), name
         assert torch.equal(one[name], other[name]), name
     assert own == pytest.approx(found, rel=1e-5)
+
+
+def evaluations() -> tuple[float, list[float], list[float]]:
+    torch.manual_seed(0)
+    session = Session(
+        nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)),
+        nn.MSELoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        max_steps=3,
+    )
+    with session:
+        for batch in session.loader(DATA, 8):
+            session.step(batch)
+            if session.global_step == 2:
+                break
+        norm = session.model[0]
+        assert isinstance(norm, nn.BatchNorm1d) and norm.running_mean is not None
+        before = norm.running_mean.tolist()
+        session.evaluate(DATA)
+        session.worker.backend.mean({"all have evaluated": 1.0}, counts=False)
+        return session.evaluate(DATA)["loss"], before, norm.running_mean.tolist()
+
+
+def test_without_servers_an_evaluation_has_the_mean_and_training_goes_on_with_its_own() -> None:
+    group = ProcessGroup(workers=2)
+    (one, before, after), (other, its, _) = run_process_group(group, evaluations).values
+    assert one == other
+    assert before == after != its

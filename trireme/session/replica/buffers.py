@@ -128,19 +128,26 @@ class Buffers:
     def consistent_values(self) -> Iterator[int]:
         """Puts the values of one step, or their moving average, into the model during the block.
 
-        The mean of the workers' buffers goes into the model too. Without servers, a process that
-        holds the whole model has the values of one step already. Yields that step: servers may
-        have gone on since this worker's last exchange.
+        The mean of the workers' buffers goes into the model too: this worker's as they are, and
+        others' as they were last shared. Without servers, a process that holds the whole model has
+        the values of one step already. Yields that step: servers may have gone on since this
+        worker's last exchange.
         """
         setup = self._setup
         alone = self._task.servers == 0 and setup.part is None
+        if alone:  # others may evaluate now too
+            self.publish()
+        means = {} if self._alone else self.average()
+        own_buffers = {name: b.clone() for name, b in named_buffers(setup.model) if name in means}
         if alone and setup.settings.options.ema is None:
-            yield self._backend.global_step
+            self._put_buffers(means)
+            try:
+                yield self._backend.global_step
+            finally:
+                self._put_buffers(own_buffers)
             return
         state = self._backend.snapshot(state=False)
-        means = self.average()
         own_values = {name: p.detach().clone() for name, p in setup.flat.parameters.items()}
-        own_buffers = {name: b.clone() for name, b in named_buffers(setup.model) if name in means}
         self._put(state.average or state.values, means)
         try:
             yield state.step
