@@ -47,15 +47,14 @@ class Plugins(Generic[_T]):
 
     def names(self) -> list[str]:
         """Returns the names of the installed ones, sorted, without importing any of them."""
-        points = _points(self.group)
-        return sorted({point.name for point in points if not _missing(point)})
+        return list(_names(self.group))
 
     def __iter__(self) -> Iterator[str]:
         """Iterates over `names()`."""
         return iter(self.names())
 
     def __contains__(self, name: str) -> bool:
-        return name in self.names()
+        return name in _names(self.group)
 
     def load(self, name: str) -> _T:
         """Returns the plug-in of a name.
@@ -71,6 +70,14 @@ class Plugins(Generic[_T]):
                 f"{point.value} must name one; mend or uninstall that package"
             )
         return loaded
+
+    def find(self, name: str) -> _T | None:
+        """Returns the plug-in of a name; None where none of that name is installed.
+
+        Raises:
+            ConfigurationError: as `load`, of one that is installed.
+        """
+        return self.load(name) if name in self else None
 
     def all(self) -> dict[str, _T]:
         """Returns every installed one, by its name.
@@ -95,6 +102,12 @@ def _points(group: str) -> tuple[EntryPoint, ...]:
             "its code. Install it again: `make venv`, or pip install --no-deps -e . in its clone"
         )
     return points
+
+
+@cache
+def _names(group: str) -> tuple[str, ...]:
+    points = _points(group)
+    return tuple(sorted({point.name for point in points if not _missing(point)}))
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
+from trireme.plugins import Plugins
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import GroupSpec, OptimizerSpec
@@ -54,7 +55,7 @@ class Entry:
         return {"foreach": False} if "foreach" in inspect.signature(self.make).parameters else {}
 
 
-def _entry(
+def entry(
     make: type[torch.optim.Optimizer],
     hyper: str,
     keeps: str = "",
@@ -63,6 +64,7 @@ def _entry(
     *,
     flushes: bool = True,
 ) -> Entry:
+    """Returns an entry of the registry, from names that are separated by spaces."""
     names = frozenset(hyper.split()), frozenset(keeps.split())
     return Entry(make, *names, keeps_if or {}, frozenset(fused), flushes)
 
@@ -72,69 +74,69 @@ WIDE = ("float32", "float64")
 
 _AMSGRAD = {"amsgrad": "max_exp_avg_sq"}
 
-OPTIMIZERS: Mapping[str, Entry] = {
-    "SGD": _entry(
-        # Of narrow types torch 2.13's kernel changes only what is left over of its vectors.
-        torch.optim.SGD,
-        "lr momentum dampening weight_decay nesterov maximize",
-        fused=WIDE,
-    ),
-    "Adam": _entry(
-        torch.optim.Adam,
-        "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
-        "step exp_avg exp_avg_sq",
-        _AMSGRAD,
-        ITEM_SIZES,
-    ),
-    "AdamW": _entry(
-        torch.optim.AdamW,
-        "lr betas eps weight_decay amsgrad maximize",
-        "step exp_avg exp_avg_sq",
-        _AMSGRAD,
-        ITEM_SIZES,
-    ),
-    "Adagrad": _entry(
-        torch.optim.Adagrad,
-        "lr lr_decay weight_decay initial_accumulator_value eps maximize",
-        "step sum",
-        fused=ITEM_SIZES,
-    ),
-    "RMSprop": _entry(
-        torch.optim.RMSprop,
-        "lr alpha eps weight_decay momentum centered maximize",
-        "step square_avg",
-        {"momentum": "momentum_buffer", "centered": "grad_avg"},
-    ),
-    "Adadelta": _entry(
-        torch.optim.Adadelta, "lr rho eps weight_decay maximize", "step square_avg acc_delta"
-    ),
-    "Adamax": _entry(
-        torch.optim.Adamax,
-        "lr betas eps weight_decay maximize",
-        "step exp_avg exp_inf",
-        flushes=False,
-    ),
-    "NAdam": _entry(
-        torch.optim.NAdam,
-        "lr betas eps weight_decay momentum_decay decoupled_weight_decay maximize",
-        "step mu_product exp_avg exp_avg_sq",
-    ),
-    "RAdam": _entry(
-        torch.optim.RAdam,
-        "lr betas eps weight_decay decoupled_weight_decay maximize",
-        "step exp_avg exp_avg_sq",
-    ),
-    "ASGD": _entry(torch.optim.ASGD, "lr lambd alpha t0 weight_decay maximize", "step eta mu ax"),
-    "Rprop": _entry(
-        torch.optim.Rprop, "lr etas step_sizes maximize", "step prev step_size", flushes=False
-    ),
-}
+SGD = entry(
+    # Of narrow types torch 2.13's kernel changes only what is left over of its vectors.
+    torch.optim.SGD,
+    "lr momentum dampening weight_decay nesterov maximize",
+    fused=WIDE,
+)
+Adam = entry(
+    torch.optim.Adam,
+    "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
+    "step exp_avg exp_avg_sq",
+    _AMSGRAD,
+    ITEM_SIZES,
+)
+AdamW = entry(
+    torch.optim.AdamW,
+    "lr betas eps weight_decay amsgrad maximize",
+    "step exp_avg exp_avg_sq",
+    _AMSGRAD,
+    ITEM_SIZES,
+)
+Adagrad = entry(
+    torch.optim.Adagrad,
+    "lr lr_decay weight_decay initial_accumulator_value eps maximize",
+    "step sum",
+    fused=ITEM_SIZES,
+)
+RMSprop = entry(
+    torch.optim.RMSprop,
+    "lr alpha eps weight_decay momentum centered maximize",
+    "step square_avg",
+    {"momentum": "momentum_buffer", "centered": "grad_avg"},
+)
+Adadelta = entry(
+    torch.optim.Adadelta, "lr rho eps weight_decay maximize", "step square_avg acc_delta"
+)
+Adamax = entry(
+    torch.optim.Adamax,
+    "lr betas eps weight_decay maximize",
+    "step exp_avg exp_inf",
+    flushes=False,
+)
+NAdam = entry(
+    torch.optim.NAdam,
+    "lr betas eps weight_decay momentum_decay decoupled_weight_decay maximize",
+    "step mu_product exp_avg exp_avg_sq",
+)
+RAdam = entry(
+    torch.optim.RAdam,
+    "lr betas eps weight_decay decoupled_weight_decay maximize",
+    "step exp_avg exp_avg_sq",
+)
+ASGD = entry(torch.optim.ASGD, "lr lambd alpha t0 weight_decay maximize", "step eta mu ax")
+Rprop = entry(
+    torch.optim.Rprop, "lr etas step_sizes maximize", "step prev step_size", flushes=False
+)
+
+OPTIMIZERS = Plugins("trireme.optimizers", "optimizer", Entry)
 """Every optimizer that a parameter server can run, by the name of its class."""
 
 
 def groups_of(optimizer: torch.optim.Optimizer, name: str) -> tuple[GroupSpec, ...]:
     """Returns an optimizer's present hyper-parameters, group by group."""
-    allowed = OPTIMIZERS[name].hyper
+    allowed = OPTIMIZERS.load(name).hyper
     return tuple(
         GroupSpec({key: _plain(value) for key, value in group.items() if key in allowed})
         for group in optimizer.param_groups
@@ -162,8 +164,8 @@ def name_of(optimizer: torch.optim.Optimizer) -> str | None:
     """
     kind = type(optimizer)
     for base in kind.__mro__:
-        entry = OPTIMIZERS.get(base.__name__)
-        if entry is not None and entry.make is base:
+        found = OPTIMIZERS.find(base.__name__)
+        if found is not None and found.make is base:
             same = all(_code(kind, name) is _code(base, name) for name in ("step", "_init_group"))
             return base.__name__ if same else None
     return None
@@ -226,19 +228,19 @@ def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
     if len(groups) != len(spec.groups):
         return f"there are {len(spec.groups)} parameter groups, and values for {len(groups)} came"
     for group, first, name in zip(groups, spec.groups, spec.names, strict=True):
-        entry = OPTIMIZERS.get(name)
-        if entry is None:
+        known = OPTIMIZERS.find(name)
+        if known is None:
             return f"there is no optimizer {name!r} on a server"
         if group.optimizer not in ("", name):
             return f"a group is of {name}, and values for {group.optimizer} came"
-        unknown = sorted(set(group.values) - entry.hyper)
+        unknown = sorted(set(group.values) - known.hyper)
         if unknown:
             return f"{name} has no hyper-parameter {unknown[0]!r}"
         for key, value in group.values.items():
             if not is_sensible(key, value):
                 return f"{name}'s {key} is {value!r}"
-        if entry.needs({**first.values, **group.values}) != entry.needs(first.values):
-            switched = " or ".join(entry.keeps_if)
+        if known.needs({**first.values, **group.values}) != known.needs(first.values):
+            switched = " or ".join(known.keeps_if)
             return f"{name} keeps state from its first step on: {switched} cannot be switched"
     return None
 
@@ -377,7 +379,7 @@ def _check_complete(
     ]
     for index, entries in state.items():
         owner, group = groups[index]
-        known = OPTIMIZERS.get(name_of(owner) or "")
+        known = OPTIMIZERS.find(name_of(owner) or "")
         missing = known.needs(group) - entries.keys() if known is not None else None
         if missing:
             raise Rejected(

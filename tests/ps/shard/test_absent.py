@@ -75,13 +75,13 @@ class Plain:
                 for index, (group, name) in enumerate(zip(spec.groups, spec.names, strict=True))
                 if name == kind
             ]
-            options: Hyper = dict(OPTIMIZERS[kind].options)
+            options: Hyper = dict(OPTIMIZERS.load(kind).options)
             first = next(
                 g.values for g, n in zip(spec.groups, spec.names, strict=True) if n == kind
             )
             if "initial_accumulator_value" in first:
                 options["initial_accumulator_value"] = first["initial_accumulator_value"]
-            self.optimizers.append(OPTIMIZERS[kind].make(groups, **options))
+            self.optimizers.append(OPTIMIZERS.load(kind).make(groups, **options))
 
     def step(self, gradients: dict[str, torch.Tensor], absent: tuple[int, ...]) -> None:
         for position, name in enumerate(self.names):

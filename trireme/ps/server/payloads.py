@@ -73,7 +73,7 @@ def needed_bytes(request: Attach, shard: int) -> int:
         return 0
     optimizer = request.optimizer
     states = [
-        len(OPTIMIZERS[name].needs(group.values) - {"step"})
+        len(OPTIMIZERS.load(name).needs(group.values) - {"step"})
         for name, group in zip(optimizer.names, optimizer.groups, strict=False)
         if name in OPTIMIZERS
     ]

@@ -89,10 +89,11 @@ class TorchOptimizer:
     def __init__(
         self, name: str, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
     ) -> None:
-        entry = OPTIMIZERS.get(name)
+        entry = OPTIMIZERS.find(name)
         if entry is None:
             raise UnsupportedOptimizerError(
-                f"this parameter server has no optimizer {name!r}: it has {', '.join(OPTIMIZERS)}"
+                f"this parameter server has no optimizer {name!r}: it has {', '.join(OPTIMIZERS)}, "
+                "and those of packages that are installed beside it"
             )
         self._name = name
         self._entry = entry
