@@ -26,7 +26,7 @@ from trireme.errors import JobFailed
 from trireme.job_config import JobConfig
 from trireme.launch.config.authority import Authority
 from trireme.ps.client.client import Client
-from trireme.ps.client.server_links import ClientOptions, Overlapping
+from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
@@ -154,7 +154,6 @@ def join(
     rule: Rule,
     *,
     transport: Transport = "shm",
-    overlap: Overlapping = "auto",
     tables: Sequence[TableSpec] = (),
 ) -> Replica:
     """Joins a job as one of its workers, and has the first values."""
@@ -181,7 +180,6 @@ def join(
         incarnation,
         epoch=member.epoch,
         share_memory=transport == "shm",
-        overlap=overlap,
         certificates=certificates,
     )
     client = Client(options, _Watch(member), flat)

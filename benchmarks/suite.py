@@ -52,7 +52,6 @@ BENCHMARKS = (
     Benchmark("e", "codecs", "benchmarks.bench_codecs", 20),
     Benchmark("f", "networks", "benchmarks.bench_networks", 80, trains=True),
     Benchmark("g", "gpu", "benchmarks.bench_gpu", 40, trains=True),
-    Benchmark("h", "overlap", "benchmarks.bench_overlap", 30),
     Benchmark("i", "summaries", "benchmarks.bench_summaries", 32, trains=True),
     Benchmark("j", "tls", "benchmarks.bench_tls", 20),
     Benchmark("k", "replication", "benchmarks.bench_replication", 60, trains=True),

@@ -192,22 +192,18 @@ def security(figure: Figure) -> None:
 
 
 def performance(figure: Figure) -> None:
-    """A step of 33.6 MB over three links: what overlapping the push with backward saves."""
+    """What a push of LeNet-5 carries with each codec, and what the model learns with it."""
     axes = figure.subplots()
-    names = ("after backward", "while backward runs (auto)", "forward and backward alone")
-    links = ("1 Gbit/s", "10 Gbit/s", "loopback")
-    entries = {(e["condition"], e["contender"]): e["median"] for e in result("overlap")["entries"]}
-    for place, link in enumerate(links):
-        for index, (name, colour) in enumerate(zip(names, (ORANGE, BLUE, GREY), strict=True)):
-            height = place + 0.24 * (index - 1)
-            value = entries[f"33.6 MB, {link}", name]
-            axes.barh(height, value, 0.22, color=colour)
-            axes.text(value + 6, height, f"{value:.0f}", va="center", fontsize=8)
-    axes.set_yticks(range(3), links)
+    runs = result("convergence")["trained"]
+    for place, run in enumerate(runs):
+        size = run["pushed"] / 1000
+        axes.barh(place, size, 0.6, color=GREY if run["codec"] == "none" else BLUE)
+        text = f"{size:.0f} kB, test accuracy {run['accuracy']:.4f}"
+        axes.text(size + 3, place, text, va="center", fontsize=8)
+    axes.set_yticks(range(len(runs)), [run["codec"] for run in runs])
     axes.invert_yaxis()
-    axes.set_xlabel("ms a step, 33.6 MB of parameters")
-    handles = [patch(c, n) for c, n in zip((ORANGE, BLUE, GREY), names, strict=True)]
-    axes.legend(handles=handles, frameon=False, fontsize=8, loc="lower right")
+    axes.set_xlim(0, 1.5 * max(run["pushed"] for run in runs) / 1000)
+    axes.set_xlabel("kB a push, LeNet-5")
     bare(axes)
 
 
@@ -301,7 +297,7 @@ FIGURES: dict[str, tuple[Callable[[Figure], None], tuple[float, float], tuple[st
     "clusters": (clusters, (7.5, 3.4), ()),
     "security": (security, (7.5, 2.6), ()),
     "sparse": (sparse, (7.5, 3), ()),
-    "performance": (performance, (7.5, 3), ("overlap",)),
+    "performance": (performance, (7.5, 3), ("convergence",)),
 }
 """Name: what draws it, its size in inches, the benchmarks whose results it shows."""
 

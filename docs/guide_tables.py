@@ -161,11 +161,6 @@ GUIDES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("clusters", "scaling", scaling),
     ("security", "tls", lambda: medians("tls", to="Trireme tcp")),
     ("performance", "convergence", compression),
-    (
-        "performance",
-        "overlap",
-        lambda: medians("overlap", condition="33.6 MB, 1 Gbit/s", to="after backward"),
-    ),
 )
 """Guide, benchmark, and what writes its table."""
 

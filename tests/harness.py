@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 from unittest import mock
 
 import torch
@@ -59,7 +59,6 @@ class Cluster:
         strategy, aggregate, staleness, every, prefetch, uncommitted, compress: as on the command
             line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
-        overlap: as on the command line.
         run_dir: where checkpoints go; None for nowhere.
         policy: what the coordinator does otherwise than the harness would have it.
         coordinator_seen_at: gives the address at which a worker finds the coordinator that listens
@@ -76,7 +75,6 @@ class Cluster:
     uncommitted: bool = False
     compress: str = "none"
     scheme: str = "memory"
-    overlap: Literal["auto", "on", "off"] = "auto"
     run_dir: Path | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
     coordinator_seen_at: Callable[[int, str], str] = field(default=lambda worker, address: address)
@@ -110,7 +108,6 @@ class Cluster:
                 prefetch=self.prefetch,
                 uncommitted=self.uncommitted,
                 compress=self.compress,
-                overlap=self.overlap,
                 transport="tcp" if self.scheme == "tcp" else "auto",
                 join_timeout=SECONDS,
             ),

@@ -42,7 +42,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "ssp": ("--strategy", "ssp", "--staleness", "3"),
     "sync": ("--strategy", "sync"),
     "prefetch": ("--strategy", "async", "--prefetch"),
-    "overlap": ("--strategy", "async", "--transport", "tcp", "--overlap", "on"),
+    "tcp": ("--strategy", "async", "--transport", "tcp"),
 }
 ENDLESS = 10**9
 START_SECONDS = 150.0

@@ -221,8 +221,6 @@ class JobConfig(
     compress: Annotated[Codec, Option("CODEC",
         "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)",
         expects=f"one of {', '.join(CODECS)}, topk:SHARE")] = "none"
-    overlap: Annotated[Literal["auto", "on", "off"], Option("WHEN",
-        "send pushes while backward runs, over tcp; auto: where it pays (default auto)")] = "auto"
     profile: Annotated[Steps | None, Option("STEPS",
         "trace these steps of each worker, such as 10:15, into RUN/traces",
         expects="FIRST:END, such as 10:15", check=_first_before_end)] = None

@@ -20,14 +20,14 @@ ALONE = {
     "async on three servers": Cluster(1, 3, "async"),
     "async over lent memory": Cluster(1, 1, "async", scheme="shm"),
     "ssp": Cluster(1, 2, "ssp", staleness=2),
-    "overlap": Cluster(1, 2, "async", scheme="tcp", overlap="on"),
+    "async over TCP": Cluster(1, 2, "async", scheme="tcp"),
     "averaging": Cluster(1, 1, "averaging", every=5),
 }
 TOGETHER = {
     "sync": Cluster(2, 1, "sync"),
     "sync of three on two servers": Cluster(3, 2, "sync"),
     "backup workers": Cluster(2, 1, "sync", aggregate=2),
-    "overlap": Cluster(2, 2, "sync", scheme="tcp", overlap="on"),
+    "sync over TCP": Cluster(2, 2, "sync", scheme="tcp"),
 }
 WAYS = {f"one worker, {way}": c for way, c in ALONE.items()} | TOGETHER
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError, ModelMismatchError
-from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, ITEM_SIZES, Layout, Placed
+from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, ITEM_SIZES, Layout
 from trireme.ps.messages import LayoutSpec, ParameterSpec
 
 SMALL = [
@@ -174,35 +173,3 @@ def test_the_same_models_agree() -> None:
 def test_the_first_difference_is_named(other: Layout, said: str) -> None:
     with pytest.raises(ModelMismatchError, match=said):
         Layout.of(SMALL, servers=2).check_same(other, whose="worker:1", others="worker:2")
-
-
-@given(parameters, st.integers(1, 4), st.integers(1, 4000))
-def test_chunks_cover_a_part_and_are_cut_where_parameters_begin(
-    specs: list[ParameterSpec], servers: int, least: int
-) -> None:
-    layout = Layout.of(specs, servers=servers, slots=8)
-    begins = {(v.dtype, placed.start) for v in layout.vectors for placed in v.placed}
-    positions = {placed.parameter.name: n for n, placed in enumerate(_placed(layout))}
-    with mock.patch("trireme.ps.layout.CHUNK_BYTES", least):
-        for server in range(servers):
-            chunks = layout.chunks(server)
-            for part in layout.parts(server):
-                mine = [c for c in chunks if c.vector == part.vector]
-                edges = [part.start, *(c.stop for c in mine)]
-                assert [c.start for c in mine] == edges[:-1]
-                assert not part.length or edges[-1] == part.stop
-                for chunk in mine:
-                    assert chunk.start < chunk.stop
-                    assert chunk.start == part.start or (part.vector.dtype, chunk.start) in begins
-                    assert chunk.parameters == tuple(
-                        positions[p.parameter.name]
-                        for p in part.vector.placed
-                        if max(p.start, chunk.start) < min(p.stop, chunk.stop)
-                    )
-                for chunk in mine[:-1]:
-                    assert (chunk.stop - chunk.start) * part.vector.item_size > least - 8
-            assert len(chunks) <= 64 + len(layout.vectors)
-
-
-def _placed(layout: Layout) -> list[Placed]:
-    return [placed for vector in layout.vectors for placed in vector.placed]

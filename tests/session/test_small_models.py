@@ -34,7 +34,7 @@ def train(session: Session) -> torch.Tensor:
         Cluster(servers=4),
         Cluster(servers=4, strategy="sync"),
         Cluster(servers=4, scheme="shm"),
-        Cluster(servers=4, overlap="on", scheme="tcp"),
+        Cluster(servers=4, scheme="tcp"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -35,7 +35,6 @@ from trireme.ps.messages import (
     OptimizerSpec,
     PulledRows,
     PullReply,
-    Push,
     PushReply,
     Waiting,
 )
@@ -143,7 +142,6 @@ class Client:
         self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
         self._pushed: Made | None = None
         self._steps: dict[int, int] = {}  # by shard: of the values that it has sent last
-        self._begun: dict[int, Transmit] = {}  # by shard: what of a push is on its way early
         self._happened: deque[Callable[[], Sequence[Transmit] | None]] = deque()
         self._resume: Callable[[Any], None] | None = None  # of who waits for answers
         self._due = math.inf  # when a tick comes
@@ -188,7 +186,6 @@ class Client:
             WaitTimeout: a copy could not be had in time.
             Violation: anything else that only a broken job comes to.
         """
-        self._drop_begun()
         result: Any = None
         try:
             while True:
@@ -209,42 +206,21 @@ class Client:
         except TriremeError as error:
             raise Violation(f"{self.name}: {type(error).__name__}: {error}") from error
 
-    def announce(self, update: Push, shards: Sequence[int]) -> None:
-        """A push begins to leave; only who is connected has it early."""
-        self._drop_begun()
-        self.protocol.announced = update
-        for shard in shards:
-            if shard < len(self._links) and self._links[shard] is not None:
-                sequence = self.lanes.announce(shard)
-                message = self.protocol.message(update, shard)
-                message = msgspec.structs.replace(message, view=self._view().number)
-                self._begun[shard] = Transmit(shard, sequence, message, ())
-
     def push(self, made: Made, shards: Sequence[int]) -> _Steps[None]:
-        """Sends a push, shard by shard; what of it has left early is completed if it may be.
+        """Sends a push, shard by shard.
 
         Raises:
             CopiesLost: all copies of a shard were lost.
         """
-        self._pushed, update = made, made.push
-        early = set[int]()
-        if self.protocol.announced is not None and self.protocol.completes(update):
-            early = {s for s in shards if s in self._begun and s < len(self._links)}
-            early = {s for s in early if self._links[s] is not None}
-        begun = {shard: self._begun.pop(shard) for shard in early}
-        self._drop_begun()
+        self._pushed = made
         requests = self._requests_of(made)
         try:
-            self._ask({s: requests[s] for s in shards if s in requests}, sent=begun)
+            self._ask({s: requests[s] for s in shards if s in requests})
         except Divided:
             yield from self._push_again(made)
         except CopiesLost:
             self.lost = True
             raise
-        else:
-            for shard, order in begun.items():
-                payload = requests[shard].payload
-                self._transmit([Transmit(shard, order.sequence, order.message, payload)])
 
     def _push_again(self, made: Made) -> _Steps[None]:
         """Sends a push, as the shards were divided anew."""
@@ -309,8 +285,6 @@ class Client:
         self.layout: Layout = layout_over(view.bounds)
         self._links: list[_Link | None] = [None] * self.layout.spec.shards
         self._steps.clear()
-        self._begun.clear()
-        self.protocol.announced = None
         self.lanes.divide(self.layout.spec.shards)
         self.protocol.divide(self.layout.spec.shards, self.layout.spec.bounds)
 
@@ -338,12 +312,10 @@ class Client:
     def _asks(self, wanted: Ask) -> None:
         self._ask(wanted.requests, again=wanted.again)
 
-    def _ask(
-        self, requests: dict[int, Request] | Any, *, again: bool = True, sent: Collection[int] = ()
-    ) -> None:
+    def _ask(self, requests: dict[int, Request] | Any, *, again: bool = True) -> None:
         now = self._asked = self._network.loop.now
         self._known = self._place.counts_known(self.life)
-        self._transmit(self.lanes.ask(now, requests, again=again, sent=sent))
+        self._transmit(self.lanes.ask(now, requests, again=again))
 
     def _look(self) -> None:
         """Takes what has happened, as long as somebody waits."""
@@ -481,13 +453,6 @@ class Client:
             self._links[shard] = None
             error = PeerClosed(f"the connection to shard {shard} broke")
             self.lanes.broke(self._network.loop.now, shard, error)
-
-    def _drop_begun(self) -> None:
-        """Gives up what has begun to leave: no shard has the whole of it, nor ever will."""
-        self.protocol.announced = None
-        for shard in self._begun:
-            self._hang_up(shard)
-        self._begun = {}
 
     def _hang_up_all(self) -> None:
         for shard in range(len(getattr(self, "_links", ()))):

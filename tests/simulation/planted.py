@@ -734,14 +734,6 @@ class KeepsSettingsOfTheOneBefore(ClientProtocol):
         return super().next_push(weight, self._hyper or hyper, examples, **options)
 
 
-class CompletesWhatDiffers(ClientProtocol):
-    """A push that left early is completed, though it is another one than was announced."""
-
-    def completes(self, push: Push) -> bool:
-        self.announced = None
-        return True
-
-
 class NeverLevels(ClientProtocol):
     """A worker computes from values of different steps."""
 

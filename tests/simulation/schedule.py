@@ -119,7 +119,6 @@ class Schedule:
         batch: examples in a worker's batch.
         think: each worker's mean seconds between two pushes.
         empty: the chance that a push weighs nothing.
-        early: the chance that a push begins to leave before it is made.
         weather: the network's.
         view_delay: the longest time that a message of the coordinator takes.
         crashes, evictions: what becomes of workers.
@@ -145,7 +144,6 @@ class Schedule:
     batch: int
     think: tuple[float, ...]
     empty: float
-    early: float
     weather: Weather
     view_delay: float
     crashes: tuple[Crash, ...] = ()
@@ -271,7 +269,6 @@ def draw(mode: str, seed: int) -> Schedule:
         batch=rng.randint(1, 4),
         think=tuple(rng.choice((0.01, 0.03, 0.2)) for _ in range(workers)),
         empty=0.1 if rule.synchronous and rng.random() < 0.3 else 0.0,
-        early=rng.choice((0.0, 0.3)),
         weather=_weather(rng) if faulty else Weather(),
         view_delay=rng.choice((0.02, 0.2, 1.0)),
         crashes=(*_crashes(rng, workers, servers), *last) if faulty else (),

@@ -236,8 +236,6 @@ class Worker:
         weight = 0.0 if rng.random() < place.schedule.empty else float(place.schedule.batch)
         gradient = model.gradient(self.index)
         hyper = model.hyper(place.schedule.rate_at(pulled))
-        if rng.random() < place.schedule.early:
-            yield from self._announce(weight, hyper, spans)
         if place.schedule.poison and rng.random() < place.schedule.poison:
             weight, hyper = float(place.schedule.batch), model.hyper(POISON)
         steps = self._steps(pulled)
@@ -300,18 +298,6 @@ class Worker:
         order = list(range(self.client.layout.spec.shards))
         self.place.network.rng.shuffle(order)
         return order
-
-    def _announce(self, weight: float, hyper: Any, spans: Sequence[Span]) -> Process:
-        """Lets a push leave before it is made. It may turn out to be another, or not to come."""
-        client, rng = self.client, self.place.network.rng
-        if rng.random() < 0.3:
-            hyper = self.place.model.hyper(rng.choice((1.0, 2.0)))
-        if rng.random() < 0.1:
-            weight = 1.0 - weight
-        client.announce(client.protocol.next_push(weight, hyper, spans), self._order())
-        yield self._think()
-        if rng.random() < 0.1:
-            yield from client.run(client.protocol.status())
 
     def _think(self) -> Start:
         network, means = self.place.network, self.place.schedule.think

@@ -6,13 +6,12 @@ sends, and a pull receives, without packing. On the server each part of a vector
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
 from trireme.host_memory import check_fits
@@ -55,7 +54,7 @@ class PartBuffer:
         self.segments = tuple(self._piece(segment) for segment in layout.segments(server))
 
     def _piece(self, piece: Part) -> torch.Tensor:
-        """Returns the elements of a segment or a chunk of this part."""
+        """Returns the elements of a segment of this part."""
         part, vector = self._by_dtype[piece.vector.dtype]
         return vector[piece.start - part.start : piece.stop - part.start]
 
@@ -72,12 +71,6 @@ class PartBuffer:
     def views(self) -> tuple[memoryview, ...]:
         """The vectors' memory as bytes, empty parts left out. Only for CPU tensors."""
         return tuple(as_bytes(vector) for vector in self.vectors if vector.numel())
-
-    @cached_property
-    def chunk_views(self) -> tuple[memoryview, ...]:
-        """The memory of each of the part's chunks as bytes, as they lie. Only for CPU tensors."""
-        chunks = self._layout.chunks(self._server)
-        return tuple(as_bytes(self._piece(chunk)) for chunk in chunks)
 
     @cached_property
     def nbytes(self) -> int:
@@ -114,10 +107,10 @@ class FlatModel:
             Empty where it is not needed.
         keeps_sparse: whether sparse gradients stay as they are, for an optimizer of this process.
             The flat gradients have them too.
-        keeps_views: whether backward adds to the flat gradients where they lie, as is needed to
-            send them while it runs. If not, backward makes tensors of its own, which are copied to
-            their places when all are there: two passes over memory less than zeros and sums, but at
-            the end of backward twice the memory of the gradients.
+        keeps_views: whether backward adds to the flat gradients where they lie. If not, backward
+            makes tensors of its own, which are copied to their places when all are there: two
+            passes over memory less than zeros and sums, but at the end of backward twice the memory
+            of the gradients.
 
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
@@ -192,7 +185,7 @@ class FlatModel:
             self._bound.append((parameter, place.data))
             self._places.append(value)
         self._zeroed: list[int] = []  # the views' versions when they were zeroed; of none otherwise
-        self._known_writes = 0  # `flat_writes` that have given no parameter a gradient
+        self._known_writes = 0  # `_flat_writes` that have given no parameter a gradient
         self._host_views: list[torch.Tensor] = []
         # Where servers are reached from: made when the first part is asked for.
         self._host_values: tuple[torch.Tensor, ...] = self.values
@@ -232,7 +225,7 @@ class FlatModel:
             if parameter.grad is not view:
                 parameter.grad = view
         self._zeroed = [view._version for _, view in self._bound]
-        self._known_writes = self.flat_writes
+        self._known_writes = self._flat_writes
 
     def restore_gradients(self, absent: Collection[int] = ()) -> None:
         """Makes every gradient a view of the flat gradients again, whatever is there.
@@ -253,7 +246,7 @@ class FlatModel:
         Those whose `.grad` is None; and where the views stay, those whose place nobody has written
         to since all were zeroed.
         """
-        if self._zeroed and self.flat_writes == self._known_writes:
+        if self._zeroed and self._flat_writes == self._known_writes:
             return tuple(
                 [
                     position
@@ -267,52 +260,9 @@ class FlatModel:
         return tuple([i for i, (parameter, _) in enumerate(self._bound) if parameter.grad is None])
 
     @property
-    def pushes_in_place(self) -> bool:
-        """Whether a push sends the memory that backward writes to."""
-        return not self._staged
-
-    def watch_gradients(self, final: Callable[[int], None]) -> list[RemovableHandle]:
-        """Calls a function for each parameter whose gradient backward has accumulated.
-
-        Args:
-            final: takes the parameter's position in the vectors' order.
-
-        Returns:
-            The handles that remove the hooks.
-        """
-        handles = []
-        for position, (parameter, _) in enumerate(self._bound):
-            register: Any = parameter.register_post_accumulate_grad_hook
-            handles.append(register(lambda _, position=position: final(position)))
-        return handles
-
-    @property
-    def watched_alone(self) -> bool:
-        """Whether no other hook runs when a gradient is accumulated."""
-        return all(
-            len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()) == 1
-            for parameter, _ in self._bound
-        )
-
-    @property
-    def gradient_writes(self) -> int:
-        """How often the flat gradients were written to, as autograd counts it."""
-        return self.flat_writes + sum([view._version for _, view in self._bound])
-
-    @property
-    def flat_writes(self) -> int:
-        """As `gradient_writes`, of the vectors as a whole: writes to single gradients left out."""
+    def _flat_writes(self) -> int:
+        """How often the vectors as a whole were written to; writes to single gradients left out."""
         return sum([gradient._version for gradient in self.gradients])
-
-    def gradient_in_place(self, position: int) -> bool:
-        """Returns whether a parameter's gradient is still its place in the flat gradients."""
-        parameter, view = self._bound[position]
-        return parameter.grad is view
-
-    @property
-    def gradients_in_place(self) -> bool:
-        """Whether all gradients are still their places in the flat ones."""
-        return all(parameter.grad is view for parameter, view in self._bound)
 
     def collect_gradients(self) -> None:
         """Copies the gradients of backward to the memory that servers read.
@@ -432,7 +382,7 @@ class FlatModel:
         for parameter, _ in self._bound:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 parameter.grad.mul_(float(factor))
-        self._known_writes = self.flat_writes
+        self._known_writes = self._flat_writes
 
     def _stage(self) -> None:
         """Allocates the memory on the host of a staged model, when it is first used."""

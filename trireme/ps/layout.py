@@ -29,15 +29,10 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 MOST_BYTES = 1 << 48
 """The most bytes of a model: more than any machine's memory, and small enough to count with."""
 
-CHUNK_BYTES = 1 << 20
-"""The least bytes of a chunk: so many are worth a call to send them."""
-
 Range = tuple[int, int, int]
 """Elements of a vector: (which of the layout's vectors, start, stop)."""
 
 _MOST_ANSWERS = 256  # that `ranges` keeps
-
-_MOST_CHUNKS = 64  # of a part: the system reads and writes them by lists of buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +101,6 @@ class Segment(Part):
     group: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk(Part):
-    """The elements [start, stop) of one shard's part of a vector: what is sent in one go.
-
-    Chunks cover the part, and are cut only where a parameter begins.
-
-    Attributes:
-        parameters: the positions, among all in the vectors' order, of those that have a share.
-    """
-
-    parameters: tuple[int, ...]
-
-
 class Layout:
     """The layout of a model: where each parameter lies.
 
@@ -145,7 +127,6 @@ class Layout:
                 "laid out"
             )
         self._parts = [self._cut(self.slots_of(shard)) for shard in range(spec.shards)]
-        self._chunks: dict[int, tuple[Chunk, ...]] = {}
         self._known_ranges = lru_cache(_MOST_ANSWERS)(self._find_ranges)
 
     @classmethod
@@ -195,19 +176,6 @@ class Layout:
             for group, start, stop in part.vector.groups
             if max(start, part.start) < min(stop, part.stop)
         )
-
-    def chunks(self, shard: int) -> tuple[Chunk, ...]:
-        """Returns the shard's chunks as they lie: worker and server have the same ones."""
-        if shard not in self._chunks:
-            parts = self.parts(shard)
-            least = max(CHUNK_BYTES, -(-sum(part.bytes for part in parts) // _MOST_CHUNKS))
-            chunks: list[Chunk] = []
-            first = 0
-            for part in parts:
-                chunks += _chunks(part, least // part.vector.item_size, first)
-                first += len(part.vector.placed)
-            self._chunks[shard] = tuple(chunks)
-        return self._chunks[shard]
 
     def ranges(self, positions: Sequence[int], shard: int) -> tuple[Range, ...]:
         """Returns the elements of some parameters in a shard's part, in order.
@@ -291,23 +259,6 @@ def equal_bounds(slots: int, shards: int) -> tuple[int, ...]:
     if shards < 1:
         raise ConfigurationError(f"a layout over {shards} servers: there must be at least one")
     return tuple(shard * slots // shards for shard in range(shards + 1))
-
-
-def _chunks(part: Part, least: int, first: int) -> Iterator[Chunk]:
-    """Yields a part's chunks, of at least so many elements but for the last."""
-    placed = part.vector.placed
-    begin, positions = part.start, list[int]()
-    for index, each in enumerate(placed):
-        end = min(part.vector.region(index)[1], part.stop)  # the padding goes along
-        if end <= begin:
-            continue
-        if max(each.start, part.start) < min(each.stop, part.stop):
-            positions.append(first + index)
-        if end - begin >= least or end == part.stop:
-            yield Chunk(part.vector, begin, end, tuple(positions))
-            begin, positions = end, []
-            if end == part.stop:
-                return
 
 
 def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:

@@ -191,10 +191,6 @@ class Push(FromWorker, frozen=True, array_like=True):
     Where workers train locally between pushes, the gradient is a delta: the values that the worker
     pulled, less its present ones.
 
-    A push that is sent while backward runs begins before its payload is known, and brings the
-    chunks of `trireme.ps.layout` in the order in which they become known. A server ignores a push
-    until all of it has come.
-
     Attributes:
         sequence: 1 for the first push of this incarnation, then one more with each.
         acknowledged: the highest sequence whose verdict the worker has; the server may forget the
@@ -204,8 +200,6 @@ class Push(FromWorker, frozen=True, array_like=True):
         hyper: the optimizer's hyper-parameters by group, where they changed since the last push.
         examples: the examples that it was computed from; only for shard 0.
         pull: whether the answer carries the new values.
-        order: the order in which the payload brings the chunks of this server's part, each of them
-            once; empty where it brings the part as it lies.
         steps: how many of the worker's own steps a delta is the sum of; the global step grows by
             this number.
         absent: the positions, among all parameters in the vectors' order, of those that have no
@@ -227,7 +221,6 @@ class Push(FromWorker, frozen=True, array_like=True):
     hyper: tuple[GroupSpec, ...] | None = None
     examples: tuple[Span, ...] = ()
     pull: bool = True
-    order: tuple[Number, ...] = ()
     steps: Number = 1
     absent: tuple[Number, ...] = ()
     rows: tuple[RowUpdates, ...] = ()

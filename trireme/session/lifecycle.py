@@ -153,7 +153,6 @@ class Lifecycle:
             epoch=self.member.epoch,
             rejoin_seconds=self.task.config.rejoin_timeout,
             share_memory=self.task.config.transport == "auto",
-            overlap=self.task.config.overlap,
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
         )

@@ -166,18 +166,6 @@ class Settings:
         """
         return None if self.rule.clip_norm is not None else self.options.clip_norm
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether gradients can be pushed while backward still computes others.
-
-        They cannot where a worker changes or accumulates gradients before the push, or applies them
-        itself. With prefetch there is no need to.
-        """
-        options = self.options
-        changes = self.clip_norm is not None or bool(options.l2) or options.accumulate > 1
-        keeps = changes or self.rule.every is not None or self.prefetches
-        return self.task.servers > 0 and not keeps
-
     def check_tables(self) -> None:
         """Checks that sparse tables can be trained as the launch requests.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 from trireme.errors import ConfigurationError
@@ -45,15 +44,9 @@ class Stepper:
         self._options = setup.settings.options
         self._clip_norm = setup.settings.clip_norm
         self._first = True
-        self._overlaps = (
-            setup.process_group is None
-            and self._joint is None  # backward also makes gradients that are not to be sent
-            and setup.settings.overlaps
-            and worker.backend.pushes_early
-        )
         if setup.process_group is None:
             flat = setup.flat
-            flat.keeps_views = self._overlaps or flat.device.type != "cpu"  # GPU memory is scarce
+            flat.keeps_views = flat.device.type != "cpu"  # GPU memory is scarce
         self.seeding = Seeding(setup)
         self.seeding.begin(worker.global_step)
 
@@ -104,12 +97,11 @@ class Stepper:
         worker.begin_step()
         if joint is not None:
             worker.setup.agree_on_optimizer()
-        begin = partial(worker.begin_update, examples=examples) if self._overlaps else None
         if loss is None:
-            result = self._replica.backward(batch, begin)
+            result = self._replica.backward(batch)
         else:
             with self._replica.another_loss(loss):
-                result = self._replica.backward(batch, begin)
+                result = self._replica.backward(batch)
         if joint is not None:
             for place, parameters in enumerate(self._parameters):
                 if place != joint.chosen:  # which does not update them

@@ -271,13 +271,6 @@ class Worker:
                 self.come_back()
                 self.write_values(values)
 
-    def begin_update(self, weight: float, examples: Sequence[Span]) -> None:
-        """Announces the `update` that follows backward, so that gradients can leave meanwhile.
-
-        The flat gradients are zero, and will be backward's own.
-        """
-        self.backend.begin(weight, hyper=self._hyper.of_update(weight), examples=examples)
-
     def update(
         self,
         weight: float,

@@ -68,10 +68,6 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         self._poller = select.poll()
         self._polled_events = 0  # the events that it waits for
         self._send_failure: WireError | None = None  # the error that every later call raises
-        # The frame that `begin` has opened: the views that the stream has not taken yet, and how
-        # many bytes of the payload were not passed to `extend` yet.
-        self._frame_rest: list[memoryview] = []
-        self._bytes_to_come = 0
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -90,7 +86,6 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         self._receive_failure = self._send_failure = closed
         self._queue.clear()
-        self._frame_rest, self._bytes_to_come = [], 0
         self.stream.close()
 
     # Sending -----------------------------------------------------------------------------------
@@ -185,82 +180,12 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             self._queue.written(front, rest, self.bytes_sent - before)
         return self._flush_stream() and not self._queue
 
-    # A frame in pieces ---------------------------------------------------------------------------
-
-    @property
-    def in_frame(self) -> bool:
-        """Whether a frame was begun and the stream has not taken all of it."""
-        return bool(self._frame_rest or self._bytes_to_come)
-
-    def begin(self, message: Message, length: int, *, sequence: int = 0) -> None:
-        """Opens a frame whose payload is added later, by `extend`. Sends nothing yet.
-
-        Nothing else can be sent until the stream has taken all of the frame. To give up a frame
-        that cannot be completed, close the connection: the peer ignores an incomplete frame.
-
-        Args:
-            message: one of the catalog's.
-            length: of the payload, in bytes.
-            sequence: for the peer's reply, or of the request that this replies to.
-
-        Raises:
-            ValueError: the message is not in the catalog, or an earlier message is not sent yet.
-        """
-        self._check_between_frames()
-        if self._queue:
-            raise ValueError(f"an earlier message to {self.peer} is not sent yet")
-        metadata = self.catalog.encode(message)
-        header = pack_header(message.kind, len(metadata), length, sequence)
-        self._frame_rest = [memoryview(header + metadata)]
-        self._bytes_to_come = length
-
-    def extend(self, payload: Iterable[memoryview]) -> None:
-        """Adds to the payload of the frame that `begin` has opened.
-
-        Args:
-            payload: views of bytes, which must not change before the stream has taken them.
-
-        Raises:
-            ValueError: the payload becomes longer than announced. Nothing was added.
-        """
-        views = [view for view in payload if view.nbytes]
-        size = sum(map(len, views))
-        if size > self._bytes_to_come:
-            raise ValueError(
-                f"a frame to {self.peer} expects {self._bytes_to_come} bytes and is given {size}"
-            )
-        self._frame_rest += views
-        self._bytes_to_come -= size
-
-    def advance(self) -> bool:
-        """Sends what the stream takes now of the frame that `begin` has opened. Never blocks.
-
-        Returns:
-            Whether the stream has taken all that was added so far.
-
-        Raises:
-            PeerClosed: the peer closed the connection.
-            ConnectionBroken: the peer or the network broke off, or an earlier send failed.
-            ConnectionClosed: after `close`.
-        """
-        if self._send_failure is not None:
-            raise again(self._send_failure)
-        if self._frame_rest:
-            self._frame_rest = self._write(self._frame_rest)
-        return self._flush_stream() and not self._frame_rest
-
-    def _check_between_frames(self) -> None:
-        if self.in_frame:
-            raise ValueError(f"a frame to {self.peer} was begun and is not complete")
-
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
         """Returns the next frame as views of its bytes; raises if no frame can be sent now."""
         if self._send_failure is not None:
             raise again(self._send_failure)
-        if self._frame_rest or self._bytes_to_come:
-            self._check_between_frames()
         metadata = self.catalog.encode(message)
         if self.lending is not None and (carried := self.lending.carry(payload)):
             header = pack_header(message.kind, len(metadata), carried, sequence, lent=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -19,7 +19,6 @@ import torch
 
 from trireme.errors import CopiesLost, Fenced, FrameError
 from trireme.ps.client.lanes import Answer, Divided, Request
-from trireme.ps.client.overlap import Overlap
 from trireme.ps.client.protocol import (
     PUBLISH,
     Ask,
@@ -63,10 +62,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
-
-OVERLAP_BYTES = 6 << 20
-"""Pushes of fewer bytes leave after backward where the choice is `auto`: a thread more a step costs
-more then than sending early saves, even where the network is as fast as loopback."""
 
 
 def _carried_out(
@@ -122,7 +117,6 @@ class Client:
             rng=random.Random(),
             space=self._servers.space,
         )
-        self._overlap = Overlap(flat, (), self._protocol, self._servers)
         view = membership.view
         self._lay_out(flat.layout.spec.bounds if view is None or not view.shards else view.bounds)
 
@@ -239,36 +233,6 @@ class Client:
         """The residuals of packed pushes; nothing where pushes are not packed."""
         return Residuals(self._layout, self._packers)
 
-    @property
-    def pushes_early(self) -> bool:
-        """Whether pushes can leave while backward runs, and are large enough to gain by it."""
-        mode = self.options.overlap
-        if mode == "off" or self._packers or not self._flat.pushes_in_place:
-            return False
-        if self._shown is not None and self._shown[2]:
-            return False  # the updates of rows are known when backward has ended
-        return mode == "on" or self._layout.bytes >= OVERLAP_BYTES
-
-    def begin(
-        self,
-        weight: float,
-        *,
-        hyper: tuple[GroupSpec, ...] | None = None,
-        examples: Sequence[Span] = (),
-    ) -> None:
-        """Announces a push before its gradients are computed: they are sent as they become final.
-
-        This is optional. It does nothing where it is not possible (servers read this worker's
-        memory, or gradients are packed or copied elsewhere first) or gains nothing. In each case
-        `push` follows with the same arguments, once the gradients are computed. If it does not,
-        or with other arguments, the servers take no notice of what was announced.
-
-        The flat gradients must be zero, and from now on only backward may write to them.
-        """
-        self._overlap.abandon()
-        if self._protocol.may_announce and self.pushes_early:
-            self._overlap.begin(self._protocol.next_push(weight, hyper, examples))
-
     def push(
         self,
         weight: float,
@@ -316,25 +280,18 @@ class Client:
         self._written = 0
         protocol.push(made)
         self._pushed = made
-        sent: Collection[int] = self._overlap.complete(made)
         self._flat.collect_gradients()
         try:
-            while not self._asked(made, sent):
+            while not self._asked(made):
                 self._divide()
-                sent = ()
         except CopiesLost:
             self._lost = True
             raise
 
-    def _asked(self, made: Push, sent: Collection[int]) -> bool:
-        """Sends a push to all servers; returns False where the shards were divided anew.
-
-        Args:
-            made: the push.
-            sent: the servers that have it already.
-        """
+    def _asked(self, made: Push) -> bool:
+        """Sends a push to all servers; returns False where the shards were divided anew."""
         try:
-            self._servers.ask(self._requests_of(made), sent=sent)
+            self._servers.ask(self._requests_of(made))
         except Divided:
             return False
         return True
@@ -457,14 +414,12 @@ class Client:
 
     def close(self) -> None:
         """Closes all connections. May be repeated."""
-        self._overlap.close()
         self._servers.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _run(self, operation: Operation[_T]) -> _T:
         """Carries out an operation of the protocol; returns its result."""
-        self._overlap.abandon()
         result: Any = None
         try:
             while True:
@@ -562,7 +517,6 @@ class Client:
     def _lay_out(self, bounds: tuple[int, ...]) -> None:
         """Lays messages out over shards that begin at these slots."""
         flat, shards = self._flat, len(bounds) - 1
-        self._overlap.abandon()
         flat.divide(bounds)
         self._layout = flat.layout
         self._values = [flat.part_values(shard) for shard in range(shards)]
@@ -575,7 +529,6 @@ class Client:
                 for gradients, values in zip(self._gradients, self._values, strict=True)
             ]
         self._protocol.divide(shards, bounds)
-        self._overlap.lay_out(self._gradients)
 
     def _count(self, answers: Mapping[int, Answer]) -> None:
         """Counts the bytes of the values that answers have brought."""

@@ -20,7 +20,7 @@ while this worker is in that view.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -172,12 +172,7 @@ class Lanes:
     # -- events ----------------------------------------------------------------------------------
 
     def ask(
-        self,
-        now: float,
-        requests: Mapping[int, Request],
-        *,
-        again: bool = True,
-        sent: Collection[int] = (),
+        self, now: float, requests: Mapping[int, Request], *, again: bool = True
     ) -> list[Transmit]:
         """Asks servers something, in this order.
 
@@ -185,7 +180,6 @@ class Lanes:
             now: the time.
             requests: the request to each.
             again: whether a request that is fenced off is sent again; else that is an error.
-            sent: the servers that have their request already, with the sequence of `announce`.
 
         Raises:
             WaitTimeout: there is no view of the cluster yet.
@@ -203,20 +197,13 @@ class Lanes:
             lane = self.lanes[server]
             lane.request = request
             self.waiting.append(lane)
-            if server not in sent:
-                lane.sequence += 1
-                out.append(self._transmit(lane))
+            lane.sequence += 1
+            out.append(self._transmit(lane))
         return out
 
     def wait(self, now: float) -> None:
         """Begins to wait for the answers: the patience counts from now on."""
         self._since = now
-
-    def announce(self, server: int) -> int:
-        """Returns the sequence of a request that is sent before `ask`."""
-        lane = self.lanes[server]
-        lane.sequence += 1
-        return lane.sequence
 
     def heard(
         self, now: float, server: int, sequence: int, message: Message, payload: Sequence[Any]

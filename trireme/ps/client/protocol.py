@@ -123,7 +123,6 @@ class ClientProtocol:
         step: the global step of the values at hand.
         stopping: whether this worker has been told to stop.
         replies: to the last push, by server.
-        announced: the push that was announced and not made yet.
         brought: the rows that the last push has brought, one entry for each of its `wanted`; none
             where the shards were divided anew meanwhile.
     """
@@ -141,7 +140,6 @@ class ClientProtocol:
         self.brought: list[Rows] = []
         self.stopping = False
         self.replies: Sequence[PushReply] = ()
-        self.announced: Push | None = None
         self._worker = worker
         self._servers = servers
         self._divisions = 0  # how often the shards were divided anew
@@ -151,7 +149,6 @@ class ClientProtocol:
         self._acknowledged = 0
         self._leases = 0
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
-        self._absent: tuple[int, ...] = ()  # of the last update; the next early one's, probably
         self._rule = Rule()
         self._rows = RowParts(worker, space)
         self._pushed = False
@@ -256,7 +253,6 @@ class ClientProtocol:
         self._rows.forget()
         self._pushed = False
         self._settled = self._fence = None
-        self.announced = None
 
     # -- training --------------------------------------------------------------------------------
 
@@ -282,11 +278,6 @@ class ClientProtocol:
         """Whether a push is under way whose answers are missing."""
         return self._pushed and self._settled is None and self._fence is None
 
-    @property
-    def may_announce(self) -> bool:
-        """Whether a push may be announced now."""
-        return not (self.stopping or self._pushed)
-
     def next_push(
         self,
         weight: float,
@@ -296,16 +287,12 @@ class ClientProtocol:
         pull: bool = True,
         pulled: int | None = None,
         steps: int = 1,
-        absent: tuple[int, ...] | None = None,
+        absent: tuple[int, ...] = (),
         rows: tuple[RowUpdates, ...] = (),
         wanted: tuple[RowKeys, ...] = (),
         written: int = 0,
     ) -> Push:
-        """Returns the message of the next push without the view; see `Client.push`.
-
-        Where the absent parameters are not given, they are those of the update before: so it will
-        be, unless something unusual happens.
-        """
+        """Returns the message of the next push without the view; see `Client.push`."""
         return Push(
             view=0,
             sequence=self._sequence + 1,
@@ -317,7 +304,7 @@ class ClientProtocol:
             examples=tuple(examples),
             pull=pull,
             steps=steps,
-            absent=self._absent if absent is None else absent,
+            absent=absent,
             rows=self._rows.packed(rows),
             wanted=wanted,
             written=written,
@@ -333,8 +320,6 @@ class ClientProtocol:
             raise after_the_end(self._worker, self.step)
         if self._pushed:
             raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
-        if push.weight > 0:  # a step that is skipped says nothing of the next one's gradients
-            self._absent = push.absent
         self._sequence = push.sequence
         self._hyper = push.hyper if push.hyper is not None else self._hyper
         self._pushed = True
@@ -346,11 +331,6 @@ class ClientProtocol:
         if server == 0 or not push.examples:
             return push
         return msgspec.structs.replace(push, examples=())
-
-    def completes(self, push: Push) -> bool:
-        """Returns whether a push is the one that was announced; none is announced afterwards."""
-        announced, self.announced = self.announced, None
-        return announced == push
 
     def wait(self) -> Operation[PushResult]:
         """Waits for the answers to the push, and publishes the values that they bring."""

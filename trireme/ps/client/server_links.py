@@ -10,10 +10,10 @@ import logging
 import math
 import select
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 from trireme.certificates import Certificates
 from trireme.cluster.view import ServerEntry, View
@@ -49,9 +49,6 @@ from trireme.wire.transport import Stream, connect
 from trireme.wire.transports.shm import shm_address
 
 _log = logging.getLogger(__name__)
-
-Overlapping = Literal["auto", "on", "off"]
-"""Whether pushes leave while backward runs: where possible, and with `auto` only where it pays."""
 
 SLICE = 0.1
 """Seconds between two looks at whether the job is over, and has another view."""
@@ -89,7 +86,6 @@ class ClientOptions:
         patience_seconds: how long an answer may be withheld, for instance until a slow worker's
             update is in, before that is an error.
         share_memory: whether to lend memory to servers of this host.
-        overlap: whether pushes that `begin` announces leave while backward runs.
         waiting: is called with the reason for a withheld answer, or why servers are out of reach;
             with the tasks that it waits for; and with the seconds so far.
         hurries: returns whether this worker is asked to stop: then a server that is out of reach is
@@ -105,7 +101,6 @@ class ClientOptions:
     rejoin_seconds: float = 600.0
     patience_seconds: float = 1800.0
     share_memory: bool = True
-    overlap: Overlapping = "auto"
     waiting: Callable[[str, Sequence[str], float], None] = lambda *notice: None
     hurries: Callable[[], bool] = lambda: False
     certificates: Certificates | None = None
@@ -234,13 +229,7 @@ class ServerLinks:
         found = None if lent is None else lent.space(nbytes)
         return memoryview(bytearray(nbytes)) if found is None else found
 
-    def ask(
-        self,
-        requests: Mapping[int, Request],
-        *,
-        again: bool = True,
-        sent: Collection[int] = (),
-    ) -> None:
+    def ask(self, requests: Mapping[int, Request], *, again: bool = True) -> None:
         """Sends a request to each of several servers; see `Lanes.ask`.
 
         Raises:
@@ -249,7 +238,7 @@ class ServerLinks:
             JobFailed: the job is over, or a server is not part of it any longer.
             WireError: a server has been out of reach too long.
         """
-        for order in self.lanes.ask(time.monotonic(), requests, again=again, sent=sent):
+        for order in self.lanes.ask(time.monotonic(), requests, again=again):
             self._transmit(order)
 
     def finish(self) -> Mapping[int, Answer]:

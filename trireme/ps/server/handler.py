@@ -497,11 +497,11 @@ class ShardHandler:
         if replica is None:
             raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
         if isinstance(message, Push):
-            return self._receive_buffer(replica).place(link, length, message.order)
+            return self._receive_buffer(replica).place(link, length)
         if isinstance(message, Replicate) and link is replica.source:
             event = decoded(message)
             if isinstance(event, Push):
-                return self._entry_buffer(replica).place(length, event.order)
+                return self._entry_buffer(replica).place(length)
         fills = isinstance(event, (Fill, FillRows))
         if fills and (event is not message or link is not replica.source):
             raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")

@@ -33,7 +33,7 @@ class Staging:
 
     Attributes:
         gradients: the gradients that the shard takes.
-        views: the memory that receives them, in the order in which they come.
+        views: the memory that receives them.
         packed: unpacks what was received into `gradients`; None where that is the same memory.
         busy: whether the shard still needs the gradients.
         pool: the memory that later pushes use; None where this memory is not for all.
@@ -65,16 +65,15 @@ class ReceiveBuffer:
         self._server = state.server
         self._pool: list[_Memory] = []  # the memory that was used last is the last
 
-    def place(self, link: Link, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
+    def place(self, link: Link, length: int) -> Sequence[memoryview]:
         """Returns memory for a gradient, which nobody else uses.
 
         Args:
             link: the link over which it comes.
             length: its length in bytes.
-            order: the order in which its chunks come; empty for the order in which they lie.
 
         Raises:
-            FrameError: the length is wrong, or a chunk is missing or named twice.
+            FrameError: the length is wrong.
         """
         layout, task = self._known(link), link.identity.task
         if self._pool:
@@ -83,7 +82,7 @@ class ReceiveBuffer:
         else:
             staging = _new_staging(self._state, layout, task)
         staging.pool, link.context = self._pool, staging
-        return _placed(staging, length, order, task)
+        return _placed(staging, length, task)
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
         """Returns the gradient that has come, and marks its memory as busy.
@@ -151,11 +150,11 @@ class EntryBuffers:
         self._lent: dict[tuple[int, Pairs], Staging] = {}  # by memory and places
         self._next: Staging | None = None  # the one that is being received into
 
-    def place(self, length: int, order: Sequence[int] = ()) -> Sequence[memoryview]:
+    def place(self, length: int) -> Sequence[memoryview]:
         """Returns memory for the gradient of an entry, which nobody else uses.
 
         Raises:
-            FrameError: the length is wrong, or a chunk is missing or named twice.
+            FrameError: the length is wrong.
         """
         staging = next((each for each in self._all if not each.busy), None)
         if staging is None:
@@ -165,7 +164,7 @@ class EntryBuffers:
             staging = _new_staging(self._state, layout, "the primary")
             self._all.append(staging)
         self._next = staging
-        return _placed(staging, length, order, "the primary")
+        return _placed(staging, length, "the primary")
 
     def take(self, payload: Sequence[memoryview]) -> Staging:
         """Returns the gradient that has come, and marks its memory as busy.
@@ -255,35 +254,15 @@ def _lent_buffer(
     return PartBuffer(layout, server, vectors)
 
 
-def _placed(staging: Staging, length: int, order: Sequence[int], task: str) -> Sequence[memoryview]:
-    """Returns the memory that receives a gradient of a length, whose chunks come in an order.
+def _placed(staging: Staging, length: int, task: str) -> Sequence[memoryview]:
+    """Returns the memory that receives a gradient of a length.
 
     Raises:
-        FrameError: the length is wrong, or a chunk is missing or named twice.
+        FrameError: the length is wrong.
     """
     packed = staging.packed
     expected = (packed or staging.gradients).nbytes
     if length != expected and (packed is None or not packed.fits(length)):
         raise FrameError(f"{task} pushed {length} bytes where this server's part has {expected}")
-    staging.views = _in_order(staging, length, order, task)
+    staging.views = staging.gradients.views if packed is None else packed.place(length)
     return staging.views
-
-
-def _in_order(
-    staging: Staging, length: int, order: Sequence[int], task: str
-) -> Sequence[memoryview]:
-    """Returns the memory for a payload whose chunks come in this order.
-
-    Raises:
-        FrameError: the order does not name each chunk once, or the payload is packed.
-    """
-    if staging.packed is not None:
-        if order:
-            raise FrameError(f"{task} pushed packed gradients in chunks")
-        return staging.packed.place(length)
-    if not order:
-        return staging.gradients.views
-    chunks = staging.gradients.chunk_views
-    if sorted(order) != list(range(len(chunks))):
-        raise FrameError(f"{task} pushed chunks of which there are not all, or not each once")
-    return [chunks[index] for index in order]

@@ -146,25 +146,6 @@ class Backend(ABC):
         """The number of this worker's steps in the exchange that is under way, or comes next."""
         return 1
 
-    @property
-    def pushes_early(self) -> bool:
-        """Whether `begin` has an effect."""
-        return False
-
-    def begin(
-        self,
-        weight: float,
-        *,
-        hyper: tuple[GroupSpec, ...] | None = None,
-        examples: Sequence[Span] = (),
-    ) -> None:
-        """Announces a push before backward, so that gradients are sent as they become final.
-
-        Announcing is optional. The flat gradients must be zero, and only backward may write to
-        them afterwards. The next push must have the same arguments; otherwise the announced push
-        is discarded.
-        """
-
     def begin_step(self) -> None:
         """Synchronises with the processes that make the step together with this one.
 

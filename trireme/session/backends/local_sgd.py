@@ -85,8 +85,6 @@ class LocalSgd(ParameterServer):
         rule: the rule by which deltas become steps; set by `start`.
     """
 
-    pushes_early = False
-
     def __init__(
         self,
         options: ClientOptions,

@@ -164,7 +164,6 @@ class Leader(ParameterServer):
     """
 
     group: ProcessGroup
-    pushes_early = False
 
     def __init__(self, shards: Shards, *others: Any) -> None:
         super().__init__(*others)

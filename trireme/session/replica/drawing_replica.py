@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -36,7 +36,7 @@ class DrawingReplica(Replica):
         super().__init__(setup.model, loss, setup.flat, setup.settings.options, metrics)
         self._setup = setup
 
-    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+    def backward(self, batch: Any) -> StepResult:
         """Draws the graph.
 
         Raises:

@@ -241,7 +241,7 @@ def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) ->
 class ProcessGroupReplica(Replica):
     """Forward and backward in which other processes take part; see `Replica` for the arguments."""
 
-    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+    def backward(self, batch: Any) -> StepResult:
         """As `Replica.backward`, with the mean over all replicas.
 
         Raises:
@@ -249,7 +249,7 @@ class ProcessGroupReplica(Replica):
             TriremeError: as `Replica.backward`.
         """
         with lost_peer():
-            result = super().backward(batch, begin)
+            result = super().backward(batch)
         if isinstance(self.flat, ModelPart) and result.examples:
             self.flat.check_gradients()
         return result
@@ -299,7 +299,7 @@ class PipelineReplica(ProcessGroupReplica):
             lambda outputs, targets: scalar(self._loss(outputs, targets))
         )
 
-    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
         inputs, targets = batch
         if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
             raise ConfigurationError(
@@ -357,7 +357,7 @@ class GraphReplica(ProcessGroupReplica):
             lambda outputs, targets: scalar(self._loss(outputs, targets)),
         )
 
-    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
         def split(count: int) -> list[Piece]:
             return [
                 (arguments(inputs), targets, size)

@@ -81,14 +81,11 @@ class Replica:
         self._stands_in = False  # whether the batch only takes part in a step of others
         self._data: Any = None  # the batch, as `weight=` takes it
 
-    def backward(self, batch: Any, begin: Callable[[float], None] | None = None) -> StepResult:
+    def backward(self, batch: Any) -> StepResult:
         """Computes the gradient of a batch's mean loss into the flat buffers.
 
         Args:
             batch: inputs and targets.
-            begin: called before backward with the number of examples that the gradient is the mean
-                of, if the gradient will be the whole update: not if the loss is checked and not
-                finite, nor if gradients are accumulated or changed afterwards.
 
         Returns:
             The loss and metrics; the fields of the update are not set yet. `examples` is 0 where
@@ -112,10 +109,7 @@ class Replica:
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
             self._data = None if self._options.weight is None else move(data, self.flat.device)
-        if self._options.accumulate > 1:
-            result = self._accumulate(pair)
-        else:
-            result = self._compute(pair, begin)
+        result = self._accumulate(pair) if self._options.accumulate > 1 else self._compute(pair)
         if self._reducer is not None:
             self._reducer.finish()
         if self._penalised:
@@ -156,7 +150,7 @@ class Replica:
         labels = counted_labels(self.model, targets) if self._loss is model_loss else None
         return examples if labels is None else labels
 
-    def _compute(self, batch: tuple[Any, Any], begin: Callable[[float], None] | None) -> StepResult:
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
         """Computes the gradients of a batch's mean loss."""
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
@@ -175,8 +169,6 @@ class Replica:
             self._reducer.begin()
         if not weight:
             loss, share = self._nothing(outputs), 1.0
-        if begin is not None and weight and not self._penalised and self._good(loss):
-            begin(weight)
         _backward(loss if share == 1.0 else loss * share)
         outputs = _detached(outputs)
         return StepResult(
