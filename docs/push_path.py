@@ -8,8 +8,7 @@ function that was being executed when the push reached one of its stations (`STA
 it on from one to the next. What these functions consult on the way, such as a clock or a counter,
 is not on the path; the number of all functions that were entered is printed too.
 
-The path is that of the push to shard 0, whose primary is at ps:0 and whose backup is at ps:1. With
-`--uncommitted` each shard decides by itself; otherwise the shards would agree on the push first.
+The path is that of the push to shard 0, whose primary is at ps:0 and whose backup is at ps:1.
 
 docs/build.py writes the list and the drawing of docs/architecture.md from this.
 """
@@ -35,7 +34,7 @@ from tests.harness import Cluster, run_job  # noqa: E402
 from trireme import Session  # noqa: E402
 
 STEPS, TRACED = 12, 8
-CLUSTER = Cluster(1, 2, strategy="async", uncommitted=True, scheme="tcp", policy={"replicas": 2})
+CLUSTER = Cluster(1, 2, strategy="async", scheme="tcp", policy={"replicas": 2})
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,7 @@ class Cluster:
 
     Attributes:
         workers, servers: how many; without servers one worker trains in its own memory.
-        strategy, aggregate, staleness, every, prefetch, uncommitted, compress: as on the command
-            line.
+        strategy, aggregate, staleness, every, prefetch, compress: as on the command line.
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
         run_dir: where checkpoints go; None for nowhere.
         policy: what the coordinator does otherwise than the harness would have it.
@@ -72,7 +71,6 @@ class Cluster:
     staleness: int | None = None
     every: int | None = None
     prefetch: bool = False
-    uncommitted: bool = False
     compress: str = "none"
     scheme: str = "memory"
     run_dir: Path | None = None
@@ -106,7 +104,6 @@ class Cluster:
                 staleness=self.staleness,
                 every=self.every,
                 prefetch=self.prefetch,
-                uncommitted=self.uncommitted,
                 compress=self.compress,
                 transport="tcp" if self.scheme == "tcp" else "auto",
                 join_timeout=SECONDS,

@@ -194,9 +194,6 @@ class JobConfig(
     prefetch: Annotated[bool, Option("",
         "async, ssp: compute while the previous push is under way (1 more update of staleness)"
         )] = False
-    uncommitted: Annotated[bool, Option("",
-        "async, ssp: servers apply updates without agreement (some may miss a lost worker's)"
-        )] = False
     every: Annotated[Positive | None, Option("H",
         "averaging, diloco: local steps of a worker between two exchanges")] = None
     mesh: Annotated[str, Option("AXES",
@@ -316,11 +313,6 @@ class JobConfig(
                 f"replicas is {self.replicas} ({self.origin('replicas')}): each copy is on a "
                 f"parameter server of its own, and this job has {there_are if servers else 'none'}"
                 f"; add --ps {self.replicas}{less}"
-            )
-        if self.uncommitted and servers < 2:
-            raise UsageError(
-                f"uncommitted is on ({self.origin('uncommitted')}), and this job has {servers} "
-                "servers: only several servers have to agree on an update; leave out --uncommitted"
             )
         if servers:
             if mesh.size > 1 and self.prefetch:

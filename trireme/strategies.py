@@ -71,19 +71,14 @@ class Async(Strategy):
         prefetch: whether a worker computes the next gradient while a push is under way, from the
             values of the previous push. Workers then do not wait for servers, and the staleness of
             each gradient grows by one of the worker's own updates.
-        uncommitted: whether each of several servers applies an update when it arrives, without
-            waiting until all servers have it. It saves a message each way between servers. The
-            update of a worker that is lost during a push may then stay on some servers only;
-            shard 0 counts such updates.
     """
 
     name: ClassVar[str] = "async"
     prefetch: bool = False
-    uncommitted: bool = False
 
     def rule(self) -> Rule:
         """Returns the rule: each update is a step, answered at once."""
-        return Rule(aggregate=1, staleness=None, uncommitted=self.uncommitted)
+        return Rule(aggregate=1, staleness=None)
 
 
 @dataclass(frozen=True)
@@ -95,13 +90,12 @@ class SSP(Strategy):
 
     Attributes:
         staleness: the number of pushes that a worker may be ahead, at least 1.
-        prefetch, uncommitted: see `Async`.
+        prefetch: see `Async`.
     """
 
     name: ClassVar[str] = "ssp"
     staleness: int = 3
     prefetch: bool = False
-    uncommitted: bool = False
 
     def __post_init__(self) -> None:
         if self.staleness < 1:
@@ -112,7 +106,7 @@ class SSP(Strategy):
 
     def rule(self) -> Rule:
         """Returns the rule: each update is a step; workers too far ahead wait for their answers."""
-        return Rule(aggregate=1, staleness=self.staleness, uncommitted=self.uncommitted)
+        return Rule(aggregate=1, staleness=self.staleness)
 
 
 def _check_aggregate(strategy: str, aggregate: int | None) -> None:
@@ -166,14 +160,12 @@ class Averaging(Strategy):
             worker waits while it is more than K exchanges ahead of the slowest.
         share: the factor of a delta where deltas are applied as they arrive; None for 1 / workers.
             Rounds do not use it.
-        uncommitted: as in `Async`, where deltas are applied as they arrive.
     """
 
     name: ClassVar[str] = "averaging"
     every: int = 16
     staleness: int | None = None
     share: float | None = None
-    uncommitted: bool = False
 
     def __post_init__(self) -> None:
         if self.staleness is not None and self.staleness < 1:
@@ -186,11 +178,6 @@ class Averaging(Strategy):
                 f"averaging with share {self.share}: it is above 0 and at most 1, and needs a "
                 "staleness: in rounds the average of all deltas is added whole"
             )
-        if self.uncommitted and self.staleness is None:
-            raise ConfigurationError(
-                "averaging with uncommitted: in rounds the servers agree on each step; give a "
-                "--staleness too, or leave --uncommitted out"
-            )
         self.rule().check()
 
     def rule(self) -> Rule:
@@ -200,7 +187,6 @@ class Averaging(Strategy):
             aggregate=0 if rounds else 1,
             staleness=0 if rounds else self.staleness,
             every=self.every,
-            uncommitted=self.uncommitted,
         )
 
     def outer(self, workers: int) -> Mapping[str, float | bool]:

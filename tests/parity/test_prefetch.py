@@ -109,15 +109,14 @@ def counted(cluster: Cluster, steps: int, *, leave_after: int | None = None) -> 
 
 @SCHEMES
 @pytest.mark.parametrize("strategy", ["async", "ssp"])
-@pytest.mark.parametrize(("servers", "uncommitted"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("servers", [1, 2])
 def test_every_acknowledged_update_is_in_the_values_once(
-    strategy: str, servers: int, uncommitted: bool, scheme: str, tmp_path: Path
+    strategy: str, servers: int, scheme: str, tmp_path: Path
 ) -> None:
     steps = 150
     cluster = Cluster(
         *(3, servers, strategy),
         prefetch=True,
-        uncommitted=uncommitted,
         scheme=scheme,
         run_dir=tmp_path,
     )

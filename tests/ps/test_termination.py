@@ -154,12 +154,3 @@ def test_the_end_is_reached_at_the_last_step_and_after_it() -> None:
     assert [end.reached(step) for step in (4, 5, 6)] == [False, True, True]
     assert not ending(None).reached(100)
     assert not Ending(decides=True).undecided(0, 0)
-
-
-def test_an_update_that_was_let_begin_is_applied_though_the_step_has_gone_up() -> None:
-    end = ending(5)
-    assert end.grant(0, 3)
-    assert end.allows(0, 5)
-    assert not end.allows(1, 5)
-    end.done(0)
-    assert not end.allows(0, 5)

@@ -50,7 +50,6 @@ def check(world: World) -> None:
         [shard.watch.account for shard in shards],  # type: ignore[attr-defined]
         [answer_in(shard.status(now, None, Status()), ServerStatus).workers for shard in shards],
         finished=world.launcher.finished,
-        half_applied=shards[0].state.counters["half_applied"],
     )
     _check_saved(world, shards[0])
     _check_rest(world, shards[0])

@@ -68,7 +68,6 @@ class InvariantChecker:
         self._seen_rows: dict[tuple[int, tuple[int, ...], int], bytes] = {}
         # By generation and slots, and the view that announced the next ones.
         self._quiet: dict[tuple[int, int, int, int], Account] = {}
-        self._half: set[PushId] = set()  # on some shards only, of earlier generations
         self._copied: dict[tuple[int, int, int, int], list[set[PushId]]] = {}
 
     def watch(self, server: str, number: int) -> ShardChecker:
@@ -105,8 +104,7 @@ class InvariantChecker:
         """A worker has the verdicts of all shards on a push: they must agree."""
         decided = [v.original if isinstance(v, Duplicate) else v for v in verdicts]
         kinds = {type(verdict) for verdict in decided}
-        one_step = kinds == {Applied} and not self._rule.uncommitted
-        if len(kinds) > 1 or (one_step and len(set(decided)) > 1):
+        if len(kinds) > 1 or (kinds == {Applied} and len(set(decided)) > 1):
             raise Violation(f"the shards do not agree on push {who}: {decided}")
         kind = kinds.pop()
         assert kind is Applied or kind is Stale
@@ -168,17 +166,8 @@ class InvariantChecker:
                 found.append(quiet)
         if not found:
             raise Violation(f"{account.where} goes on from shards that have not stopped")
-        self._note_half_applied(view.generation - 1, announced)
         self.counts["resumed shards"] += 1
         return found, self._layout(view.bounds)
-
-    def _note_half_applied(self, generation: int, announced: int) -> None:
-        stopped = [
-            set(quiet.applied)
-            for (of, _, _, number), quiet in self._quiet.items()
-            if (of, number) == (generation, announced)
-        ]
-        self._half |= set.union(*stopped) - set.intersection(*stopped)
 
     # -- a cut ------------------------------------------------------------------------------------
 
@@ -191,23 +180,15 @@ class InvariantChecker:
     def check_cut(self, life: int, generation: int, parts: Sequence[Snapshot]) -> None:
         """All shards have answered a cut: they must have copied the same state."""
         self.counts["cuts"] += 1
-        if len({part.step for part in parts}) > 1 and not self._rule.uncommitted:
+        if len({part.step for part in parts}) > 1:
             raise Violation(f"a cut has several steps: {[part.step for part in parts]}")
         first, *others = (
             self._copied[life, generation, shard, part.step] for shard, part in enumerate(parts)
         )
         for shard, copies in enumerate(others, 1):
-            if not any(
-                self._surviving(one) == self._surviving(other) for one in first for other in copies
-            ):
+            if not any(one == other for one in first for other in copies):
                 different = sorted(first[-1] ^ copies[-1])
                 raise Violation(f"the copies of shards 0 and {shard} differ in pushes {different}")
-
-    def _surviving(self, applied: set[PushId]) -> set[PushId]:
-        """Leaves out what only servers that commit nothing may differ in: pushes of the lost."""
-        if not self._rule.uncommitted:
-            return applied
-        return {who for who in applied if who[:2] not in self.lost or who in self.acknowledged}
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -218,7 +199,6 @@ class InvariantChecker:
         tables: Sequence[Sequence[WorkerProgress]],
         *,
         finished: bool,
-        half_applied: float,
     ) -> None:
         """The job is over.
 
@@ -227,7 +207,6 @@ class InvariantChecker:
             accounts: of the primaries, in the order of their slots.
             tables: each shard's exactly-once table.
             finished: whether some worker got as far as the end.
-            half_applied: how many pushes shard 0 says are on some shards only.
         """
         for account, table in zip(accounts, tables, strict=True):
             for row in table:
@@ -240,7 +219,7 @@ class InvariantChecker:
         self.counting.check()
         if finished:
             self._check_last_step(accounts)
-            self._check_whole(accounts, half_applied)
+            self._check_whole(accounts)
         stay = not (self.lost or self.schedule.resizes_workers or self.counts["departed"])
         if self._rule.aggregate == 0 and stay:
             self._check_batches(life, accounts)
@@ -271,41 +250,28 @@ class InvariantChecker:
             if told not in shown:
                 raise Violation(f"values of step {step} at {slot} were seen and are lost")
 
-    def _check_whole(self, accounts: Sequence[Account], counted: float) -> None:
-        """No push is on some shards only, whoever died, and each made the same step on all.
-
-        Where the shards commit nothing, those that are have been counted.
-        """
-        everywhere = set.intersection(*(set(account.applied) for account in accounts))
-        somewhere = {who for account in accounts for who in account.applied}
-        life = accounts[0].view.life
-        half = somewhere - everywhere | {who for who in self._half if who[3] == life}
-        self.counts["half-applied"] += len(half)
-        if counted != len(half):
-            raise Violation(f"{counted} pushes are counted as half-applied; these are: {half}")
-        for account in [] if self._rule.uncommitted else accounts:
+    def _check_whole(self, accounts: Sequence[Account]) -> None:
+        """No push is on some shards only, whoever died, and each made the same step on all."""
+        for account in accounts:
             other = account.applied.items() ^ accounts[0].applied.items()
             if other:
                 partly = sorted({who for who, _ in other})
                 raise Violation(f"pushes are on one of shards 0 and {account.shard}: {partly}")
 
     def _check_last_step(self, accounts: Sequence[Account]) -> None:
-        """All shards must end at the job's last step; where they commit nothing, shard 0 must.
+        """All shards must end at the job's last step.
 
         Unless staleness is bounded: then what a worker had begun that is lost, or leaves before the
         others, is not made good for. A job that is asked to stop ends with the round that is open,
-        however many steps that makes. A shard 0 that takes over slots on which a half-applied push
-        had made a step counts that step too, and the updates under way are still applied.
+        however many steps that makes.
         """
         steps = [account.step for account in accounts]
-        whole = not self._rule.uncommitted or not self.lost
         stay = not (self.lost or self.counts["dismissed"])
         exact = self._rule.synchronous or self._rule.staleness is None or stay
         asked = self._rule.max_steps is None or len(self.ends) > 1
         most = self._rule.period - 1 if asked else 0
-        most += sum(who[3] == accounts[0].view.life for who in self._half)
         ends = {end for end in self.ends if 0 <= steps[0] - end <= most} or not self.ends
-        if (whole and len(set(steps)) > 1) or (exact and not ends):
+        if len(set(steps)) > 1 or (exact and not ends):
             raise Violation(f"the job ended at steps {steps}; it should at {self.ends}")
 
     def _check_batches(self, life: int, accounts: Sequence[Account]) -> None:

@@ -19,7 +19,7 @@ from trireme.ps.messages import Applied, Done, FromServer, Lease, Push, Retire, 
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
+from trireme.ps.shard.commit import CommitFollower, CommitLeader
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
@@ -346,30 +346,6 @@ class AppliesAtOnce(Shard):
     def _create(self, shown: ShownModel) -> None:
         super()._create(shown)
         self._decider._commits = None
-
-
-class _ComparesWhatWasTold(HalfApplied):
-    @property
-    def count(self) -> int:
-        known = [set(last) for last in self._last.values()]
-        self._since = {m: self._since[m] for m in self._since if all(m in each for each in known)}
-        return super().count
-
-
-class _Counts(Shard):
-    half_applied: type[HalfApplied] = HalfApplied
-
-    def _create(self, shown: ShownModel) -> None:
-        super()._create(shown)
-        if self._decider._half_applied is not None:
-            servers = shown.layout.spec.shards
-            self._decider._half_applied = self.half_applied(self.server, servers)
-
-
-class MissesWhoNeverCame(_Counts):
-    """Server 0 compares only what each server knows of a lost worker."""
-
-    half_applied = _ComparesWhatWasTold
 
 
 class _AsksAnybody(CommitLeader):
@@ -758,12 +734,12 @@ class LeasesWithOneNumber(ClientProtocol):
         return super().lease(*said, **options)
 
 
-class CutsWhatServer0Has(ClientProtocol):
-    """A copy is of what server 0 has decided, though others have decided more."""
+class CutsWhatTheLastHas(ClientProtocol):
+    """A copy is of what the last server has decided, though others have decided more."""
 
     def freeze(self, token: int) -> Any:
         frozen = yield from super().freeze(token)
-        return frozen and frozen[:1]
+        return frozen and frozen[-1:]
 
 
 class MovesNoRows(Shard):

@@ -196,10 +196,6 @@ def _asynchronous(rng: random.Random, workers: int) -> Rule:
     return Rule(aggregate=1, staleness=None)
 
 
-def _uncommitted(rng: random.Random, workers: int) -> Rule:
-    return Rule(aggregate=1, staleness=rng.choice((None, 1, 2)), uncommitted=True)
-
-
 def _ssp(rng: random.Random, workers: int) -> Rule:
     return Rule(aggregate=1, staleness=rng.randint(1, 3))
 
@@ -225,7 +221,6 @@ MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "async": _asynchronous,
     "counts": _asynchronous,
     "ssp": _ssp,
-    "uncommitted": _uncommitted,
     "sync": _sync,
     "backup": _backup,
     "clip": _clip,

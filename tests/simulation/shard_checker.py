@@ -181,20 +181,19 @@ class ShardChecker:
         return who.worker, who.incarnation, push.sequence, self.account.view.life
 
     def _explain_updates(self, step: int) -> None:
-        """Asynchronous: each step is one push's, and shard 0 makes it first, where it commits."""
+        """Asynchronous: each step is one push's, and shard 0 makes it first."""
         account, orders = self.account, self._job.orders
         while account.given:
             if account.given[0] is None:
                 account.advance(given=True)
                 continue
             who = account.identify(account.advance(given=True))
-            decides = account.shard == 0 or self._rule.uncommitted
-            if decides and who[:2] not in account.live:
+            if account.shard == 0 and who[:2] not in account.live:
                 account.fail(f"push {who} was applied, and its worker is not in {account.view}")
             self._apply(who)
             if account.shard == 0:
                 orders.setdefault(who, set()).add(account.step)
-            elif not self._rule.uncommitted and account.step not in orders.get(who, ()):
+            elif account.step not in orders.get(who, ()):
                 account.fail(f"push {who} made this step, and at shard 0 {orders.get(who)}")
         if account.step != step:
             account.fail(f"it says that it is at step {step}")

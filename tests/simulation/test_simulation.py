@@ -84,14 +84,12 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
     assert (counts["rows told"] > 100) == ("rows" in mode)
     assert (counts["rows pulled"] > 20) == ("rows" in mode)
     assert mode not in ("backup", "clip") or counts["stale"] > 2
-    assert mode == "uncommitted" or not counts["half-applied"]
     assert (counts["clipped"] > 2) == (mode == "clip")
     for event in ("cut pair", "cut worker", "stick server"):
         assert (counts[event] > 0) == ("links" in mode)
 
 
-# Without commits a refusal by some servers counts as a half-applied push.
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "uncommitted"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_push_that_cannot_be_applied_is_refused_by_all_copies(mode: str) -> None:
     counts: Counter[str] = Counter()
     for seed in range(PART):
@@ -132,7 +130,6 @@ BUGS: list[tuple[str, Makers]] = [
     ("async", Makers(shard=planted.CommitsWithoutAll)),
     ("async", Makers(shard=planted.DropsWhatItSaidItHas)),
     ("ssp", Makers(shard=planted.CommitsTheLost)),
-    ("uncommitted", Makers(shard=planted.MissesWhoNeverCame)),
     ("async", Makers(shard=planted.AppliesOverwrittenPushes)),
     ("async", Makers(dispatcher=planted.NeverRepeats)),
     ("sync", Makers(dispatcher=planted.LateCopyTakesTheAnswer)),
@@ -142,7 +139,7 @@ BUGS: list[tuple[str, Makers]] = [
     ("sync", Makers(lanes=planted.WaitsInOrder)),
     ("backup", Makers(shard=planted.LoadsTwice)),
     ("async", Makers(shard=planted.WaitsForTheRetired)),
-    ("uncommitted", Makers(shard=planted.AppliesWhatTheLostHadHeld)),
+    ("ssp", Makers(shard=planted.AppliesWhatTheLostHadHeld)),
     ("async", Makers(shard=planted.CutsTooEarly)),
     ("async", Makers(shard=planted.ForgetsWhatWasConsumed)),
     ("async", Makers(shard=planted.RepeatsGoUnanswered)),
@@ -166,7 +163,7 @@ BUGS: list[tuple[str, Makers]] = [
     ("backup", Makers(protocol=planted.NeverLevels)),
     ("async", Makers(protocol=planted.AsksBeforeItSettles)),
     ("ssp", Makers(protocol=planted.LeasesWithOneNumber)),
-    ("uncommitted", Makers(protocol=planted.CutsWhatServer0Has)),
+    ("async", Makers(protocol=planted.CutsWhatTheLastHas)),
     ("sync", Makers(membership=planted_membership.tells_newcomers_nothing)),
     ("async", Makers(membership=planted_membership.admits_the_lost_as_they_were)),
     ("sync", Makers(membership=planted_membership.numbers_views_alike)),
@@ -276,10 +273,10 @@ SEEN_AT = {
     "async-compares_only_positions": 2141,
     "async-counts_the_ready_of_an_earlier_view": 76,
     "clip-ReadsOverwrittenGradients": 147,
+    "ssp-AppliesWhatTheLostHadHeld": 171,
     "ssp-CommitsTheLost": 158,
     "ssp-TakesAnyAnswer": 116,
     "sync-CutsWithoutHold": 47,
-    "uncommitted-AppliesWhatTheLostHadHeld": 167,
 }
 """The first seeds that show the bugs which few schedules show."""
 

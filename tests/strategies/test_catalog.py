@@ -59,8 +59,6 @@ def test_the_servers_optimizer_over_deltas() -> None:
             {"prefetch": True},
             "which averaging does not have, only async, ssp",
         ),
-        ("sync", {"uncommitted": True}, "only async, ssp, averaging"),
-        ("averaging", {"uncommitted": True}, "give a --staleness too"),
         ("averagin", {}, "did you mean averaging"),
     ],
 )
@@ -78,7 +76,6 @@ def test_options_of_other_strategies_are_refused(
         (lambda: Averaging(staleness=0), "averaging with staleness 0: give 1 or more"),
         (lambda: Averaging(share=0.5), "needs a staleness"),
         (lambda: Averaging(staleness=1, share=1.5), "above 0 and at most 1"),
-        (lambda: Averaging(uncommitted=True), "in rounds the servers agree"),
         (lambda: DiLoCo(0), "every is 0"),
         (lambda: DiLoCo(aggregate=0), "a round needs at least one update"),
         (lambda: DiLoCo(outer_lr=0.0), "must be above 0"),
@@ -94,13 +91,6 @@ def test_a_round_must_be_able_to_fill() -> None:
     DiLoCo(aggregate=3).check(workers=3, servers=1)
     with pytest.raises(ConfigurationError, match="give at most --aggregate 2"):
         DiLoCo(aggregate=3).check(workers=2, servers=1)
-
-
-def test_servers_commit_what_is_applied_by_itself_unless_told_otherwise() -> None:
-    assert not resolve("async", JobConfig()).rule().uncommitted
-    for name, staleness in (("async", None), ("ssp", 2), ("averaging", 2)):
-        chosen = resolve(name, JobConfig(staleness=staleness, uncommitted=True))
-        assert chosen.rule().uncommitted
 
 
 def test_the_launch_knows_every_strategy_by_name() -> None:
@@ -128,7 +118,6 @@ def test_without_a_name_the_cluster_decides(workers: int, servers: int) -> None:
         ({"ps": 1, "aggregate": 2, "strategy": "sync"}, "2 and 1 workers: a round could never"),
         ({"ps": 1, "staleness": 1, "strategy": "sync"}, "add --strategy ssp"),
         ({"ps": 1, "staleness": 1, "strategy": "diloco"}, "only ssp, averaging"),
-        ({"ps": 2, "uncommitted": True, "strategy": "averaging"}, "give a --staleness too"),
     ],
 )
 def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: str) -> None:
@@ -145,9 +134,6 @@ def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: 
         {"workers": 3, "ps": 1, "strategy": "ssp", "staleness": 2},
         {"workers": 3, "ps": 1, "strategy": "diloco", "every": 50, "aggregate": 2},
         {"workers": 3, "ps": 1, "strategy": "averaging", "staleness": 2},
-        {"ps": 2, "uncommitted": True},
-        {"ps": 2, "uncommitted": True, "strategy": "ssp"},
-        {"ps": 2, "uncommitted": True, "strategy": "averaging", "staleness": 2},
     ],
 )
 def test_what_makes_sense_passes(given: dict[str, Any]) -> None:

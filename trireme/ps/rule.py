@@ -43,9 +43,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         codec: what pushed gradients are packed with, by the name in `trireme.wire.codec`.
         max_steps: no update makes the global step larger than this; None for no end. Where deltas
             are applied one by one, the last of them may overshoot it by less than `every`.
-        uncommitted: where updates are applied by themselves, each of several servers applies one
-            when it comes, and not once all have it: the update of a worker that is lost while it
-            pushes may stay on some of them only. It makes no difference to a single server.
         every: None: pushes are gradients, each of one step. H: workers train locally, and push
             deltas of at most H steps.
     """
@@ -58,7 +55,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_steps: int | None = None
     codec: str = "none"
     every: int | None = None
-    uncommitted: bool = False
 
     @property
     def period(self) -> int:
@@ -102,11 +98,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigurationError(f"clip_norm is {self.clip_norm}: it must be above 0")
-        if self.uncommitted and self.synchronous:
-            raise ConfigurationError(
-                "uncommitted is for updates that are applied by themselves: in synchronous rounds "
-                "the servers agree on each step"
-            )
         if self.average is not None and not 0 <= self.average.decay < 1:
             raise ConfigurationError(
                 f"the moving average's decay is {self.average.decay}: it must be in [0, 1)"

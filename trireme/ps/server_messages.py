@@ -71,22 +71,6 @@ class PushesCommitted(FromServer, frozen=True, array_like=True):
     view: Number
 
 
-class LastPushes(FromServer, frozen=True, array_like=True):
-    """To shard 0: the last push that this shard has applied of each worker that is out.
-
-    Where shards commit no pushes, shard 0 finds by it those that are in some shards only.
-
-    Attributes:
-        view: the number of the view that it has taken.
-        pushes: worker, incarnation, the sequence of its last push here, and the view since which it
-            is out.
-    """
-
-    kind: ClassVar[int] = 94
-    view: int
-    pushes: tuple[tuple[int, int, int, int], ...]
-
-
 class ShardFrozen(FromServer, frozen=True, array_like=True):
     """To shard 0: this shard decides nothing any more, as the shards are divided anew.
 

@@ -73,15 +73,6 @@ class Ending:
         self.under_way.add(worker)
         return True
 
-    def allows(self, worker: int, step: int) -> bool:
-        """Returns whether an update of a worker is applied that has come now.
-
-        Where servers commit nothing, the global step of shard 0 may go up between the grant and the
-        update: it takes over slots of a server that has applied what others lack. The granted
-        update is applied by all.
-        """
-        return worker in self.under_way or not self.reached(step)
-
     def done(self, worker: int) -> None:
         """Notes that a worker's update is decided, or will never come."""
         self.under_way.discard(worker)

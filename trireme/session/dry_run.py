@@ -29,13 +29,12 @@ def describe(setup: TrainingSetup) -> str:
     """Returns the layout, the rule and the bytes of one step as readable lines."""
     layout, optimizer = setup.flat.layout, setup.optimizer
     task, rule = setup.settings.task, setup.settings.rule
-    uncommitted = "; servers do not commit updates" * rule.uncommitted
     lines = [
         f"model: {layout.elements:,} parameters in {len(layout.spec.parameters)} tensors, "
         f"{size(layout.bytes)}",
         f"optimizer: {', '.join(type(each).__name__ for each in members(optimizer))}; "
         + ", ".join(f"group {i}: lr {g.get('lr')}" for i, g in enumerate(optimizer.param_groups)),
-        f"rule: {_steps(rule, setup.settings)}{uncommitted}",
+        f"rule: {_steps(rule, setup.settings)}",
     ]
     if task.servers == 0:
         return "\n".join([*lines, f"layout: {_held(setup)}"])

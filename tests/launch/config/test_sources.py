@@ -68,12 +68,6 @@ def test_lines_show_value_and_origin() -> None:
     assert lines[3].split() == ["strategy", "-", "default"]
 
 
-def test_several_servers_have_to_agree_one_has_not() -> None:
-    read_config({"uncommitted": "yes"}, {}, None).check_together(2)
-    with pytest.raises(UsageError, match="this job has 1 servers: only several"):
-        read_config({"uncommitted": "yes"}, {}, None).check_together(1)
-
-
 @pytest.mark.parametrize(
     ("text", "value"), [("yes", True), ("No", False), ("TRUE", True), ("0", False)]
 )

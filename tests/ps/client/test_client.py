@@ -30,7 +30,6 @@ from trireme.ps.messages import (
     GroupSpec,
     PullReply,
     Push,
-    PushReply,
     Refused,
     Span,
     Stale,
@@ -222,30 +221,6 @@ def test_a_worker_that_lags_behind_hears_that_the_job_has_ended() -> None:
         assert second.client.stopping
         for worker in (first, second):
             worker.client.close()
-
-
-def test_uncommitted_a_job_ends_though_a_lost_worker_left_the_steps_unequal() -> None:
-    """What only server 0 has of a lost worker, no other server will ever have."""
-    with servers(2, workers=2) as made:
-        rule = Rule(uncommitted=True)
-        stays, lost = (Worker(made, index, rule, patience_seconds=5.0) for index in (0, 1))
-        for worker in (stays, lost):
-            worker.begin()
-        lost.client._carried = lost.client._carried[:1]  # what ps:1 should have is lost with it
-        lost.push()
-        ((reply, _),) = lost.client._servers.finish().values()
-        assert isinstance(reply, PushReply) and reply.verdict == Applied(1)
-        lost.client.close()
-        second = View(2, made.first_view.servers, made.first_view.workers[:1])
-        stays.membership.view = second
-        for server in range(2):
-            made.take(server, second)
-        stays.push()
-        assert stays.client.wait().verdict == Applied(2)
-        stays.client.retire()
-        assert stays.client.drain() == 2
-        assert [status.step for status in stays.client.status()] == [2, 1]
-        stays.client.close()
 
 
 def test_who_waits_for_a_step_that_does_not_come_is_told_for_whom() -> None:

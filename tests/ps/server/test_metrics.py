@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from tests.ps.bench import SYNC, Bench
 from trireme.metrics import Registry
 from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, findings
@@ -93,17 +91,3 @@ def test_a_wait_that_is_over_is_said_to_be_so() -> None:
     assert (known["waiting"], known["waiting_for"], known["waiting_seconds"]) == ("", "", 0)
     task = TaskSnapshot("ps:0", "serving", status=known)
     assert findings(JobSnapshot("job", "running", 1.5, (task,))) == []
-
-
-def test_updates_on_some_servers_only_are_told_and_logged_when_there_are_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    watched = Watched()
-    assert watched.look()["half_applied"] == 0
-    for _ in range(2):
-        watched.bench.shard.state.counters["half_applied"] = 2
-        watched.bench.now += 1
-        assert watched.look()["half_applied"] == 2
-    assert watched.registry.value("trireme_half_applied_pushes_total") == 2
-    (line,) = caplog.messages
-    assert "so far 2 pushes of workers that were lost are on some servers only" in line

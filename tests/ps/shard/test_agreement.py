@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from tests.ps.bench import ASYNC, SYNC, Bench, told
@@ -267,44 +266,3 @@ def test_who_waits_for_a_push_to_reach_every_server_is_told_which_it_has_not_rea
         [],
         [(1, ("ps:0",))],
     ]
-
-
-# Asynchronous pushes that nobody commits --------------------------------------------------------
-
-UNCOMMITTED = msgspec.structs.replace(ASYNC, uncommitted=True)
-
-
-def test_uncommitted_each_server_applies_a_push_when_it_comes() -> None:
-    servers = Servers(UNCOMMITTED)
-    servers.push(0, 0, 1.0)
-    servers.push(1, 1, 2.0)
-    assert not servers.wire
-    assert servers.verdict(0, "push 0.1") == servers.verdict(1, "push 1.1") == Applied(1)
-
-
-def test_uncommitted_server_0_counts_the_push_that_a_lost_worker_left_on_some_servers() -> None:
-    servers = Servers(UNCOMMITTED, count=3)
-    for server in (0, 1, 2):
-        servers.push(server, 0, 2.0)
-    servers.push(1, 1, 50.0)
-    for server in (0, 1, 2):
-        servers.view(server, 2, (0, 1))
-    leader = servers.benches[0].shard
-    assert leader.state.counters["half_applied"] == 0
-    servers.deliver()
-    assert leader.state.counters["half_applied"] == 1
-    assert [bench.shard.state.step for bench in servers.benches] == [1, 2, 1]
-
-
-def test_uncommitted_a_copy_is_made_though_a_lost_worker_left_the_steps_unequal() -> None:
-    servers = Servers(UNCOMMITTED)
-    servers.push(1, 1, 50.0)
-    for server in (0, 1):
-        servers.view(server, 2, (0, 1))
-    steps = []
-    for bench in servers.benches:
-        bench.freeze()
-        (reply,) = bench.cut(1, (0, 0))
-        assert isinstance(reply, Reply) and isinstance(reply.message, Snapshot)
-        steps.append(reply.message.step)
-    assert steps == [0, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 
@@ -213,29 +214,8 @@ def test_another_view_lets_shards_go_on_that_were_to_be_divided() -> None:
     assert [shard.state.step for shard in job.shards] == [1, 1]
 
 
-UNCOMMITTED = Rule(aggregate=1, staleness=None, uncommitted=True, max_steps=2)
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_shard_that_begins_without_a_worker_tells_of_its_last_push(more: int) -> None:
-    job = Job(UNCOMMITTED, 0, 6, 12)
-    job.load(torch.zeros(16 * SLOTS))
-    job.push(0, 1, torch.ones(16 * SLOTS), 0)
-    quiet = job.divide(0, 4, 12)
-    first, late = job.shards[0], Shard(1)
-    if more:  # only the shard that has begun before worker 0 was lost takes one more push of it
-        job.shards = [first]
-        job.push(0, 2, torch.ones(16 * SLOTS), 1)
-    job.shards = [first, late]
-    lost = View(job.view.number + 1, (), WORKERS[1:], job.view.shards, 2)
-    job.carry_out(first, first.view(0.0, lost))
-    assert first.state.counters["half_applied"] == 0
-    job.carry_out(late, late.resume(0.0, lost, quiet))
-    assert first.state.counters["half_applied"] == more
-
-
 def test_nobody_waits_for_a_worker_that_was_lost_before_its_shard_began() -> None:
-    job = Job(UNCOMMITTED, 0, 6, 12)
+    job = Job(msgspec.structs.replace(ASYNC, max_steps=2), 0, 6, 12)
     job.load(torch.zeros(16 * SLOTS))
     job.pull(0)
     job.push(1, 1, torch.ones(16 * SLOTS), 0)
@@ -247,19 +227,19 @@ def test_nobody_waits_for_a_worker_that_was_lost_before_its_shard_began() -> Non
     assert job.replies["pull", 0, 1].message == PullReply(1, False)
 
 
-def test_workers_that_pull_again_do_not_wait_for_each_other() -> None:
-    job = Job(UNCOMMITTED, 0, 6, 12)
+def test_a_worker_that_pulls_again_has_given_up_the_update_that_it_had_begun() -> None:
+    job = Job(msgspec.structs.replace(ASYNC, max_steps=1), 0, 6, 12)
     job.load(torch.zeros(16 * SLOTS))
     job.pull(0)
     job.pull(1)
-    job.shards[1].state.step = 1  # as after a push of a lost worker that shard 0 lacks
+    assert ("pull", 0, 1) not in job.replies, "worker 0 may make the last step"
     job.divide(0, 12)
     job.replies.clear()
-    job.pull(0)
-    assert ("pull", 0, 0) not in job.replies, "worker 1 may make the last step"
     job.pull(1)
-    assert job.replies["pull", 0, 0].message == PullReply(1, False)
     assert ("pull", 0, 1) not in job.replies, "worker 0 may make the last step"
+    job.pull(0)
+    assert job.replies["pull", 0, 1].message == PullReply(0, False)
+    assert ("pull", 0, 0) not in job.replies, "worker 1 may make the last step"
 
 
 def test_a_shard_that_begins_as_other_shards_are_announced_already_stops() -> None:

@@ -453,8 +453,8 @@ def test_rules_and_optimizers_that_differ_are_shown() -> None:
     assert isinstance(refused, Refused)
     assert refused.reason == (
         "the strategies differ: worker:0 trains by aggregate 1, deterministic False, codec none, "
-        "uncommitted False, worker:1 by aggregate 0, staleness 0, deterministic False, codec none, "
-        "uncommitted False; start every task with the same options"
+        "worker:1 by aggregate 0, staleness 0, deterministic False, codec none; "
+        "start every task with the same options"
     )
     ((_, refused),) = told(bench.attach(1, optimizer=OptimizerSpec("Adam", SGD.groups)))
     assert isinstance(refused, Refused)

@@ -461,10 +461,7 @@ class ClientProtocol:
         step = (yield from self._ask_first(Drain(), Stopping)).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
-        # Where servers commit nothing, a lost worker's push may be on some only, and the others do
-        # not come to that step. What those who have retired had pushed is on all by then.
-        at_least = 0 if self._rule.uncommitted else step
-        yield from self.pull(train=False, at_least=at_least)
+        yield from self.pull(train=False, at_least=step)
         return self.step
 
     def status(self) -> Operation[list[ServerStatus]]:

@@ -62,10 +62,6 @@ class ShardMetrics:
         self._staleness = registry.counter(
             "trireme_push_staleness_total", "The sum of the staleness of the pushes applied"
         )
-        self._half_applied = registry.counter(
-            "trireme_half_applied_pushes_total",
-            "Pushes of lost workers that are on some servers only, as shard 0 counts them",
-        )
         self._step = registry.gauge("trireme_global_step", "The global step of the values")
         self._memory = registry.gauge("trireme_memory_bytes", "Resident memory of the process")
         self._withheld = registry.gauge("trireme_withheld_answers", "Workers whose answer waits")
@@ -92,15 +88,6 @@ class ShardMetrics:
         self._due = now + _SECONDS
         self._report(self.status(now, shard, logs))
 
-    def _note_half_applied(self, count: int) -> None:
-        if count > self._half_applied.value:
-            self._half_applied.value = count
-            _log.warning(
-                "so far %d pushes of workers that were lost are on some servers only, as this job "
-                "commits none (--uncommitted)",
-                count,
-            )
-
     def status(
         self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()
     ) -> dict[str, float | str]:
@@ -109,7 +96,6 @@ class ShardMetrics:
         for verdict, counter in self._pushes.items():
             counter.value = shard.state.counters[verdict]
         self._staleness.value = shard.state.counters["staleness"]
-        self._note_half_applied(shard.state.counters["half_applied"])
         self._step.value, self._memory.value = shard.state.step, memory
         self._withheld.value = len(waits)
         for worker, lag in lags.items():
@@ -120,7 +106,6 @@ class ShardMetrics:
             "applied": shard.state.counters["applied"],
             "stale": shard.state.counters["stale"],
             "fenced": shard.state.counters["fenced"],
-            "half_applied": shard.state.counters["half_applied"],
             "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
             **self.replication.status(now, logs),

@@ -12,11 +12,6 @@ said that it has staged, it keeps until shard 0 has taken that view too: by then
 committed, or never will be. This is the two-phase commit of databases with shard 0 as its
 coordinator. Source: Bernstein, Hadzilacos, Goodman, Concurrency Control and Recovery in Database
 Systems (1987), section 7.4.
-
-Where servers commit none, `HalfApplied` counts the pushes that are on some of them only. A worker
-has one push under way at most: when it is lost, the servers have the same last push of it, or some
-have one more. A server takes no more pushes of a worker that is out, so it notes the last one then.
-The other servers report theirs to shard 0, which compares.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from itertools import islice
 import msgspec
 
 from trireme.cluster.view import View
-from trireme.ps.server_messages import LastPushes, PushesCommitted, PushesStaged
+from trireme.ps.server_messages import PushesCommitted, PushesStaged
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
@@ -237,63 +232,3 @@ class CommitFollower:
 
     def missing(self, pending: Pending, view: View) -> tuple[str, ...]:
         return (view.primary_name(0),)
-
-
-class HalfApplied:
-    """Counts the pushes that are on some servers only.
-
-    Args:
-        server: this server's index.
-        servers: how many there are.
-
-    Attributes:
-        before: how many there were when the shards were divided anew.
-    """
-
-    def __init__(self, server: int, servers: int) -> None:
-        self.before = 0
-        self._server = server
-        self._views = dict.fromkeys(range(servers), 0)  # that each server has taken
-        self._last: dict[int, dict[Participant, int]] = {index: {} for index in range(servers)}
-        self._since: dict[Participant, int] = {}  # the first view without it
-
-    def left(self, who: Participant, sequence: int, view: int) -> None:
-        """Notes that a worker is out: this server takes no more pushes of it.
-
-        Args:
-            who: the participant.
-            sequence: its last push that is applied here; 0 for none.
-            view: the number of the view without it.
-        """
-        self._last[self._server][who] = sequence
-        self._since.setdefault(who, view)
-
-    def taken(self, view: int) -> Sequence[Send]:
-        """Notes that this server has taken a view; returns the message to shard 0."""
-        self._views[self._server] = view
-        if self._server == 0:
-            return ()
-        pushes = tuple(
-            (*who, sequence, self._since[who]) for who, sequence in self._last[self._server].items()
-        )
-        return [Send(0, LastPushes(view, pushes))]
-
-    def hear(self, server: int, message: LastPushes) -> None:
-        """Takes another server's last pushes. A late or repeated message changes nothing."""
-        if server not in self._views or server == self._server:
-            return
-        self._views[server] = max(self._views[server], message.view)
-        for worker, incarnation, sequence, view in message.pushes:
-            who = Participant(worker, incarnation)
-            self._last[server].setdefault(who, sequence)
-            self._since.setdefault(who, view)
-
-    @property
-    def count(self) -> int:
-        """How many there are among the workers of which every server knows that they are out."""
-        known = min(self._views.values())
-        return self.before + sum(
-            1
-            for member, view in self._since.items()
-            if view <= known and len({last.get(member, 0) for last in self._last.values()}) > 1
-        )

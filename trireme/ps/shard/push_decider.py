@@ -9,15 +9,9 @@ from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, FromServer, GroupSpec, Push, RejectedVerdict, Stale
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
-from trireme.ps.server_messages import (
-    LastPushes,
-    PushesCommitted,
-    PushesStaged,
-    RoundClose,
-    RoundReady,
-)
+from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.commit import CommitFollower, CommitLeader, HalfApplied
+from trireme.ps.shard.commit import CommitFollower, CommitLeader
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Decided, Pending, WorkerRecord
@@ -57,7 +51,6 @@ class PushDecider:
         self._coordinator: RoundLeader | RoundFollower = RoundLeader(Rule(), 1)
         # Of asynchronous pushes, where servers are several.
         self._commits: CommitLeader | CommitFollower | None = None
-        self._half_applied: HalfApplied | None = None  # counts them, where nobody commits
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -66,19 +59,12 @@ class PushDecider:
         rule, servers, index = shown.rule, shown.layout.spec.shards, self._state.server
         self._hyper = RoundHyperparameters(shown.optimizer.groups)
         self._coordinator = RoundFollower(rule) if index else RoundLeader(rule, servers)
-        if not rule.synchronous and servers > 1 and rule.uncommitted:
-            self._half_applied = HalfApplied(index, servers)
-        elif not rule.synchronous and servers > 1:
+        if not rule.synchronous and servers > 1:
             self._commits = CommitFollower() if index else CommitLeader(servers)
 
     def load(self) -> None:
         """Begins the first round, as values are loaded."""
         self._round = self._new_round()
-
-    def resume(self) -> None:
-        """Goes on counting where the shards before have stopped."""
-        if self._half_applied is not None:
-            self._half_applied.before = self._state.counters["half_applied"]
 
     @property
     def waits_for_nobody(self) -> bool:
@@ -113,8 +99,7 @@ class PushDecider:
         elif state.barrier.holds(pending):
             state.barrier.later.append(pending)
         elif not state.synchronous:
-            applied = state.ending.allows(worker, state.step)
-            self._answers.withheld[worker] = self.decide_one(pending, applied=applied)
+            self._answers.withheld[worker] = self.decide_one(pending, applied=not over)
         elif over or pending.push.pulled < state.step:
             self._answers.due.append(self._decide_stale(pending))
         else:
@@ -138,7 +123,7 @@ class PushDecider:
             "the same in every worker, as the round has one update for all"
         )
 
-    def drop(self, worker: int, record: WorkerRecord) -> None:
+    def drop(self, record: WorkerRecord) -> None:
         """Drops the push of a worker that is out, unless another server counts on it."""
         pending, number = record.pending, self._state.participants.view.number
         if pending is not None:
@@ -147,19 +132,6 @@ class PushDecider:
             if self._commits is not None:
                 self._commits.drop(pending, number)
             record.pending = None
-        who = Participant(worker, record.incarnation)
-        if who not in self._state.out:
-            self._state.out.add(who)
-            if self._half_applied is not None:
-                self._half_applied.left(who, record.sequence, number)
-
-    def take_view(self, number: int) -> Sequence[Send]:
-        """Notes that the shard has taken a view; returns messages to other servers."""
-        if self._half_applied is None:
-            return ()
-        told = self._half_applied.taken(number)
-        self._state.counters["half_applied"] = self._half_applied.count
-        return told
 
     def replay(self) -> None:
         """Considers again the pushes that a cut has held back."""
@@ -171,9 +143,9 @@ class PushDecider:
     def hear(self, server: int, message: FromServer) -> Sequence[Send]:
         """Takes a message of another server; returns messages to others.
 
-        At shard 0 it is which updates or asynchronous pushes another server holds, or the last
-        pushes of workers that are out; at the others what shard 0 has proposed or decided. A
-        message that is not for this server, or not of this rule, changes nothing.
+        At shard 0 it is which updates or asynchronous pushes another server holds; at the others
+        what shard 0 has proposed or decided. A message that is not for this server, or not of this
+        rule, changes nothing.
         """
         state, coordinator, commits = self._state, self._coordinator, self._commits
         if isinstance(message, RoundReady) and isinstance(coordinator, RoundLeader):
@@ -187,9 +159,6 @@ class PushDecider:
             commits.hear(server, message)
         elif isinstance(message, PushesCommitted) and isinstance(commits, CommitFollower):
             commits.hear(message)
-        elif isinstance(message, LastPushes) and self._half_applied and not state.server:
-            self._half_applied.hear(server, message)
-            state.counters["half_applied"] = self._half_applied.count
         return ()
 
     def proceed(self) -> Sequence[Send]:
@@ -199,11 +168,6 @@ class PushDecider:
         return () if self._commits is None else self._commit(self._commits)
 
     # -- what is waited for ----------------------------------------------------------------------
-
-    @property
-    def copies_any_step(self) -> bool:
-        """Whether the servers' steps may differ in a copy: a push may be on some of them only."""
-        return self._half_applied is not None
 
     def waiting(self) -> Iterator[tuple[Pending, str, tuple[str, ...]]]:
         """Yields the pushes that are not decided, each with the reason and the tasks waited for."""

@@ -35,8 +35,6 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
         records: the exactly-once table.
         retired: the workers that train no more.
         counters: the counts.
-        out: the participants that are out, whose half-applied pushes are counted: (worker,
-            incarnation).
         tables: the sparse tables of the model.
         last: the job's last step; None for none.
         under_way: the workers that compute an update.
@@ -56,7 +54,6 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
     under_way: tuple[int, ...] = ()
     examples: ExamplesState = ExamplesState()
     topics: tuple[tuple[str, int, int], ...] = ()
-    out: tuple[tuple[int, int], ...] = ()
     tables: tuple[TableSpec, ...] = ()
 
     @property
@@ -102,7 +99,6 @@ def export(state: ShardState) -> Quiet | None:
         under_way=tuple(sorted(state.ending.under_way)),
         examples=state.examples.export(),
         topics=tuple((topic, worker, data.numel()) for topic, worker, data in topics),
-        out=tuple(sorted(state.out)),
         tables=shown.tables,
     )
     tables = () if state.tables is None else (state.tables,)
@@ -125,8 +121,6 @@ def united(quiets: Sequence[Quiet]) -> Quiet:
         quiets: the shards', in the order of their slots. They have stopped at one cut, so that all
             but the tensors, and what only shard 0 has, is the same.
     """
-    step = max(quiet.state.step for quiet in quiets)  # they differ where servers commit nothing
-    state = msgspec.structs.replace(quiets[0].state, step=step)
     tensors = [entry for quiet in quiets for entry in quiet.tensors]
     tables = [each for quiet in quiets for each in quiet.tables or ()]
-    return Quiet(state, tensors, quiets[0].topics, tables)
+    return Quiet(quiets[0].state, tensors, quiets[0].topics, tables)

@@ -9,7 +9,7 @@ simulator, the tests and a lone process all drive this same object.
     lease, stop                requests to shard 0: for examples, and for the job's end
     freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
     heard                      messages of other servers, where shard 0 decides the rounds or the
-                               asynchronous pushes; or counts what each applies by itself
+                               asynchronous pushes
     tick                       time passes
 
 When the instructions of an event are carried out, the driver calls `go_on` while `due` holds: other
@@ -145,7 +145,6 @@ class Shard:
             out.append(self._refused(route, "fenced", "the view has changed"))
         out += self._abandon_cut("the view has changed")
         state.reconfiguration.end()
-        out += self._decider.take_view(view.number)
         if view.next_shards:
             out += self._freeze_for(now, view)
         return [*out, *self._proceed()]
@@ -160,7 +159,7 @@ class Shard:
         unanswered = [withheld.pop(worker).pending] if worker in withheld else []
         if record.pending is not None:
             unanswered.append(record.pending)
-        self._decider.drop(worker, record)
+        self._decider.drop(record)
         self.state.ending.done(worker)
         self.state.examples.release(worker)
         return [self._fenced(pending) for pending in unanswered]
@@ -326,8 +325,8 @@ class Shard:
             record.pending.route = route
             return []
         if self._decider.waits_for_nobody:
-            applied = state.ending.allows(who.worker, state.step)
-            answer = self._decider.decide_one(pending, applied=applied)
+            over = state.ending.reached(state.step)
+            answer = self._decider.decide_one(pending, applied=not over)
             return [*self._answers.give(answer), *self._proceed()]
         record.pending = pending
         self._decider.consider(pending)
@@ -576,8 +575,6 @@ class Shard:
         self._decider.load()
         state.table.resume(before.records)
         state.counters.update(before.counters)
-        state.out.update(Participant(*who) for who in before.out)
-        self._decider.resume()
         if self.server == 0:
             state.ending.resume(before.last, before.under_way)
             state.examples.resume(before.examples)
@@ -589,7 +586,6 @@ class Shard:
             out += self._drop(worker)
         self._admit(clock)
         state.examples.members(tuple(state.participants.live))
-        out += self._decider.take_view(view.number)
         if view.next_shards:  # the server has missed the views before the next reconfiguration
             out += [*self._freeze_for(now, view), *self._proceed()]
         return out
@@ -610,7 +606,7 @@ class Shard:
         reconfiguration = state.reconfiguration
         if cut is None or reconfiguration.stopped:
             return []
-        if state.step < cut.step and not self._decider.copies_any_step:
+        if state.step < cut.step:
             return []
         decided = dict(state.table.decided(state.participants.incarnations))
         if any(decided[w] < sequence for w, sequence in cut.decided if w in decided):

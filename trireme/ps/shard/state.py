@@ -16,7 +16,7 @@ from trireme.ps.optimizers import misfit
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
-from trireme.ps.shard.participants import Participant, Participants
+from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.reconfiguration import Reconfiguration
 from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
@@ -112,7 +112,6 @@ class ShardState:
         self.hyper: Sequence[GroupSpec] | None = None
         self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
-        self.out: set[Participant] = set()
         self.participants = Participants()
         self.table = PushTable()
         self.ending = Ending(decides=server == 0)
