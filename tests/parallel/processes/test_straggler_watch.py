@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -37,6 +37,19 @@ def test_who_is_not_as_far_is_waited_for() -> None:
         }
 
 
+class Member:
+    """One of three processes, as a watch sees its process group."""
+
+    size = 3
+
+    def __init__(self, rank: int, store: dict[str, bytes]) -> None:
+        self.rank = rank
+        self.put: Callable[[str, bytes], None] = store.__setitem__
+        self.get = store.get
+
+    def interrupt(self) -> None: ...
+
+
 class Three:
     """Three processes with one store and one clock."""
 
@@ -47,12 +60,10 @@ class Three:
         self.doing = {rank: ("", "") for rank in range(3)}
         self.hosts = {0: "a", 1: "b", 2: "b"}
         self.used = dict.fromkeys(range(3), 0.0)
+        self.members = [Member(rank, self.store) for rank in range(3)]
         self.watches = [
             StragglerWatch(
-                rank,
-                3,
-                self.store.__setitem__,
-                self.store.get,
+                self.members[rank],
                 self.say(rank),
                 patience=patience,
                 doing=partial(self.doing.__getitem__, rank),
@@ -313,7 +324,7 @@ def test_a_store_that_does_not_answer_is_silent_too() -> None:
             three.clock.advance(1.0)
             watch.judge()
 
-    watch._put = hangs
+    three.members[1].put = hangs
     watch.look()
     assert asked
     assert "worker:0, or else what serves the store of the processes, sent nothing" in (

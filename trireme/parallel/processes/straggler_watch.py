@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -208,6 +209,19 @@ def _unequal(
     )
 
 
+class Group(Protocol):
+    """What a watch needs of a process group: see `ProcessGroup`."""
+
+    rank: int
+
+    @property
+    def size(self) -> int: ...
+
+    def put(self, key: str, value: bytes, /) -> None: ...
+    def get(self, key: str, /) -> bytes | None: ...
+    def interrupt(self) -> None: ...
+
+
 class StragglerWatch:
     """Threads that report the processes that this process waits for, and break a wait in vain.
 
@@ -215,11 +229,9 @@ class StragglerWatch:
     stopped; the other one decides.
 
     Args:
-        rank, size: the rank of this process, and the number of processes.
-        put, get: store bytes under a key, and read the bytes under a key.
+        group: the processes, and their store; it is interrupted once, on a thread, when broken.
         say: called on a thread with the reason, the names and the seconds waited.
         patience: how long to wait for others.
-        interrupt: called once, on a thread, when the process group is broken.
         doing: returns an excuse and the line that the main thread runs, each "" for none.
         used: returns the seconds of the processor that a process of this host has used; None for
             one of another host. See `Neighbours`.
@@ -228,25 +240,17 @@ class StragglerWatch:
 
     def __init__(
         self,
-        rank: int,
-        size: int,
-        put: Callable[[str, bytes], None],
-        get: Callable[[str], bytes | None],
+        group: Group,
         say: Callable[[str, Sequence[str], float], None],
         *,
         patience: Patience = Patience(),  # frozen
-        interrupt: Callable[[], None] = lambda: None,
         doing: Callable[[], tuple[str, str]] = lambda: ("", ""),
         used: Callable[[int], float | None] = lambda rank: None,
         clock: Clock | None = None,
     ) -> None:
-        self._rank = rank
-        self._size = size
-        self._put = put
-        self._get = get
+        self._group = group
         self._say = say
         self._patience = patience
-        self._interrupt = interrupt
         self._doing = doing
         self._used = used
         self._clock = clock or MonotonicClock()
@@ -319,7 +323,7 @@ class StragglerWatch:
             ConfigurationError: another process makes a further step.
             JobFailed: another process was silent for too long.
         """
-        if self._size == 1 or not self._threads:
+        if self._group.size == 1 or not self._threads:
             return
         while not (self._met.wait(_SOON) or self._breaks.is_set()):
             pass
@@ -363,15 +367,15 @@ class StragglerWatch:
         mine = StepPosition(
             self._step, self._inside, self._beat, self._ended, excuse, place, self._action
         )
-        self._put(f"at/{self._rank}", msgspec.msgpack.encode(mine))
+        self._group.put(f"at/{self._group.rank}", msgspec.msgpack.encode(mine))
         self._read_reason()
         waits = mine.ended or (mine.inside and self._asked - self._since >= BEAT_SECONDS)
-        for rank in range(self._size) if waits else ():
-            data = self._get(f"at/{rank}") if rank != self._rank else None
+        for rank in range(self._group.size) if waits else ():
+            data = self._group.get(f"at/{rank}") if rank != self._group.rank else None
             if data is not None:
                 self._note(rank, msgspec.msgpack.decode(data, type=StepPosition))
         ended = [known.place.ended for known in self._seen.values()]
-        if mine.ended and sum(ended) == self._size - 1:
+        if mine.ended and sum(ended) == self._group.size - 1:
             self._met.set()
         self._looked, self._asked = self._clock.now(), None
 
@@ -395,8 +399,8 @@ class StragglerWatch:
         """Learns whether a silent process computes: of the kernel, or of others on its host."""
         used, key = self._used(rank), f"used/{rank}"
         if used is not None:
-            self._put(key, msgspec.msgpack.encode(used))
-        elif (data := self._get(key)) is not None:
+            self._group.put(key, msgspec.msgpack.encode(used))
+        elif (data := self._group.get(key)) is not None:
             used = msgspec.msgpack.decode(data, type=float)
         if used is None:
             return
@@ -408,12 +412,12 @@ class StragglerWatch:
 
     def _read_reason(self) -> None:
         """Tells the others why the process group is broken, or learns it from them."""
-        mine, said = self._broken, self._get(BROKEN)
+        mine, said = self._broken, self._group.get(BROKEN)
         if said is not None:
             self._told = True
             self._break(msgspec.msgpack.decode(said, type=Broken))
         elif mine is not None:
-            self._put(BROKEN, msgspec.msgpack.encode(mine))
+            self._group.put(BROKEN, msgspec.msgpack.encode(mine))
             self._told = True
 
     def judge(self) -> None:
@@ -442,7 +446,7 @@ class StragglerWatch:
                 self._break(Broken(f"{server} sent nothing for {silence}: stopped, or hanging"))
             return
         if now - self._looked < SILENCE_SECONDS:  # else what was seen is old
-            found = broken_by(self._rank, mine, waited, seen, self._patience)
+            found = broken_by(self._group.rank, mine, waited, seen, self._patience)
             if found is not None:
                 self._changed.set()
                 self._break(found)
@@ -473,7 +477,8 @@ class StragglerWatch:
             if self._breaks.is_set() and self._told:
                 return  # what serves the store may end now
             meets = self._ended and not self._met.is_set()
-            self._changed.wait(min(BEAT_SECONDS, _SOON * self._size) if meets else BEAT_SECONDS)
+            soon = _SOON * self._group.size if meets else BEAT_SECONDS
+            self._changed.wait(min(BEAT_SECONDS, soon))
             self._changed.clear()
 
     def _run_judge(self) -> None:
@@ -481,7 +486,7 @@ class StragglerWatch:
             self.judge()
             if self._breaks.wait(BEAT_SECONDS):
                 self._over.wait(TELL_SECONDS)  # for the other thread to tell the others
-                self._interrupt()
+                self._group.interrupt()
                 return
 
 

@@ -88,16 +88,12 @@ class Collective(Local):
         self._clip_norm = options.clip_norm
         self._agree_on_skips = options.nan == "skip"  # a batch of one process may be left out
         self._watch = StragglerWatch(
-            group.rank,
-            group.size,
-            group.put,
-            group.get,
+            group,
             waiting,
             patience=Patience(
                 setup.settings.task.config.heartbeat_timeout,
                 setup.settings.task.config.progress_timeout,
             ),
-            interrupt=group.interrupt,
             doing=doing,
             used=Neighbours(group.rank, group.put, group.get).used,
         )
