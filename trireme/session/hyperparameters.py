@@ -49,13 +49,12 @@ class Hyperparameters:
         self._then: list[tuple[Any, ...]] = []
         self._groups: tuple[GroupSpec, ...] = ()
 
-    def of_update(self, weight: float) -> tuple[GroupSpec, ...] | None:
+    def now(self) -> tuple[GroupSpec, ...] | None:
         """Returns the present hyper-parameters; the same object while they are unchanged.
 
-        It is None where the servers do not run the user's optimizer, and for an update of weight 0:
-        a loop that has no examples cannot follow its schedule.
+        It is None where the servers do not run the user's optimizer.
         """
-        if not self._told or not weight:
+        if not self._told:
             return None
         # Parameters among the values compare by identity first, so tensors are never compared.
         now = [tuple(group.values()) for group in self._optimizer.param_groups]

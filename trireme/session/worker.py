@@ -313,7 +313,7 @@ class Worker:
                 rows: dict[str, Any] = {} if counts else {"steps": 0}
                 if tables is not None:
                     rows |= {"rows": tables.updates(), "wanted": tables.wanted}
-                backend.push(weight, hyper=self._hyper.of_update(weight), examples=examples, **rows)
+                backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()
@@ -359,7 +359,7 @@ class Worker:
         self._under_way = False
         if before is None or not before.stop:
             named: dict[str, Any] = {} if counts else {"steps": 0}
-            hyper = self._hyper.of_update(weight)
+            hyper = self._hyper.now()
             backend.push(weight, hyper=hyper, examples=examples, pulled=basis, **named)
             self._under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
