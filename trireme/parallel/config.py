@@ -156,11 +156,7 @@ class GraphConfig:
             ) from None
 
     def _convert(self) -> None:
-        """Takes single words for tuples of one.
-
-        Raises:
-            ConfigurationError: a value is of another kind.
-        """
+        """Takes single words for tuples of one."""
         words: dict[str, Any] = {"devices": _tuple("devices", self.devices)}
         mappings: tuple[object, ...] = (self.placement, self.never)
         if not all(isinstance(each, Mapping) for each in mappings):
@@ -185,7 +181,6 @@ class GraphConfig:
 
 
 def _tuple(name: str, given: Any) -> tuple[str, ...]:
-    """Returns words as a tuple: one word, or several."""
     words = (given,) if isinstance(given, str) else tuple(given)
     if not all(isinstance(word, str) for word in words):
         raise ConfigurationError(

@@ -261,11 +261,7 @@ def mean_over_replicas(
 
 
 def _one_piece_if_carried(model: nn.Module, config: PipelineConfig) -> PipelineConfig:
-    """Returns the configuration, with one micro-batch where a layer carries state between batches.
-
-    Raises:
-        ConfigurationError: several micro-batches are requested, which would pass the state on.
-    """
+    """Returns the configuration, with one micro-batch where a layer carries state."""
     carried = [name for name, module in model.named_modules() if getattr(module, "carry", False)]
     if not carried:
         return config
@@ -295,11 +291,7 @@ def _share_state(module: nn.Module, model: nn.Module) -> None:
 
 
 def _refuse_tied(links: Sequence[tuple[str, nn.Module]], bounds: Sequence[int]) -> None:
-    """Refuses a parameter that lies in two stages: it would be trained twice.
-
-    Raises:
-        ConfigurationError: there is such a parameter.
-    """
+    """Refuses a parameter that lies in two stages: it would be trained twice."""
     seen: dict[int, tuple[int, str]] = {}
     for stage, (start, stop) in enumerate(pairwise(bounds)):
         for link, layer in links[start:stop]:

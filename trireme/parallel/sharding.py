@@ -92,11 +92,7 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _refuse_sparse(module: nn.Module) -> None:
-    """Refuses modules whose gradients are sparse, which FSDP cannot scatter.
-
-    Raises:
-        ConfigurationError: there is one; names it.
-    """
+    """Refuses modules whose gradients are sparse, which FSDP cannot scatter."""
     for name, one in module.named_modules():
         if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
             raise ConfigurationError(
@@ -106,11 +102,7 @@ def _refuse_sparse(module: nn.Module) -> None:
 
 
 def _refuse_tied(module: nn.Module, roots: Sequence[nn.Module]) -> None:
-    """Refuses a parameter of two modules that a program calls separately: it would become two.
-
-    Raises:
-        ConfigurationError: there is such a parameter.
-    """
+    """Refuses a parameter of two modules that a program calls separately: it would become two."""
     owners = Counter(id(parameter) for root in roots for parameter in root.parameters())
     for name, parameter in module.named_parameters():
         if owners[id(parameter)] > 1:

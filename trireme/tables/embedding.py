@@ -143,11 +143,7 @@ class TableModule(nn.Module):
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Takes the dtype of `double()`, `float()` or `to(dtype)`; rows follow ids to a device.
-
-        Raises:
-            ConfigurationError: rows cannot have that dtype, or have another one already.
-        """
+        """Takes the dtype of `double()`, `float()` or `to(dtype)`; rows follow ids to a device."""
         found: torch.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         _check_dtype(found)
         if found != self.dtype and self._source is not None:
@@ -180,11 +176,7 @@ class TableModule(nn.Module):
         return self._ahead[1]
 
     def _looked_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
-        """Returns the rows of a batch, the place of each id among them, and that of the padding.
-
-        Raises:
-            ConfigurationError: there is no table, or an id is out of range.
-        """
+        """Returns the rows of a batch, the place of each id among them, and that of the padding."""
         if self._source is None:
             raise ConfigurationError(
                 f"{type(self).__name__} has no table: a trireme.Session, or trireme.distribute, "
@@ -235,11 +227,7 @@ def _is_count(value: object) -> bool:
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
-    """Checks that rows may have a dtype.
-
-    Raises:
-        ConfigurationError: they may not.
-    """
+    """Checks that rows may have a dtype."""
     if dtype not in (torch.float32, torch.float64):
         raise ConfigurationError(
             f"dtype={dtype!r}: rows are torch.float32 or torch.float64. To compute in lower "
@@ -353,11 +341,7 @@ class EmbeddingBag(TableModule):
         return plain and not weights.requires_grad
 
     def _bounds(self, places: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-        """Returns where each bag begins, and where the last one ends, of shape (bags + 1,).
-
-        Raises:
-            ConfigurationError: the offsets do not ascend from 0 to the number of ids.
-        """
+        """Returns where each bag begins, and where the last one ends, of shape (bags + 1,)."""
         if places.dim() == 2 and offsets is None:
             bags, entries = places.shape
             return torch.arange(bags + 1) * entries

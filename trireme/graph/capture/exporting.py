@@ -89,7 +89,6 @@ def export(
 
 
 def _depends_on_values(error: Exception) -> bool:
-    """Returns whether the model's Python code has asked a tensor for its value."""
     # Loads slowly, and every session imports this module.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 

@@ -244,11 +244,7 @@ class _Cutter:
         ]
 
     def _found_depths(self) -> dict[fx.Node, int]:
-        """Returns the depth of each operation; those that share changed memory have the same.
-
-        Raises:
-            ConfigurationError: it cannot be.
-        """
+        """Returns the depth of each operation; those that share changed memory have the same."""
         groups = self._changed_operations()
         least: Counter[fx.Node] = Counter()
         order = [
@@ -290,7 +286,6 @@ class _Cutter:
         return early(groups, sent, self._changed_operations())
 
     def _segment_of(self, node: fx.Node) -> tuple[int, int, int]:
-        """Returns the depth, place and part of an operation."""
         return self._depths[node], self._places[node], int(node not in self._early)
 
     def _is_local(self, value: fx.Node, reader: fx.Node) -> bool:

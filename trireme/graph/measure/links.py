@@ -235,7 +235,6 @@ def _exchanged(
 
 
 def _like(value: torch.Tensor, message: Message) -> torch.Tensor:
-    """Returns new memory for a message of the size of a value."""
     del message
     return torch.empty_like(value)
 

@@ -163,7 +163,6 @@ def _preferred(scores: Mapping[str, Score]) -> str:
 
 
 def _alone(name: str) -> bool:
-    """Returns whether this names a placement on one device, not improved."""
     return name.startswith("single ") and "," not in name
 
 
@@ -303,11 +302,7 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
 
 
 def _check_room(problem: Problem) -> None:
-    """Refuses what cannot fit, whatever the placement.
-
-    Raises:
-        ConfigurationError: what must be together exceeds each limit, or everything their sum.
-    """
+    """Refuses what cannot fit, whatever the placement."""
     limits, sizes = problem.simulator.limits, problem.unit_bytes
     total = problem.simulator.held.sum()
     if total > limits.sum():

@@ -251,7 +251,6 @@ def merged(groups: Sequence[Sequence[str]]) -> list[set[str]]:
 
 
 def _is_any_of(place: str, devices: Sequence[str]) -> bool:
-    """Returns whether a place is one of the devices, or belongs to one of these tasks."""
     return any(place == device or place.startswith(f"{device}/") for device in devices)
 
 

@@ -254,7 +254,6 @@ class Simulator:
         return busy + self._updates(parts)
 
     def _updates(self, parts: Parts) -> Floats:
-        """Returns how long the updates on each device take."""
         seconds = self._update[parts.placed, self._nodes]
         return np.bincount(parts.placed, seconds, self.devices).astype(np.float64)
 

@@ -269,11 +269,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads: list[torch.Tensor],
         why: str,
     ) -> Any:
-        """Computes an operation at once, whose result depends on values.
-
-        Raises:
-            ConfigurationError: it changes a tensor in a way that the meta device cannot follow.
-        """
+        """Computes an operation at once, whose result depends on values."""
         if any(True for _ in written(func, args, named)):
             raise _refusal(f"{func}: {why}", _place())
         values = self._tape.values(reads)

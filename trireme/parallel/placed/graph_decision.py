@@ -356,7 +356,6 @@ def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _attributes_of(module: fx.GraphModule) -> dict[str, str]:
-    """Returns the names in the model of parameters, buffers and constants, by their nodes."""
     nodes = module.graph.find_nodes(op="get_attr")
     return {node.name: str(node.target) for node in nodes}
 

@@ -267,11 +267,7 @@ class GraphPart(ModelPart):
         example: Callable[[int], Example],
         divides: Callable[[int], bool],
     ) -> Decision:
-        """Returns the decision of rank 0, in every process.
-
-        Raises:
-            ConfigurationError: rank 0 could not decide.
-        """
+        """Returns the decision of rank 0, in every process."""
         group, data = self.process_group, None
         hardware = self._hardware()
         if group.is_chief:
@@ -338,11 +334,7 @@ class GraphPart(ModelPart):
         return found
 
     def _check_same(self, mine: str) -> None:
-        """Checks that all processes have cut the same graph.
-
-        Raises:
-            ConfigurationError: another process has another graph.
-        """
+        """Checks that all processes have cut the same graph."""
         for rank, other in enumerate(self.process_group.exchange(mine.encode())):
             if other.decode() != mine:
                 raise ConfigurationError(

@@ -439,9 +439,6 @@ def _listen(config: ProcessGroupConfig) -> int | None:
     """Returns the socket at which rank 0 serves the store; None lets torch open it.
 
     Torch would listen on every address, even where all processes run on this host.
-
-    Raises:
-        AddressInUse: the port is taken.
     """
     if config.rank or config.prefix or config.listen_fd is not None:
         return config.listen_fd if config.rank == 0 else None
