@@ -18,6 +18,9 @@ from trireme.session.seeding import Seeding
 from trireme.session.trained import clip
 from trireme.session.worker import Worker
 
+_LOOKS = 16
+"""The number of the chief's first batches that are looked at for labels that do not count."""
+
 
 class Stepper:
     """Computes the gradients of one worker's steps, and seeds what is random in them.
@@ -43,7 +46,7 @@ class Stepper:
         worker.on_other_parameters.append(self._take_parameters)
         self._options = setup.settings.options
         self._clip_norm = setup.settings.clip_norm
-        self._first = True
+        self._looks = _LOOKS
         if setup.process_group is None:
             flat = setup.flat
             flat.keeps_views = flat.device.type != "cpu"  # GPU memory is scarce
@@ -83,9 +86,10 @@ class Stepper:
         worker, joint, tables = self._worker, self._joint, self._worker.setup.tables
         if tables is not None:
             tables.forget()
-        if self._first:
-            self._first = False
+        if self._looks and worker.lifecycle.is_chief:  # all workers run the same program
+            self._looks -= 1
             if self._replica.leaves_out_labels(batch):
+                self._looks = 0
                 worker.progress.warn(
                     "targets are -100, which losses of PyTorch leave out of their mean, and each "
                     "batch counts by its examples: workers, the pieces of accumulate and the "
