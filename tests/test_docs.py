@@ -17,9 +17,9 @@ import pytest
 
 from trireme.cli.command import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
+from trireme.job_config import STRATEGIES
 from trireme.launch.engines import ENGINES
 from trireme.ps.catalog import PS_MESSAGES
-from trireme.strategies import BUILT
 from trireme.wire.handshake import Challenge, Denied, Hello, Proof, Welcome
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +135,7 @@ def test_the_commands_in_the_pages_are_understood() -> None:
             parser.read(words)
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", STRATEGIES.names())
 def test_strategies_that_are_built_have_a_page(name: str) -> None:
     assert f"| `{name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"## {name}" in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")

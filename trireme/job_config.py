@@ -8,27 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from trireme.errors import UsageError, suggestion
 from trireme.mesh import GRAPH_SCHEDULES, SCHEDULES, Mesh, Schedule
+from trireme.plugins import Plugins
 
-StrategyName = Literal[
-    "async",
-    "ssp",
-    "sync",
-    "averaging",
-    "diloco",
-    "allreduce",
-    "fsdp",
-    "tensor",
-    "pipeline",
-    "graph",
-]
-STRATEGIES: tuple[str, ...] = get_args(StrategyName)
+STRATEGIES = Plugins("trireme.strategies", "strategy", type)
+"""The classes of every installed strategy; see `trireme.strategies`."""
+
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
 
@@ -50,6 +41,7 @@ class Option:
         expects: the valid values in words, if they do not follow from the type.
         check: raises ValueError, or `UsageError` with a message of its own, for a value of the
             right type that is invalid.
+        values: returns the valid values where installed packages decide; `{values}` in the help.
         classic: the option's name in older programs.
         run_only: whether only `trireme run` has the option, and not a single task.
         field: the name of the field. This and the following are filled in from the declaration.
@@ -62,6 +54,7 @@ class Option:
     help: str
     expects: str = ""
     check: Callable[[Any], object] = lambda value: None
+    values: Callable[[], Sequence[str]] | None = None
     classic: str = ""
     run_only: bool = False
     field: str = ""
@@ -79,6 +72,11 @@ class Option:
         """The option's environment variable."""
         return f"TRIREME_{self.field.upper()}"
 
+    @property
+    def described(self) -> str:
+        """The help, with the valid values."""
+        return self.help.replace("{values}", ", ".join(self.values())) if self.values else self.help
+
     def read(self, text: str, origin: str) -> Any:
         """Converts a text to a value of the option.
 
@@ -89,10 +87,14 @@ class Option:
             words = text if self.metavar else _SWITCH.get(text.lower(), text)
             value = msgspec.convert(words, self.type, strict=False)
             self.check(value)
+            if self.values is not None and value not in self.values():
+                raise ValueError(value)
         except UsageError as error:
             raise UsageError(f"{error} ({origin})") from error
         except ValueError as error:
             expects = self.expects or _in_words(msgspec.inspect.type_info(self.type))
+            if self.values is not None:
+                expects = f"one of {', '.join(self.values())}"
             known = expects.removeprefix("one of ")
             close = suggestion(text, known.split(", ")) if known != expects else ""
             raise UsageError(
@@ -183,8 +185,8 @@ class JobConfig(
     replicas: Annotated[Positive, Option("R",
         "how many servers hold each shard of the parameters; with 2 any one may die (default 1)"
         )] = 1
-    strategy: Annotated[StrategyName | None, Option("NAME",
-        f"{', '.join(STRATEGIES)} (default async with servers, allreduce without)"
+    strategy: Annotated[str | None, Option("NAME",
+        "{values} (default async with servers, allreduce without)", values=STRATEGIES.names
         )] = None
     aggregate: Annotated[Positive | None, Option("R",
         "sync, diloco: how many workers' updates make a round (default all; fewer: backups)",

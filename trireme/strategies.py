@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from trireme.errors import ConfigurationError, suggestion
-from trireme.job_config import OPTIONS, JobConfig
+from trireme.errors import ConfigurationError
+from trireme.job_config import OPTIONS, STRATEGIES, JobConfig
 from trireme.mesh import Mesh
 from trireme.ps.rule import Rule
 
@@ -340,25 +340,19 @@ class Graph(Collective):
     axis: ClassVar[str] = "graph"
 
 
-_CLASSES: tuple[type[Strategy], ...] = (
-    *(Async, SSP, Sync, Averaging, DiLoCo),
-    *(AllReduce, FSDP, TensorParallel, PipelineParallel, Graph),
-)
-
-BUILT = tuple(each.name for each in _CLASSES)
-"""The names of the available strategies."""
-
-
-def check_name(name: str) -> None:
-    """Checks that a strategy has that name.
+def strategy_class(name: str) -> type[Strategy]:
+    """Returns the class of a strategy, by the name of its entry point.
 
     Raises:
-        ConfigurationError: none has; suggests one.
+        ConfigurationError: there is none, or it cannot be imported.
     """
-    if name not in BUILT:
+    found = STRATEGIES.load(name)
+    if not issubclass(found, Strategy) or found.name != name:
         raise ConfigurationError(
-            f"unknown strategy {name!r}{suggestion(name, BUILT)}: there are {', '.join(BUILT)}"
+            f"the strategy {name} is {found.__module__}.{found.__qualname__}, which is no Strategy "
+            "of that name: mend or uninstall its package"
         )
+    return found
 
 
 def resolve(name: str, config: JobConfig) -> Strategy:
@@ -368,18 +362,19 @@ def resolve(name: str, config: JobConfig) -> Strategy:
         ConfigurationError: the name is unknown; or an option does not belong to the strategy, or
             has an invalid value.
     """
-    check_name(name)
-    chosen = _CLASSES[BUILT.index(name)]
+    chosen = strategy_class(name)
+    classes = [strategy_class(each) for each in STRATEGIES]
     given: dict[str, Any] = {}
     for option in OPTIONS:
         value = getattr(config, option.field)
-        having = [each.name for each in _CLASSES if option.field in each.__dataclass_fields__]
+        having = [each.name for each in classes if option.field in each.__dataclass_fields__]
         if not having or value == option.default:
             continue
         if chosen.name not in having:
             raise ConfigurationError(
                 f"{option.name} is {value} ({config.origin(option.field)}), which {name} does not "
-                f"have, only {', '.join(having)}: add --strategy {having[0]}, or leave it out"
+                f"have, only {', '.join(having)}: add --strategy {' or '.join(having)}, or leave "
+                "it out"
             )
         given[option.field] = value
     return chosen(**given)

@@ -116,6 +116,6 @@ def add_option(parser: Parser, option: Option) -> None:
     """Adds an option of a job to a command."""
     names = [f"--{name}" for name in (option.name, option.classic) if name]
     if option.metavar:
-        parser.add_argument(*names, metavar=option.metavar, help=option.help)
+        parser.add_argument(*names, metavar=option.metavar, help=option.described)
     else:
-        parser.add_argument(*names, action="store_const", const="yes", help=option.help)
+        parser.add_argument(*names, action="store_const", const="yes", help=option.described)

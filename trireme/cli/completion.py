@@ -110,6 +110,7 @@ def _whole_parser() -> argparse.ArgumentParser:
 def _describe(command: str, parser: Parser) -> None:
     """Has each argument of a command completed by what it takes."""
     choices: dict[str, Sequence[str]] = {o.field: _literals(o.type) for o in all_options()}
+    choices |= {o.field: o.values() for o in all_options() if o.values is not None}
     choices |= {"compress": CODECS, "on": ENGINES.names()}
     for action in parser.arguments:
         words = _WORDS.get((command, action.dest)) or choices.get(action.dest)

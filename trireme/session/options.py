@@ -12,7 +12,7 @@ from trireme.errors import ConfigurationError, suggestion
 from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Average
 from trireme.session.hooks import Hook
-from trireme.strategies import Strategy, check_name
+from trireme.strategies import Strategy, strategy_class
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ class Options:
         _one_of("precision", self.precision, ("float32", "bfloat16"))
         _one_of("nan", self.nan, ("raise", "skip", "ignore"))
         if isinstance(self.strategy, str) and self.strategy != "auto":
-            check_name(self.strategy)
+            strategy_class(self.strategy)
         if not isinstance(self.strategy, str | Strategy):
             raise ConfigurationError(
                 f"strategy={self.strategy!r}: give a name, such as 'sync', or a strategy, such as "
