@@ -91,7 +91,7 @@ def test_the_others_go_on_and_take_over_the_examples_of_an_unfinished_period(she
 def test_nothing_counts_twice_in_int8_when_a_worker_dies_and_comes_back(
     shell: Shell, servers: int
 ) -> None:
-    """In its second period. It pulls all then, and hears what has changed from there on."""
+    """In its second period."""
     steps = 240
     data = count(
         shell,
@@ -109,8 +109,6 @@ def test_nothing_counts_twice_in_int8_when_a_worker_dies_and_comes_back(
     assert table[1] == table[0], "what it had begun and not pushed it has made again"
     assert rows[1] == pytest.approx(table[1] * EVERY / 2, rel=0.02)
     assert consumed(data) == (table[0] + table[1]) * EVERY * BATCH
-    published = data.optimizer["rows/published"]
-    torch.testing.assert_close(published, data.model["rows"], rtol=0.02, atol=0)
 
 
 @pytest.mark.thorough

@@ -249,7 +249,7 @@ def test_schedules_and_clipping_are_those_of_the_local_steps() -> None:
     assert difference(values, train(problem, sgd()).values) > 1e-4, "that would prove nothing"
 
 
-def test_in_int8_both_ways_take_a_quarter_of_the_bytes_and_the_values_are_close() -> None:
+def test_in_int8_pushes_take_a_quarter_of_the_bytes_and_the_values_are_close() -> None:
     problem = small(dtype=torch.float32)
 
     def then(session: Session) -> tuple[Values, int, int]:
@@ -267,46 +267,11 @@ def test_in_int8_both_ways_take_a_quarter_of_the_bytes_and_the_values_are_close(
     bytes_of_model = sent // 4  # 20 steps: four exchanges
     assert received == bytes_of_model * 5, "and the first pull"
     assert sent_packed * 3 < sent
-    assert bytes_of_model < received_packed < bytes_of_model + bytes_of_model * 4 / 3
+    assert received_packed == received
     assert 0 < difference(whole, packed) < 0.02
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize(("strategy", "aggregate"), [("averaging", None), ("diloco", 2)])
-def test_in_int8_all_workers_have_the_published_values_to_the_bit(
-    strategy: str, aggregate: int | None, servers: int
-) -> None:
-    """Whoever's verdict is of the same step, applied or late; published is what servers say is."""
-    problem, steps, every = small(steps=12, dtype=torch.float32), 120, 4
-    shares = problem.shares(3)
-
-    def make(worker: int) -> Session:
-        return Session(problem.copy(), loss_of, sgd(), max_steps=steps)
-
-    def program(session: Session) -> tuple[dict[int, Values], Values, Values]:
-        found: dict[int, Values] = {}
-        made = 0
-        while not session.should_stop():
-            result = session.step(shares[session.task.index][made % 12])
-            made += 1
-            if result.verdict is not None:
-                found[session.global_step] = values_of(session.model)
-        session._finish_training()
-        state = session.worker.backend.snapshot(state=True)
-        published = {n: state.optimizer[f"{n}/published"] for n in state.values}
-        return found, published, dict(state.values)
-
-    cluster = Cluster(3, servers, strategy, every=every, aggregate=aggregate, compress="int8")
-    ran = run_job(cluster, make, program).values
-    for step in range(every, steps + 1, every):
-        same_everywhere([found[step] for found, _, _ in ran if step in found])
-    last = same_everywhere([found[steps] for found, _, _ in ran if steps in found])
-    published = same_everywhere([published for _, published, _ in ran])
-    assert difference(last, published) == 0
-    assert 0 < difference(last, ran[0][2]) < 0.02, "what is published is close to what is true"
-
-
-def test_int8_both_ways_comes_close_to_no_packing() -> None:
+def test_int8_comes_close_to_no_packing() -> None:
     problem, cluster = small(steps=60, dtype=torch.float32), Cluster(2, 1, "diloco", every=5)
     plain, packed = (
         same_everywhere(trained(problem, sgd(), replace(cluster, compress=codec)))

@@ -236,8 +236,6 @@ class PushReply(Message, frozen=True, array_like=True):
         step: the global step of the values in the payload.
         staleness: how many updates were applied between this worker's pull and its push.
         stop: whether the worker should stop training: the job's end is reached or was asked for.
-        since: the global step of the values to add the payload to, where it is a packed change.
-            None where the payload is the values.
         notice: a notice for the worker's program, such as that the workers of a round disagree
             about the learning rate; empty as a rule.
         rows: the rows that the push wanted, one entry for each of its `wanted`; None where they
@@ -249,7 +247,6 @@ class PushReply(Message, frozen=True, array_like=True):
     step: Number
     staleness: int
     stop: bool
-    since: Number | None = None
     notice: str = ""
     rows: tuple[bytes | None, ...] = ()
 

@@ -71,11 +71,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether packed pushes are deflated: deltas in int8, which are rare enough for it."""
         return self.every is not None and self.codec == "int8"
 
-    @property
-    def publishes(self) -> bool:
-        """Whether what comes back is packed too: where rounds of such deltas change the values."""
-        return self.deflates and self.synchronous
-
     def check(self) -> None:
         """Checks that the values make sense together.
 

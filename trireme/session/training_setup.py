@@ -91,7 +91,7 @@ class TrainingSetup:
             return OwnWrites((), None)
         if task.servers:
             rule = self.settings.rule
-            rounds_of_all = rule.synchronous and not rule.aggregate and not rule.publishes
+            rounds_of_all = rule.synchronous and not rule.aggregate
             if rounds_of_all and self.process_group is None and not self.settings.prefetches:
                 return OwnWrites((), None, sent=self.flat)
             return OwnWrites([self.trained, *copies], None)

@@ -199,25 +199,6 @@ def test_a_broken_connection_is_made_again_and_nothing_applied_twice() -> None:
 PACKED = Rule(aggregate=0, staleness=0, every=1, codec="int8")
 
 
-def test_published_values_are_the_same_after_an_answer_was_lost() -> None:
-    """What has changed is added once, and to the values that it has changed from."""
-    with servers(1) as view:
-        client, flat = joined(view, shared=False, rule=PACKED)
-        before = client.bytes_received
-        train(client, flat, 3)
-        assert 0 < client.bytes_received - before < 3 * flat.layout.bytes / 3.5
-        client.push(1.0)
-        connection = client._servers.links[0].connection
-        assert connection is not None
-        connection.stream.close()  # the answer is lost with it
-        assert client.wait().step == 4
-        values = [value.clone() for value in flat.values]
-        assert client.status()[0].step == 4
-        client.pull()  # whole
-        assert all(map(torch.equal, flat.values, values))
-        client.close()
-
-
 @pytest.mark.parametrize(
     ("payload", "message"),
     [

@@ -32,7 +32,6 @@ from trireme.ps.client.server_links import (
     ServerLinks,
     SharedBuffer,
 )
-from trireme.ps.client.subscription import Subscription
 from trireme.ps.compression import Packer, Residuals
 from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
 from trireme.ps.messages import (
@@ -104,7 +103,6 @@ class Client:
         # The payload of a push to each shard where nothing is packed, and its size.
         self._carried: list[tuple[Sequence[memoryview], int]] = []
         self._packers: list[Packer] = []
-        self._subscription: Subscription | None = None  # where values come packed too
         self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
         self._pushed: Push | None = None  # whose answers are missing
         self._written = 0  # a digest of the values that were written since the last push
@@ -168,12 +166,10 @@ class Client:
         return self._run(self._protocol.attach(self._layout.spec, optimizer, rule, tables))
 
     def _pack_by(self, rule: Rule) -> None:
-        """Makes the packed form of gradients and values, where a rule wants one."""
+        """Makes the packed form of gradients, where a rule wants one."""
         codec = make_codec(rule.codec)
         if codec is not None:
             self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
-            task = self._servers.lanes.task
-            self._subscription = Subscription(codec, self._values, task) if rule.publishes else None
             self._servers.shared_buffers = ()  # packed gradients lie elsewhere
 
     def load(self, state: ModelState) -> None:
@@ -511,7 +507,7 @@ class Client:
         """Begins anew with empty shards, as all copies of one were lost."""
         self._lost = False
         self._lay_out(self._servers.lanes.known_view().bounds)
-        self._packers, self._subscription = [], None
+        self._packers = []
         self._protocol.renew()
 
     def _lay_out(self, bounds: tuple[int, ...]) -> None:
@@ -536,18 +532,11 @@ class Client:
             if isinstance(message, PushReply | PulledRows):
                 self.bytes_received += sum(len(data) for data in message.rows if data is not None)
             if isinstance(message, (PushReply, PullReply)):
-                self.bytes_received += (
-                    self._values[server].nbytes
-                    if self._subscription is None
-                    else self._subscription.take(server, message)
-                )
+                self.bytes_received += self._values[server].nbytes
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         """Returns the memory for a payload: that of the model for values."""
         if isinstance(message, (PushReply, PullReply)):
-            packed = isinstance(message, PushReply) and message.since is not None
-            if packed and self._subscription is not None:
-                return self._subscription.place(server, length)
             buffer: PartBuffer = self._values[server]
             if length != buffer.nbytes:
                 raise FrameError(

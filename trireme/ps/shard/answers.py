@@ -160,17 +160,14 @@ class Answers:
         """Returns the answer to a push as it is sent now."""
         state, push = self._state, answer.pending.push
         stop = not state.ending.grant(answer.pending.owner.worker, state.step)
-        since: int | None = None
         payload: Sequence[torch.Tensor] = ()
         if push.pull:
             assert state.values is not None
-            since, payload = state.values.since(push.pulled)
+            payload = state.values.buffer.vectors
         rows: tuple[bytes | None, ...] = ()
         if push.wanted and state.tables is not None and state.shows_rows:
             rows = state.tables.pull(push.wanted)
-        message = PushReply(
-            answer.verdict, state.step, answer.staleness, stop, since, self.notice, rows
-        )
+        message = PushReply(answer.verdict, state.step, answer.staleness, stop, self.notice, rows)
         return Reply(answer.pending.route, message, payload)
 
     def _highest_clock(self) -> float:
@@ -202,7 +199,7 @@ class Answers:
                 stop = not state.ending.grant(worker, state.step)
             else:
                 stop = state.ending.reached(state.step)
-            out.append(Reply(each.route, PullReply(state.step, stop), state.values.served))
+            out.append(Reply(each.route, PullReply(state.step, stop), state.values.buffer.vectors))
         return out
 
     # -- notices ---------------------------------------------------------------------------------

@@ -184,8 +184,6 @@ class LocalSgd(ParameterServer):
         flat.take_back_values()
         for base, value, gradient in zip(self._base, flat.values, flat.gradients, strict=True):
             torch.sub(base, value, out=gradient)
-            if self.rule.publishes:
-                value.copy_(base)  # the answer is the change since these values
         flat.restore_gradients()  # they hold the deltas
         period = self._period
         super().push(

@@ -12,11 +12,9 @@ from trireme.ps.layout import Layout, Part
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.gradient_sums import Total
-from trireme.ps.shard.values.published_values import Publication
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
-from trireme.ps.shard.values.snapshot_tensors import PUBLISHED, Tensors, fill, ranges
+from trireme.ps.shard.values.snapshot_tensors import Tensors, fill, ranges
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.wire.codec import make_codec
 
 
 class Values:
@@ -26,7 +24,7 @@ class Values:
         layout: the model's layout.
         server: the server's index.
         optimizer: what updates the values.
-        rule: whether to keep a moving average of the values, and to publish changes of them.
+        rule: whether to keep a moving average of the values.
 
     Attributes:
         buffer: the values, in new memory, zero until they are loaded.
@@ -41,21 +39,6 @@ class Values:
         self._parts: tuple[Part, ...] = layout.parts(server)
         self._average_rule = rule.average
         self._average = PartBuffer(layout, server) if rule.average else None
-        self._publication: Publication | None = None
-        codec = make_codec(rule.codec) if rule.publishes else None
-        if codec is not None:
-            self._publication = Publication(codec, layout, server, self.buffer)
-
-    @property
-    def served(self) -> Sequence[torch.Tensor]:
-        """The values that workers have: the published ones, where changes are published."""
-        return (self.buffer if self._publication is None else self._publication.published).vectors
-
-    def since(self, step: int) -> tuple[int | None, Sequence[torch.Tensor]]:
-        """Returns the payload for a worker that has the values of a step; see `Publication`."""
-        if self._publication is None:
-            return None, self.buffer.vectors
-        return self._publication.since(step)
 
     def apply(
         self,
@@ -74,19 +57,16 @@ class Values:
                 each.
         """
         self.changes += 1
-        try:
-            if hyper is not None:
-                self.optimizer.set_hyper(hyper)
-            if update is not None:
-                self.optimizer.step(update.gradients, update.divisor, update.absent)
-                if self._average_rule is not None and self._average is not None:
-                    weight = 1 - self._average_rule.decay_at(step) ** steps
-                    vectors = zip(self._average.vectors, self.buffer.vectors, strict=True)
-                    for average, value in vectors:
-                        average.lerp_(value, weight)
-        finally:  # a step that fails is a step too
-            if self._publication is not None:
-                self._publication.publish(step)
+        if hyper is not None:
+            self.optimizer.set_hyper(hyper)
+        if update is None:
+            return
+        self.optimizer.step(update.gradients, update.divisor, update.absent)
+        if self._average_rule is not None and self._average is not None:
+            weight = 1 - self._average_rule.decay_at(step) ** steps
+            vectors = zip(self._average.vectors, self.buffer.vectors, strict=True)
+            for average, value in vectors:
+                average.lerp_(value, weight)
 
     def copy(self, *, state: bool) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Returns copies of the values and the average, with `state` of the optimizer's too."""
@@ -99,8 +79,6 @@ class Values:
             live += ranges("average", self._parts, self._average)
         if state:
             live += self.optimizer.export()
-            if self._publication is not None:
-                live += ranges(PUBLISHED, self._parts, self._publication.published)
         return live
 
     def load(self, step: int, tensors: Tensors) -> None:
@@ -121,15 +99,9 @@ class Values:
         if averages is not None and not fill(averages, self._parts, tensors, "average"):
             for average, value in zip(averages.vectors, self.buffer.vectors, strict=True):
                 average.copy_(value)
-        state = [
-            (spec, tensor)
-            for spec, tensor in tensors
-            if spec.key.startswith("state/") and spec.key != PUBLISHED
-        ]
+        state = [(spec, tensor) for spec, tensor in tensors if spec.key.startswith("state/")]
         if state:
             self.optimizer.restore(state)
-        if self._publication is not None:
-            self._publication.begin(step, tensors)
 
     def write(self, tensors: Tensors) -> None:
         """Replaces values that a program has written itself; all else stays as it is."""

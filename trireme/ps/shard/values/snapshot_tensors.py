@@ -14,11 +14,6 @@ from trireme.ps.snapshot_messages import TensorSpec
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
 """The tensors of a snapshot's payload, in order."""
 
-PUBLISHED = "state/published"
-"""The key of published values: see `published_values`. Snapshots and checkpoints keep them with the
-optimizer's state."""
-
-
 TABLE = "table/"
 """What the keys of the tensors of sparse tables begin with. Such a tensor holds one array of a
 block of rows; its `vector` is the name of the table."""
