@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from trireme.launch.config.task_config import TaskConfig
@@ -165,15 +166,29 @@ class HostedCoordinator:
         self._seen: tuple[State, bool] | None = None
         self._members = Membership()
         self._error: BaseException | None = None
-        self._console = console
         self._on_change = on_change
-        self._thread = threading.Thread(target=self._run, name=task.name, daemon=True)
+        # A terminal that is held (Ctrl-S), or a pager, blocks whoever writes to it.
+        self._lines: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._shower = threading.Thread(target=self._show, name=f"{task.name} lines", daemon=True)
+        self._shower.start()
+        run = partial(self._run, console, task.name)
+        self._thread = threading.Thread(target=run, name=task.name, daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _show(self) -> None:
+        while (show := self._lines.get()) is not None:
+            show()
+
+    def _run(self, console: Console, name: str) -> None:
+        def say(text: str) -> None:
+            self._lines.put(partial(console.line, name, text, False))
+
+        def warn(text: str) -> None:
+            self._lines.put(partial(console.say, f"coordinator: {printable(text)}", alarm=True))
+
         try:
-            with _warnings_on(self._console):
-                self._served.run(lambda text: self._console.line(self._thread.name, text, False))
+            with _warnings_to(warn):
+                self._served.run(say)
         except BaseException as error:
             self._error = error
             self._on_change()
@@ -203,6 +218,8 @@ class HostedCoordinator:
         """Ends it."""
         self._served.stop()
         self._thread.join(_END_SECONDS)
+        self._lines.put(None)
+        self._shower.join(_END_SECONDS)
 
 
 def membership(state: State, done: bool) -> Membership:
@@ -250,9 +267,9 @@ def serve_metrics(
 
 
 @contextmanager
-def _warnings_on(console: Console) -> Iterator[None]:
-    """Shows warnings of this process as lines of the launcher's, while the block runs."""
-    handler = _ConsoleHandler(console)
+def _warnings_to(take: Callable[[str], None]) -> Iterator[None]:
+    """Passes on the warnings of this process while the block runs."""
+    handler = _TakeWarnings(take)
     log = logging.getLogger("trireme")
     log.addHandler(handler)
     try:
@@ -261,10 +278,10 @@ def _warnings_on(console: Console) -> Iterator[None]:
         log.removeHandler(handler)
 
 
-class _ConsoleHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
+class _TakeWarnings(logging.Handler):
+    def __init__(self, take: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._console = console
+        self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.say(f"coordinator: {printable(record.getMessage())}", alarm=True)
+        self._take(record.getMessage())
