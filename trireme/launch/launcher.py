@@ -373,7 +373,7 @@ class Launcher:
         if self._job.coordinate is None:
             return
         authority = self._job.authority
-        scheme = "tcp" if authority is None else "tls"
+        scheme = self._job.task.config.scheme if authority is None else "tls"
         config = msgspec.structs.replace(
             self._job.task,
             role="coordinator",
