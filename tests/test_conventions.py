@@ -75,7 +75,7 @@ def test_the_file_that_pickles_opens_nothing_and_is_used_by_those_who_start_task
             assert word not in {"open", "connect", "socket", "read_bytes", "write_bytes"}
     taken = "from trireme.launch.function import"
     users = [name(path) for path in FILES if taken in path.read_text(encoding="utf-8")]
-    assert users == ["trireme/cli/task.py", "trireme/jobs/job.py", "trireme/jobs/launch.py"]
+    assert users == ["trireme/cli/task.py", "trireme/jobs/job.py", "trireme/jobs/run.py"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trireme.graph.capture.scopes import device as device
     from trireme.jobs.job import JobStatus as JobStatus
     from trireme.jobs.job import LaunchedJob as LaunchedJob
-    from trireme.jobs.launch import launch as launch
+    from trireme.jobs.run import run as run
     from trireme.launch.environment.detect import program_arguments as program_arguments
     from trireme.parallel.config import GraphConfig as GraphConfig
     from trireme.parallel.config import PipelineConfig as PipelineConfig
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _HOME = {
     "trireme.graph.capture.scopes": ("device",),
     "trireme.jobs.job": ("JobStatus", "LaunchedJob"),
+    "trireme.jobs.run": ("run",),
     "trireme.launch.environment.detect": ("program_arguments",),
     "trireme.parallel.config": ("GraphConfig", "PipelineConfig"),
     "trireme.ps.messages": ("Applied", "Stale"),
@@ -74,10 +75,10 @@ _HOME = {
 """The names that are imported when they are first accessed, by the module that defines them."""
 
 __all__ = [name for names in _HOME.values() for name in names]
-__all__ += ["launch", *errors.__all__]
+__all__ += errors.__all__
 
-_SUBPACKAGES = frozenset({"data", "launch", "models", "ps"})
-"""The subpackages that `trireme.NAME` imports at the first access. `launch` can be called."""
+_SUBPACKAGES = frozenset({"data", "models", "ps"})
+"""The subpackages that `trireme.NAME` imports at the first access."""
 
 
 def __getattr__(name: str) -> Any:

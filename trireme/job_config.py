@@ -23,8 +23,8 @@ STRATEGIES = Plugins("trireme.strategies", "strategy", type)
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
 
-COMMAND_LINE, LAUNCH_CALL = "command line", "launch()"
-"""The origins of values that a command, or a call of `trireme.launch`, has given itself."""
+COMMAND_LINE, LAUNCH_CALL = "command line", "run()"
+"""The origins of values that a command, or a call of `trireme.run`, has given itself."""
 
 _SWITCH = {"yes": "true", "no": "false"}
 _MOST = 2**63 - 1  # the largest integer that a message encodes

@@ -32,7 +32,7 @@ def train():
         for batch in session.loader(data, batch_size=16):
             session.step(batch)
 
-trireme.launch(train, workers=1, run_dir="run")
+trireme.run(train, workers=1, run_dir="run")
 """
 
 

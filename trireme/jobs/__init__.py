@@ -1,1 +1,1 @@
-"""Jobs that a program or a notebook starts: `trireme.launch`."""
+"""Jobs that a program or a notebook starts: `trireme.run`."""

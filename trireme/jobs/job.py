@@ -55,7 +55,7 @@ class JobStatus:
 
 
 class LaunchedJob:
-    """A job that this program has started by `trireme.launch(..., wait=False)`.
+    """A job that this program has started by `trireme.run(..., wait=False)`.
 
     It ends with this program: when this process ends, however it does, the job is stopped as
     Ctrl-C stops it. As a context manager it stops the job at the end of the block, unless it has

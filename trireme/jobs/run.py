@@ -1,4 +1,4 @@
-"""`trireme.launch`: starts a job from a program or a notebook."""
+"""`trireme.run`: starts a job from a program or a notebook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LEAST_WAIT = 10.0
 _STOP_SECONDS = 90.0
 
 
-def launch(
+def run(
     function_or_script: Callable[..., Any] | str | os.PathLike[str],
     /,
     *,
@@ -56,7 +56,7 @@ def launch(
     Options that are not given come from the environment (`TRIREME_WORKERS`), then from
     `trireme.toml` or `pyproject.toml`, as for `trireme run`.
 
-    Ctrl-C, or an interrupt of the kernel, stops the job while `launch` waits: the workers save and
+    Ctrl-C, or an interrupt of the kernel, stops the job while `run` waits: the workers save and
     end, and `KeyboardInterrupt` is raised. A second one ends them at once. The same call goes on
     from the newest checkpoint. A job ends with the process that has started it, saving first.
 
@@ -109,11 +109,11 @@ def launch(
 def _check(function_or_script: Any, args: Any) -> None:
     if not callable(function_or_script) and not isinstance(function_or_script, str | os.PathLike):
         raise ConfigurationError(
-            f"launch({function_or_script!r}): give a function, or the path of a script"
+            f"run({function_or_script!r}): give a function, or the path of a script"
         )
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         raise ConfigurationError(
-            f"launch(args={args!r}): give a list or tuple, such as args=({args!r},)"
+            f"run(args={args!r}): give a list or tuple, such as args=({args!r},)"
         )
 
 
@@ -122,12 +122,12 @@ def _check_timeout(timeout: Any, wait: bool) -> None:
         return
     if not wait:
         raise ConfigurationError(
-            "launch(timeout=..., wait=False): a job that is not waited for has no timeout; wait "
+            "run(timeout=..., wait=False): a job that is not waited for has no timeout; wait "
             "for it by `job.wait(timeout)`, and end it by `job.stop()`"
         )
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ConfigurationError(
-            f"launch(timeout={timeout!r}): it must be a number of seconds greater than 0"
+            f"run(timeout={timeout!r}): it must be a number of seconds greater than 0"
         )
 
 
@@ -163,7 +163,7 @@ def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
     for field, value in given.items():
         if field not in known:
             raise ConfigurationError(
-                f"launch() has no option {field}{suggestion(field, known)}; `trireme run --help` "
+                f"run() has no option {field}{suggestion(field, known)}; `trireme run --help` "
                 "lists them, here with underscores for dashes"
             )
         if value is None:
@@ -174,7 +174,7 @@ def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
             texts[field] = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
         else:
             raise ConfigurationError(
-                f"{field} is {value!r}: give its name, and its values as options of launch(), "
+                f"{field} is {value!r}: give its name, and its values as options of run(), "
                 'such as strategy="sync", aggregate=4'
             )
     return texts
@@ -198,7 +198,7 @@ def _start_function(
     if not ENGINES.load(task.config.on).one_host:
         raise ConfigurationError(
             f"on is {task.config.on}: a function goes to processes of this host alone; write it "
-            "into a script, and launch its path"
+            "into a script, and run its path"
         )
     name = function_name(function)
     with pack_call(function, args) as call:

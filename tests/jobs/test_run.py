@@ -1,4 +1,4 @@
-"""`trireme.launch`: what it refuses, and jobs of real processes."""
+"""`trireme.run`: what it refuses, and jobs of real processes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,9 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_package_is_the_function() -> None:
-    from trireme.jobs.launch import launch
-    from trireme.launch.run_directory import claim
-
-    assert callable(trireme.launch) and claim.__module__ == "trireme.launch.run_directory"
-    assert inspect.signature(trireme.launch) == inspect.signature(launch)
-    documented = inspect.getdoc(launch) or ""
-    for name in inspect.signature(launch).parameters:
+def test_its_options_are_documented() -> None:
+    documented = inspect.getdoc(trireme.run) or ""
+    for name in inspect.signature(trireme.run).parameters:
         assert name == "function_or_script" or re.search(rf"^ +\**{name}: ", documented, re.M)
 
 
@@ -49,11 +44,11 @@ def test_the_package_is_the_function() -> None:
     ("options", "message"),
     [
         ({"wrkers": 2}, r"no option wrkers \(did you mean workers\?\)"),
-        ({"strategy": "snc", "ps": 1}, r"strategy is 'snc' \(launch\(\)\).*did you mean sync\?"),
-        ({"workers": 0}, r"workers is '0' \(launch\(\)\): it must be a whole number from 1"),
+        ({"strategy": "snc", "ps": 1}, r"strategy is 'snc' \(run\(\)\).*did you mean sync\?"),
+        ({"workers": 0}, r"workers is '0' \(run\(\)\): it must be a whole number from 1"),
         ({"strategy": trireme.Sync()}, r'give its name, and its values as options .*"sync"'),
-        ({"replicas": 2, "ps": 1}, r"replicas is 2 \(launch\(\)\)"),
-        ({"on": "rocket"}, r"on is rocket \(launch\(\)\): there is no engine rocket"),
+        ({"replicas": 2, "ps": 1}, r"replicas is 2 \(run\(\)\)"),
+        ({"on": "rocket"}, r"on is rocket \(run\(\)\): there is no engine rocket"),
         ({"config": "none.toml"}, r"none\.toml cannot be read"),
     ],
 )
@@ -61,7 +56,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(trireme.UsageError) as refused:
-        trireme.launch(print, **options)
+        trireme.run(print, **options)
     assert re.search(message, str(refused.value))
     assert not list(tmp_path.iterdir())
 
@@ -73,7 +68,7 @@ def test_a_function_goes_to_tasks_of_this_host_alone(
     write_metadata(tmp_path, "ray")
     try:
         with pytest.raises(trireme.UsageError, match="on is ray: a function goes to processes of"):
-            trireme.launch(print, on="ray")
+            trireme.run(print, on="ray")
     finally:
         forget()
 
@@ -81,43 +76,43 @@ def test_a_function_goes_to_tasks_of_this_host_alone(
 @pytest.mark.parametrize("timeout", ["5", 0, -1.0, True])
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any) -> None:
     with pytest.raises(trireme.ConfigurationError, match="must be a number of seconds"):
-        trireme.launch(learn, timeout=timeout)
+        trireme.run(learn, timeout=timeout)
 
 
 @pytest.mark.parametrize("program", [None, 5, b"program.py"])
 def test_what_is_neither_a_function_nor_a_script_is_refused(program: Any) -> None:
     with pytest.raises(trireme.ConfigurationError, match="give a function, or the path"):
-        trireme.launch(program)
+        trireme.run(program)
 
 
 @pytest.mark.parametrize("args", [5, "--depth 2"])
 def test_arguments_that_are_no_list_are_refused(args: Any) -> None:
     with pytest.raises(trireme.ConfigurationError, match="give a list or tuple"):
-        trireme.launch(learn, args=args)
+        trireme.run(learn, args=args)
 
 
 def test_a_job_that_is_not_waited_for_has_no_timeout() -> None:
     with pytest.raises(trireme.ConfigurationError, match=r"wait=False.*job\.wait"):
-        trireme.launch(learn, wait=False, timeout=5)
+        trireme.run(learn, wait=False, timeout=5)
 
 
 def test_a_run_directory_in_memory_is_refused() -> None:
     Path("program.py").write_text("pass\n")
     with pytest.raises(trireme.TriremeError, match="in the memory of one process"):
-        trireme.launch("program.py", run_dir="memory://bucket/run", verbose=False)
+        trireme.run("program.py", run_dir="memory://bucket/run", verbose=False)
 
 
 def test_a_script_or_module_that_is_not_there_is_refused() -> None:
     with pytest.raises(trireme.UsageError, match=r"there is no program nothing\.py"):
-        trireme.launch("nothing.py")
+        trireme.run("nothing.py")
     with pytest.raises(trireme.UsageError, match="there is no module no_such_package"):
-        trireme.launch("-m no_such_package.train")
+        trireme.run("-m no_such_package.train")
 
 
 def test_a_task_of_a_job_starts_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TASK_VARIABLE, "{}")
     with pytest.raises(trireme.ConfigurationError, match="a task of a job already"):
-        trireme.launch(print)
+        trireme.run(print)
 
 
 def learn(steps: int, seen: list[int] | None = None) -> dict[str, Any]:
@@ -142,7 +137,7 @@ def learn(steps: int, seen: list[int] | None = None) -> dict[str, Any]:
 
 @pytest.mark.processes
 def test_a_function_trains_and_returns_and_can_be_looked_at() -> None:
-    with trireme.launch(learn, args=(40, [1, 2]), run_dir="run", wait=False, verbose=False) as job:
+    with trireme.run(learn, args=(40, [1, 2]), run_dir="run", wait=False, verbose=False) as job:
         returned = job.result(timeout=120)
     assert returned["step"] == 40 and returned["seen"] == [1, 2] and returned["pid"] != os.getpid()
     status = job.status()
@@ -162,9 +157,9 @@ def test_an_exception_in_the_function_is_one_error_with_the_task_and_its_traceba
         raise ValueError("boom")
 
     with pytest.raises(trireme.JobFailed) as failed:
-        trireme.launch(fails, verbose=False)
+        trireme.run(fails, verbose=False)
     text = str(failed.value)
-    assert "First worker:0 failed: ValueError: boom (test_launch.py:" in text
+    assert "First worker:0 failed: ValueError: boom (test_run.py:" in text
     assert "its traceback is below and in runs/fails/logs/worker-0.log" in text
     assert text.rstrip().endswith("ValueError: boom") and 'raise ValueError("boom")' in text
 
@@ -177,7 +172,7 @@ def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
         trireme.Session(torch.nn.Linear(1, 1), None, None)  # type: ignore[arg-type]
 
     with pytest.raises(trireme.JobFailed) as failed:
-        trireme.launch(fails, verbose=False)
+        trireme.run(fails, verbose=False)
     report, _, lines = str(failed.value).partition("\n\nIn the program:\n")
     assert "First worker:0 failed: the loss is None" in report
     assert "trireme.Session(torch.nn.Linear(1, 1), None, None)" in lines and "in fails" in lines
@@ -189,7 +184,7 @@ def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
 def test_a_script_prints_as_trireme_run_does(capsys: pytest.CaptureFixture[str]) -> None:
     Path("program.py").write_text("import sys\nprint('words', sys.argv[1:])\nsys.exit(3)\n")
     with pytest.raises(trireme.JobFailed, match=r"worker:0 failed: sys.exit\(3\)"):
-        trireme.launch("program.py", args=("--depth", 2))
+        trireme.run("program.py", args=("--depth", 2))
     assert "worker:0 | words ['--depth', '2']" in capsys.readouterr().out
 
 
@@ -201,7 +196,7 @@ def test_servers_and_workers_of_a_closure(capsys: pytest.CaptureFixture[str]) ->
     def train() -> dict[str, Any]:
         return learn(steps)
 
-    returned = trireme.launch(train, ps=1, workers=2, strategy="sync", run_dir="run")
+    returned = trireme.run(train, ps=1, workers=2, strategy="sync", run_dir="run")
     assert returned["step"] == 30
     assert "ps:0 | listens on" in capsys.readouterr().out
 
@@ -209,7 +204,7 @@ def test_servers_and_workers_of_a_closure(capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture
 def endless() -> Iterator[Any]:
     """A job that trains until it is stopped."""
-    job = trireme.launch(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
+    job = trireme.run(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
     try:
         yield job
     finally:
@@ -232,13 +227,13 @@ def test_a_job_that_is_stopped_has_saved_and_goes_on(endless: Any) -> None:
     with pytest.raises(trireme.WaitTimeout):
         endless.result(timeout=0.01)
     with pytest.raises(trireme.ConfigurationError, match="a job runs in run already"):
-        trireme.launch(learn, args=(1,), run_dir="run", verbose=False)
+        trireme.run(learn, args=(1,), run_dir="run", verbose=False)
     endless.stop()
     with pytest.raises(trireme.JobStopped, match="has saved; the same call goes on"):
         endless.result(timeout=90)
     assert endless.status().state == "interrupted"
     end = endless.status().step + 10
-    assert trireme.launch(learn, args=(end,), run_dir="run", verbose=False)["step"] == end
+    assert trireme.run(learn, args=(end,), run_dir="run", verbose=False)["step"] == end
 
 
 @pytest.mark.processes
@@ -256,7 +251,7 @@ def test_ctrl_c_stops_the_job_that_is_waited_for() -> None:
     thread.start()
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="has saved"):
-        trireme.launch(learn, args=(10**9,), run_dir="run", verbose=False)
+        trireme.run(learn, args=(10**9,), run_dir="run", verbose=False)
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
     assert read_record(Path("run")).state == "interrupted"
@@ -266,16 +261,16 @@ def test_ctrl_c_stops_the_job_that_is_waited_for() -> None:
 @pytest.mark.thorough
 def test_a_job_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(trireme.WaitTimeout, match="has not ended within 2 s"):
-        trireme.launch(learn, args=(10**9,), run_dir="run", timeout=2.0, verbose=False)
+        trireme.run(learn, args=(10**9,), run_dir="run", timeout=2.0, verbose=False)
     assert not is_running(Path("run"))
 
 
 DIES = """
 import os, signal, time
 import trireme
-from tests.jobs.test_launch import learn
+from tests.jobs.test_run import learn
 
-job = trireme.launch(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
+job = trireme.run(learn, args=(10**9,), run_dir="run", wait=False, verbose=False)
 deadline = time.monotonic() + 120
 while job.status().step == 0 and time.monotonic() < deadline:
     time.sleep(0.05)
