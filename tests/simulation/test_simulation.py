@@ -273,8 +273,10 @@ SEEN_AT = {
     "async-compares_only_positions": 2141,
     "async-counts_the_ready_of_an_earlier_view": 76,
     "clip-ReadsOverwrittenGradients": 147,
+    "links-takes_a_stuck_loop_for_live": 2781,
     "ssp-AppliesWhatTheLostHadHeld": 171,
     "ssp-CommitsTheLost": 158,
+    "ssp-LeavesWhatIsNewer": 484,
     "ssp-TakesAnyAnswer": 116,
     "sync-CutsWithoutHold": 47,
 }
