@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import trireme
 from tests.harness import Cluster, run_job
@@ -178,6 +178,28 @@ def test_loops_that_say_them_or_have_none_to_say_are_not_warned() -> None:
     group = ProcessGroup(workers=2)
     assert not any(run_process_group(group, loop_of_sizes, [4, 3, 2], True).values)
     assert not any(run_process_group(group, loop_of_sizes, [4, 4, 4], False).values)
+
+
+def loop_of_dealt_batches() -> list[str]:
+    """Trains a loop of its own on 10 examples, in batches of 3 and the rest; returns warnings."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
+    said: list[str] = []
+    optimizer.worker.progress.warn = said.append  # type: ignore[method-assign]
+    rows = TensorDataset(torch.arange(20.0).reshape(10, 2))
+    for _, (batch,) in optimizer.epochs(DataLoader(rows, 3, shuffle=True), 2):
+        for _ in range(2):  # of one batch, as the steps of several optimizers
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+    optimizer.close()
+    return said
+
+
+def test_loops_whose_data_the_job_deals_are_not_warned_of_sizes() -> None:
+    found = run_process_group(ProcessGroup(workers=2), loop_of_dealt_batches).values
+    assert found == [[], []]
 
 
 def test_labels_that_a_loss_of_ones_own_leaves_out_are_noticed_once(

@@ -43,7 +43,7 @@ class LoopData:
         self._worker = worker
         self._feed = DataFeed(worker, phases, finish, flush)
         self._handed: int | None = None  # examples since the last step; None where no batch was
-        self._before = 1.0  # the number of examples of the last batches
+        self._before: float | None = None  # the number of examples of the last batches
 
     def epochs(self, loader: DataLoader[Any], count: int, name: str) -> Iterator[tuple[int, Any]]:
         """Iterates over batches, each with its epoch; see `DistributedOptimizer.epochs`."""
@@ -81,8 +81,8 @@ class LoopData:
 
     @property
     def deals(self) -> bool:
-        """Whether the job deals the data of the step to come."""
-        return self._handed is not None
+        """Whether the job deals the data of the loop, and so knows the size of each batch."""
+        return self._handed is not None or self._before is not None
 
     def examples(self) -> float:
         """Returns the number of examples of the step to come.
@@ -92,7 +92,7 @@ class LoopData:
         """
         if self._handed is not None:
             self._before = self._handed or _COUNTS_NOT
-        return self._before
+        return 1.0 if self._before is None else self._before
 
     def spans(self) -> list[Span]:
         """Returns the positions of the examples of the step to come."""
