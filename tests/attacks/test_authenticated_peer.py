@@ -107,7 +107,9 @@ class FakeLink:
     departing: bool = False
     context: Any = None
     connection: Any = field(
-        default_factory=lambda: SimpleNamespace(destination=None, lending=None, stream=None)
+        default_factory=lambda: SimpleNamespace(
+            destination=None, lending=None, stream=SimpleNamespace(take_descriptor=lambda: None)
+        )
     )
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:

@@ -63,7 +63,9 @@ class FakeLink:
     closed: bool = False
     context: Any = None
     connection: Any = field(
-        default_factory=lambda: SimpleNamespace(destination=None, lending=None, stream=None)
+        default_factory=lambda: SimpleNamespace(
+            destination=None, lending=None, stream=SimpleNamespace(take_descriptor=lambda: None)
+        )
     )
     opened_here: bool = True
 
