@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -438,6 +439,29 @@ def test_tasks_end_with_a_launcher_that_is_killed(capsys) -> None:
     launcher.wait(timeout=10)
     assert main(["status", "here"]) == 0
     assert "lost" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_job_is_its_launcher_a_template_and_its_tasks_which_all_end_with_the_launcher() -> None:
+    write(
+        "train.py",
+        "import signal, subprocess, trireme\n"
+        "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "print('child', child.pid, flush=True)\nsignal.pause()\n",
+    )
+    words = ["run", "--ps", "1", "--workers", "2", "--run-dir", "here", "train.py"]
+    launcher = subprocess.Popen([*TRIREME, *words], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    shown = (line.split() for line in launcher.stdout)
+    children = [int(next(words[-1] for words in shown if "child" in words)) for _ in range(2)]
+    tasks = psutil.Process(launcher.pid).children()
+    pids = {*read_record(Path("here")).pids.values()}
+    assert len(pids) == 3 and len({task.pid for task in tasks} - pids) == 1, "and the template"
+    launcher.kill()
+    gone = [*tasks, *map(psutil.Process, children)]
+    assert psutil.wait_procs(gone, 30.0)[1] == []
+    launcher.stdout.close()
+    launcher.wait(timeout=10)
 
 
 # Dry run and tasks by hand -----------------------------------------------------------------------

@@ -6,6 +6,8 @@ program. Where another thread runs, for whatever reason, it refuses to fork: a l
 holds would stay locked in the child for ever.
 
 A task does then as `python -m trireme` with its command line would.
+
+When the launcher dies, the template ends what the tasks have started; see `orphans.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from trireme.launch.forking.fork_request import (
 from trireme.launch.process_setup.blas import BLAS_VARIABLE, set_blas_threads
 from trireme.launch.process_setup.command_line import show_command_line
 from trireme.launch.process_setup.leaving import leave
-from trireme.launch.process_setup.orphans import end_with_parent
+from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, end_all, end_with_parent
 from trireme.launch.process_setup.resources import keep_freed_memory
 
 MODULES = (
@@ -64,7 +66,7 @@ _MICROSECONDS = 200e-6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves one launcher until it closes the connection.
+    """Serves one launcher until it is gone.
 
     Returns:
         0 in the template itself. In a task this function does not return.
@@ -75,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--path", required=True)
     parser.add_argument("--room", help="makes room for the command lines of tasks")
     given = parser.parse_args(arguments)
-    end_with_parent(given.tied_to)
     # Whoever signals all processes of a job leaves it to the launcher to end this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(given.socket, False)
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             importlib.import_module(name)
         gc.freeze()
         _Template(launcher, given.tied_to).serve()
+    end_all(os.environ[LAUNCH_VARIABLE])  # a launcher that ends well has killed this process
     return 0
 
 

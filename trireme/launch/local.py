@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +33,7 @@ from trireme.launch.forking.template import can_fork
 from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process import ForkedProcess, TaskProcess, spawn
-from trireme.launch.process_setup.orphans import OrphanReaper
+from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.run_directory import RunDirectory
@@ -114,7 +115,8 @@ class HostEngine:
         self._build_command = build_command or task_command
         self._host = host
         self._directory = directory
-        self._reaper = OrphanReaper()
+        self._launch_id = uuid.uuid4().hex
+        self._reaper = OrphanReaper(self._launch_id)
         self._processes: dict[str, TaskProcess] = {}
         self._template: ForkedTasks | None = None
         self._waiting: dict[str, TaskConfig] = {}  # for the template, in the order of their start
@@ -218,7 +220,7 @@ class HostEngine:
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment of every task, but for what tells each what it is."""
-        return {**self._environ, **self._reaper.variables, "PYTHONUNBUFFERED": "1"}
+        return {**self._environ, LAUNCH_VARIABLE: self._launch_id, "PYTHONUNBUFFERED": "1"}
 
     def host(self, name: str) -> str:
         return socket.gethostname()
@@ -257,6 +259,8 @@ class HostEngine:
     def _look_at_template(self) -> None:
         assert self._template is not None  # it is registered
         self._template.look()
+        if self._template.ready:
+            self._reaper.close()  # the template does the same
         self._drop_template_if_gone()
         self._start_waiting()
 
@@ -265,6 +269,8 @@ class HostEngine:
             self._selector.unregister(self._template)
             self._template.close()
             self._template = None
+            self._reaper.close()
+            self._reaper = OrphanReaper(self._launch_id)
 
     def _ended(self, name: str, status: int) -> TaskEnded:
         process = self._processes.pop(name)

@@ -121,7 +121,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     with HostEngine(
         ["programs/program.py", "--word"], environ, ran.show, directory=directory
     ) as engine:
-        ran.launch = engine._reaper.variables[LAUNCH_VARIABLE]
+        ran.launch = engine._launch_id
         engine.fork_tasks(Console(out, out, {}))
         for index in range(7):
             engine.start(TaskConfig(job="job", index=index, workers=7))

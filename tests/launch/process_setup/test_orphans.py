@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.launch.programs import alive, eventually
-from trireme.launch.process_setup.orphans import OrphanReaper
+from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, OrphanReaper
 
 pytestmark = [
     pytest.mark.processes,
@@ -21,8 +21,8 @@ pytestmark = [
 LAUNCHER = '''
 import os, signal, subprocess, sys
 from trireme.launch.process_setup.orphans import OrphanReaper
-reaper = OrphanReaper()
-environ = {**os.environ, **reaper.variables}
+reaper = OrphanReaper("launch-1")
+environ = {**os.environ, "TRIREME_LAUNCH": "launch-1"}
 task = """
 import subprocess
 for own in (False, True):
@@ -51,9 +51,9 @@ def test_when_a_launcher_is_killed_what_its_tasks_have_started_ends() -> None:
 
 
 def test_a_guard_that_is_sent_away_ends_nothing() -> None:
-    reaper = OrphanReaper()
+    reaper = OrphanReaper("launch-2")
     process = psutil.Process(reaper._process.pid)
-    task = subprocess.Popen(["sleep", "1000"], env={**os.environ, **reaper.variables})
+    task = subprocess.Popen(["sleep", "1000"], env={**os.environ, LAUNCH_VARIABLE: "launch-2"})
     reaper.close()
     try:
         assert not process.is_running()

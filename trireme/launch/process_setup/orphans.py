@@ -1,8 +1,9 @@
 """Lets nothing outlive a launcher that is killed: neither its tasks nor what they have started.
 
 The kernel kills a task with its launcher (`end_with_parent`), but not the task's own children. So
-a small process, the reaper, waits beside the launcher. When the launcher dies without
-closing it, the reaper kills every process that has the launch's id in its environment. Children
+a process waits beside the launcher: the template of its tasks, where it has one, else a small one,
+the reaper. When the launcher dies without closing it, it kills every process that has the launch's
+id in its environment (`end_all`). Children
 inherit the environment from their parents, whatever session or process group they move to. Jenkins
 finds the children of a build in the same way.
 
@@ -18,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 
 LAUNCH_VARIABLE = "TRIREME_LAUNCH"
@@ -55,13 +55,11 @@ def end_with_parent(parent: int) -> None:
 class OrphanReaper:
     """The process that waits beside a launcher, until it is closed.
 
-    Attributes:
-        variables: the variables that every task must have in its environment.
+    Args:
+        launch_id: what every task has in its environment as `LAUNCH_VARIABLE`.
     """
 
-    def __init__(self) -> None:
-        launch_id = uuid.uuid4().hex
-        self.variables = {LAUNCH_VARIABLE: launch_id}
+    def __init__(self, launch_id: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, launch_id],
             stdin=subprocess.PIPE,  # closes when this process ends, for whatever reason
@@ -73,7 +71,7 @@ class OrphanReaper:
         )
 
     def close(self) -> None:
-        """Ends the reaper, as the launcher has ended its tasks itself. May be repeated."""
+        """Ends the reaper, as it is needed no more. May be repeated."""
         pipe = self._process.stdin
         assert pipe is not None  # asked for by PIPE
         if not pipe.closed:
@@ -87,12 +85,13 @@ class OrphanReaper:
             self._process.wait()
 
 
-def _end_all(launch_id: str) -> None:
-    """Kills every process with the launch's id, until two scans in a row find none."""
+def end_all(launch_id: str) -> None:
+    """Kills every other process with a launch's id, until two scans in a row find none."""
     deadline = time.monotonic() + TOTAL_SECONDS
     quiet = 0
     while quiet < QUIET_SCANS and time.monotonic() < deadline:
-        found = list(_processes_with(f"{LAUNCH_VARIABLE}={launch_id}".encode()))
+        marked = _processes_with(f"{LAUNCH_VARIABLE}={launch_id}".encode())
+        found = [pid for pid in marked if pid != os.getpid()]
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -116,7 +115,7 @@ def _main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.read(0, 1) != DONE:
-        _end_all(sys.argv[1])
+        end_all(sys.argv[1])
 
 
 if __name__ == "__main__":
