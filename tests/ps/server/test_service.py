@@ -167,6 +167,23 @@ def test_a_snapshot_crosses_whatever_was_lent() -> None:
         assert state.optimizer[f"{name}/exp_avg"].shape == value.shape
 
 
+@pytest.mark.skipif(not available(), reason="lent memory needs Linux")
+def test_an_answer_of_the_size_of_the_values_leaves_the_lent_ones_alone() -> None:
+    with servers(1) as view:
+        client, flat = joined(view, shared=True, rule=Rule())
+        trained = train(client, flat, 3)
+        size = sum(value.nbytes for value in flat.values)
+        client.share("topic", bytes(range(256)) * (size // 256) + bytes(size % 256))
+        for value in flat.values:
+            value.fill_(0.5)  # as where other workers have pushed since
+        state = client.snapshot(state=False)
+        assert len(client.collect("topic")[0]) == size
+        assert all((value == 0.5).all() for value in flat.values)
+        client.close()
+    for name, value in trained.items():
+        assert torch.equal(state.values[name], value)
+
+
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "topk:1.0"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_packed_pushes_come_close_to_plain_ones(codec: str, count: int) -> None:

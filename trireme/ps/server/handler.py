@@ -28,6 +28,7 @@ from trireme.ps.messages import (
     LendMemory,
     LendRows,
     MemoryLent,
+    PullReply,
     PullRows,
     Push,
     PushReply,
@@ -527,7 +528,12 @@ class ShardHandler:
                 if route.staging is not None and not isinstance(output.message, Waiting):
                     route.staging.release()
                 if route.link is not None:
-                    payload, message = self._bytes(output.payload, state), output.message
+                    message = output.message
+                    payload: Sequence[memoryview]
+                    if isinstance(message, (PushReply, PullReply)):
+                        payload = self._bytes(output.payload, state)
+                    else:  # a list: what fits would come over the values in memory that is lent
+                        payload = [as_bytes(each) for each in output.payload if each.numel()]
                     if route.answers and isinstance(message, PushReply):
                         message = written(message, route.answers)
                     route.link.offer(message, payload, sequence=route.sequence)
