@@ -105,7 +105,37 @@ def side_by_side(session: Session) -> dict[str, list[int]]:
     return found
 
 
-PROGRAMS = [two_steps, two_optimizers, two_loaders, side_by_side]
+def both_in_turn(session: Session) -> dict[str, list[int]]:
+    """A worker may be dealt most of one data set, and another most of the other.
+
+    The second has as many batches: a worker that has none while another still holds some ends.
+    """
+    found: dict[str, list[int]] = {"train": [], "second": []}
+    loaders = {
+        name: iter(session.loader(numbers(), BATCH, name=name, epochs=EPOCHS)) for name in found
+    }
+    while True:
+        for name, loader in loaders.items():
+            batch = next(loader, None)
+            if batch is None:
+                del found["second"]
+                return found
+            session.step(batch)
+            found[name] += examples(batch)
+
+
+def both_at_once(session: Session) -> dict[str, list[int]]:
+    """As `both_in_turn`, with a batch in hand while the worker asks for the other."""
+    found: dict[str, list[int]] = {"train": [], "second": []}
+    loaders = [session.loader(numbers(), BATCH, name=name, epochs=EPOCHS) for name in found]
+    for batches in zip(*loaders, strict=False):
+        for name, batch in zip(found, batches, strict=True):
+            session.step(batch)
+            found[name] += examples(batch)
+    return found
+
+
+PROGRAMS = [two_steps, two_optimizers, two_loaders, side_by_side, both_in_turn, both_at_once]
 
 
 def check(counts: list[dict[str, list[int]]], cluster: Cluster) -> None:

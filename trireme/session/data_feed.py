@@ -324,7 +324,7 @@ class DataFeed:
                     elif batch is None:
                         if within is None or within.leaves_out:
                             dealer.leave_out(self._handed.leave_out(loop))
-                        waits = patient and not self._handed.holds(loop)
+                        waits = patient and self._handed.may_wait(loop)
                         if not dealer.until or not self._more(dealer, patient=waits):
                             break
                         batches = self._ahead = Lookahead(iter(loader))

@@ -36,6 +36,7 @@ class HandedOut:
     def __init__(self) -> None:
         self._batches: dict[_Handed, int] = {}  # in their order, with the loops that they went to
         self._loops = 0
+        self._open: set[int] = set()  # loops that go on
         self._ended: set[int] = set()  # loops that were left
         self._left_out: dict[_Handed, None] = {}  # since the last call of `left_out`
         self._dealt_again: set[_Handed] = set()
@@ -43,6 +44,7 @@ class HandedOut:
     def begin(self) -> int:
         """Begins a loop over a data set; returns its number."""
         self._loops += 1
+        self._open.add(self._loops)
         return self._loops
 
     def add(self, batch: Batch, loop: int) -> None:
@@ -84,11 +86,17 @@ class HandedOut:
 
     def leave(self, loop: int) -> None:
         """Notes that a program has left a loop with the batches that it was handed last."""
+        self._open.remove(loop)
         self._ended = {*self._ended, loop}.intersection(self._batches.values())
 
-    def holds(self, loop: int) -> bool:
-        """Returns whether a loop has a batch that no update was made from."""
-        return loop in self._batches.values()
+    def may_wait(self, loop: int) -> bool:
+        """Returns whether a loop may wait for the examples that other workers hold.
+
+        Those may wait for what this worker holds: a batch that no update was made from yet, or what
+        is dealt to another loop of it. Loops that a program goes through together (`zip`) begin in
+        the same order everywhere, and only the first waits.
+        """
+        return loop == min(self._open) and loop not in self._batches.values()
 
     def leave_out(self, loop: int) -> list[tuple[int, int]]:
         """Leaves out what is not finished of a loop that has come to its end.
