@@ -381,7 +381,7 @@ class DataFeed:
         """Returns whether more positions are to be had in this iteration.
 
         A patient worker waits until all of them are in the parameters: those of a worker that is
-        lost meanwhile are dealt again.
+        lost meanwhile are dealt again. It does not wait in a job that is to stop, or to leave it.
         """
         worker = self._worker
         while not worker.backend.stopping:
@@ -395,6 +395,11 @@ class DataFeed:
             self._idle.wait(awaited=told.awaited)
             if rejoined != worker.rejoined:
                 return True
+            if worker.setup.process_group is None:
+                if worker.lifecycle.interrupted is not None:
+                    return False  # the others wait for this worker, to stop
+                if worker.lifecycle.dismissed is not None:
+                    self._idle.make()  # with its answer the worker leaves
         return False
 
     # -- updates --------------------------------------------------------------------------------
