@@ -471,6 +471,9 @@ def test_a_class_of_our_own_needs_none_of_torchs_private_methods(
 def test_nobody_is_told_to_go_where_it_is_refused_too() -> None:
     with pytest.raises(UnsupportedOptimizerError, match="with servers and without"):
         spec_of(torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))]))
+    with pytest.raises(UnsupportedOptimizerError, match=r"use trireme\.Embedding") as refused:
+        spec_of(torch.optim.SparseAdam([torch.nn.Parameter(torch.zeros(1))]))
+    assert "allreduce" not in str(refused.value)
 
 
 def test_an_unknown_name_is_refused_by_the_server() -> None:

@@ -1,4 +1,4 @@
-"""nn.Embedding(sparse=True): it trains in one process as with torch alone; servers refuse it."""
+"""nn.Embedding(sparse=True): one process trains it as torch alone does; jobs refuse it."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_a_loop_of_ones_own_in_one_process_trains_it_too() -> None:
     assert torch.equal(model.votes.weight, with_torch(OPTIMIZERS["SparseAdam"], None))
 
 
-def test_what_servers_cannot_take_is_refused_by_name_with_what_to_use() -> None:
+def test_what_processes_cannot_exchange_is_refused_by_name_with_what_to_use() -> None:
     model = Words()
     flat = FlatModel([list(model.named_parameters())], servers=1)
     model.votes.weight.grad = None
     model(BATCHES[0]).sum().backward()
-    with pytest.raises(ConfigurationError, match=r"'votes\.weight' is sparse.*trireme\.Embedding"):
+    with pytest.raises(ConfigurationError, match=r"'votes\.weight' is sparse.*use sparse=False"):
         flat.collect_gradients()

@@ -103,8 +103,8 @@ class EqualBatchMean(Reducer):
                 raise ConfigurationError(
                     f"rank {self._process_group.rank} made a step of {examples:g} examples, and "
                     "others of other numbers: fsdp averages gradients while backward runs, "
-                    "all with the same weight; give every process batches of one size, or use "
-                    "--strategy allreduce"
+                    "all with the same weight; give every process batches of one size "
+                    "(drop_last=True), or use --strategy allreduce"
                 )
             return 1.0
 

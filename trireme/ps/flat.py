@@ -323,9 +323,10 @@ class FlatModel:
         """Returns why the sparse gradient of a parameter cannot be used."""
         name = next(name for name, each in self.parameters.items() if each is parameter)
         return (
-            f"the gradient of {name!r} is sparse, as of nn.Embedding(sparse=True), and parameter "
-            "servers take whole gradients: use trireme.Embedding, whose rows the servers keep, and "
-            "of which only those of a batch are sent; or sparse=False"
+            f"the gradient of {name!r} is sparse, as of nn.Embedding(sparse=True), and processes "
+            "that train together exchange whole gradients: use sparse=False, with an optimizer for "
+            "whole gradients (not SparseAdam); or, with parameter servers, trireme.Embedding, "
+            "whose rows the servers keep, and of which only those of a batch are sent"
         )
 
     def divide(self, bounds: tuple[int, ...]) -> None:

@@ -192,10 +192,11 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     name = name_of(optimizer)
     if name is None:
         shown = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        sparse = isinstance(optimizer, torch.optim.SparseAdam)
         raise UnsupportedOptimizerError(
             f"the parameter server has no optimizer {shown}: it has torch.optim's "
             f"{', '.join(OPTIMIZERS)}, and classes derived from them that leave `step` as it is. "
-            f"{_ELSEWHERE}"
+            f"{_SPARSE if sparse else _ELSEWHERE}"
         )
     return OptimizerSpec(name, groups_of(optimizer, name))
 
@@ -204,6 +205,11 @@ _ELSEWHERE = (
     "Use one of them; or train without servers (under plain python, with --strategy allreduce, or "
     "with fsdp), or with --strategy averaging or diloco, where workers take any optimizer whose "
     "step needs no closure"
+)
+
+_SPARSE = (
+    "For sparse gradients use trireme.Embedding, whose rows the servers keep and update, by the "
+    "sparse form of Adam too"
 )
 
 

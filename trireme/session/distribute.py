@@ -106,7 +106,8 @@ def distribute(
       parameter servers, the others go on without it.
     - Under `fsdp` and `tensor` the module itself is split: its parameters are of class `DTensor`,
       and the optimizer's groups hold them. Code that computes with the module, such as an
-      evaluation, or saves it must run in every process. Checkpoints have whole tensors.
+      evaluation, or saves it must run in every process, before `close`. Checkpoints have whole
+      tensors.
 
     Args:
         model: the module, on its device, with the parameters that the optimizer was built from; or
