@@ -384,3 +384,18 @@ def test_a_write_before_an_evaluation_is_found_after_it() -> None:
         session.step((INPUTS, torch.zeros(4, 2)))
 
     assert isinstance(run_job(Cluster(), make, program).raised[0], ConfigurationError)
+
+
+def test_the_final_values_are_no_write_of_the_programs(caplog: pytest.LogCaptureFixture) -> None:
+    def make(index: int) -> Session:
+        return trireme.Session(made(), nn.MSELoss(), Adam)
+
+    def program(session: Session) -> None:
+        data = torch.utils.data.TensorDataset(INPUTS, torch.zeros(4, 2))
+        for batch in session.loader(data, batch_size=4, epochs=4):
+            session.step(batch)
+        session._finish_training()
+        session.evaluate(data)
+
+    assert not run_job(Cluster(), make, program).raised
+    assert "put back" not in caplog.text

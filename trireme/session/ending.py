@@ -130,6 +130,7 @@ def _drained(worker: Worker) -> bool:
     worker.lifecycle.draining = True
     try:
         worker.backend.drain()
+        worker.remember()  # the final values are none that the program has written
     except WaitCutShort:
         return False
     finally:
