@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conftest import PACKAGES
 from tests.integration.shell import PROGRAMS, ROOT, Running, Shell
 from tests.integration.test_counting import consumed, notes, saved, table, updates
 
@@ -74,7 +75,7 @@ def nodes() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as short:
         temp = f"{short}/ray"  # where Ray writes down a new cluster's address, too
         patch.setenv("RAY_TMPDIR", short)
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", PACKAGES)
         head = {**NODE, "include_dashboard": False, "temp_dir": temp}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
