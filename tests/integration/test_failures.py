@@ -131,8 +131,8 @@ def test_a_killed_server_costs_what_was_learned_since_the_checkpoint(
     assert ended.status == 1
     newest = step_of(list_checkpoints(shell.directory / "run")[-1])
     said = re.findall(
-        r"^trireme:   ps:1 was lost at step (\d+) or a little later\. The job goes back to its "
-        rf"newest checkpoint, of step {newest}, and (\d+) steps, or a few more, are lost; with "
+        r"^trireme:   ps:1 was lost at step (\d+) or a little later\. The "
+        rf"newest checkpoint is of step {newest}: (\d+) steps, or a few more, are lost; with "
         r"--replicas 2 it goes on when a server dies$",
         ended.err,
         re.M,

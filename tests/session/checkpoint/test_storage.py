@@ -306,19 +306,18 @@ def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
         (
             210,
             1,
-            "The job goes back to its newest checkpoint, of step 210, and 20 steps, or a few more, "
+            "The newest checkpoint is of step 210: 20 steps, or a few more, "
             "are lost; with --replicas 2 it goes on when a server dies",
         ),
         (
             229,
             2,
-            "The job goes back to its newest checkpoint, of step 229, and 1 step, or a few more, "
-            "are lost",
+            "The newest checkpoint is of step 229: 1 step, or a few more, are lost",
         ),
         (
             0,
             1,
-            "The job begins again, and 230 steps, or a few more, are lost: there is no checkpoint; "
+            "There is no checkpoint: 230 steps, or a few more, are lost; "
             "with --replicas 2 it goes on when a server dies",
         ),
     ],

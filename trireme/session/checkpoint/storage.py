@@ -286,12 +286,11 @@ class Storage:
         saved = [] if self._place is None else list_checkpoints(self._place)
         newest = step_of(saved[-1]) if saved else 0
         count = max(step - newest, 0)
-        back = f"goes back to its newest checkpoint, of step {newest}" if saved else "begins again"
-        why = "" if saved else ": there is no checkpoint"
+        where = f"The newest checkpoint is of step {newest}" if saved else "There is no checkpoint"
         answer = "; with --replicas 2 it goes on when a server dies" if copies == 1 else ""
         return (
-            f"{lost} was lost at step {step} or a little later. The job {back}, and "
-            f"{count} step{'s' * (count != 1)}, or a few more, are lost{why}{answer}"
+            f"{lost} was lost at step {step} or a little later. {where}: "
+            f"{count} step{'s' * (count != 1)}, or a few more, are lost{answer}"
         )
 
     def close(self) -> None:
