@@ -159,14 +159,17 @@ def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
     assert found["sync"] == [64 * size, 65 * size], "and the first pull"
     assert found["averaging"] == [4 * size, 5 * size]
     assert found["diloco"][0] < 2 * size / 3.5
-    assert found["diloco"][1] < size + 2 * size / 3.5, "the first pull is whole"
+    assert found["diloco"][1] == 3 * size, "values come back whole"
 
 
 @pytest.mark.slow
-def test_int8_takes_a_four_hundredth_of_the_bytes_of_sync_both_ways(
+def test_int8_pushes_take_a_four_hundredth_of_the_bytes_of_sync(
     shell: Shell, mnist_dir: Path
 ) -> None:
-    """Of MNIST's classic program, of which `sync` takes the whole model both ways at each step."""
+    """Of MNIST's classic program, of which `sync` takes the whole model both ways at each step.
+
+    Values come back whole, once in a hundred steps.
+    """
     steps, size = 4000, 318_144
     ended = shell.run(
         *("run", "--ps", 2, "--workers", 2, "--strategy", "diloco", "--compress", "int8"),
@@ -181,7 +184,7 @@ def test_int8_takes_a_four_hundredth_of_the_bytes_of_sync_both_ways(
     for line in lines:
         pushed, pulled = (int(number.replace(",", "")) for number in line)
         assert pushed <= steps * size / 400
-        assert pulled <= steps * size / 400, "the first pull, which is whole, is in it"
+        assert pulled <= (steps / 100 + 1) * size, "and the first pull"
 
 
 @pytest.mark.slow
