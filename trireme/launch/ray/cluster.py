@@ -1,4 +1,7 @@
-"""Reserves a seat for each task of a job on a Ray cluster, and starts its agent there."""
+"""Reserves a seat for each task of a job on a Ray cluster, and starts its agent there.
+
+The only module that imports Ray, when it is first used: everything else works without Ray.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from trireme.launch.engines import engine_options
 from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
 from trireme.launch.ray.options import RayOptions
-from trireme.launch.ray.package import load_ray
 from trireme.launch.ray.seats import choose_nodes, seat_of, total
 
 AGENT_CORES = 0.01
@@ -33,6 +35,26 @@ NODE_DIGITS = 8
 
 NOTICE_SECONDS = 5.0
 REACH_TIMEOUT = 10.0
+
+
+def load_ray() -> Any:
+    """Returns the package `ray`.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import ray
+        import ray._private.state
+        import ray.exceptions
+        import ray.util
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--on ray needs Ray, and it cannot be imported ({error}): pip install 'ray>=2.40', "
+            "here and on every node"
+        ) from error
+    return ray
 
 
 def first_line(error: BaseException) -> str:

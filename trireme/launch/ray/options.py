@@ -9,7 +9,6 @@ import msgspec
 from trireme.errors import UsageError
 from trireme.job_config import Gpus, JobConfig, Option, Positive
 from trireme.launch.engines import EngineType
-from trireme.launch.ray.package import load_ray
 
 
 def _whole_or_share(gpus: float) -> None:
@@ -42,7 +41,6 @@ def _check(config: JobConfig) -> None:
             "workers is auto, which counts the GPUs of this host, and not those of a Ray "
             "cluster: give --workers N"
         )
-    load_ray()  # fails here if Ray is missing, before anything is written
 
 
 RAY = EngineType(
