@@ -28,7 +28,7 @@ PLUGINS: dict[str, tuple[str, ...]] = {
     "tables": ("tables/",),
     "ray": ("launch/ray/",),
     "dashboards": ("monitor/tensorboard/", "monitor/report", "monitor/charts", "cli/report.py"),
-    "doctor": ("doctor/", "cli/doctor.py"),
+    "doctor": ("doctor/",),
     "notebook": ("jobs/",),
     "remote": ("remote/", "session/checkpoint/remote_"),
 }

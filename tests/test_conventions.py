@@ -80,7 +80,7 @@ def test_the_file_that_pickles_opens_nothing_and_is_used_by_those_who_start_task
 
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_only_launch_and_command_line_read_the_environment(path: Path) -> None:
-    if path.relative_to(PACKAGE).parts[0] in ("launch", "cli"):
+    if path.relative_to(PACKAGE).parts[0] in ("launch", "cli") or path.name == "command.py":
         return
     for node in nodes(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -247,37 +247,6 @@ def _checkpoint() -> Parser:
     return parser
 
 
-def _doctor() -> Parser:
-    parser = Parser(
-        "doctor",
-        "[OPTIONS] [WHERE...]",
-        "Checks this host and what it reaches: versions, addresses, ports, shared memory, limits, "
-        "clock, cores, launchers. Prints a line for each check, with what to do about a warning or "
-        "a problem. WHERE is a task as host:port; a file with a cluster in the form of TF_CONFIG; "
-        "or the run directory of a running job: each task there has to be reachable. Exit status "
-        "1 if there is a problem, else 0.",
-    )
-    parser.add_argument(
-        "where", metavar="WHERE", nargs="*", help="host:port, a cluster file, or a run directory"
-    )
-    parser.add_argument(
-        "--run-dir", metavar="DIR", help="check the disk and the lock of a run directory"
-    )
-    parser.add_argument(
-        "--port",
-        metavar="N",
-        action="append",
-        default=[],
-        help="check that a task can listen at port N; may be repeated",
-    )
-    parser.add_argument("--certs", metavar="DIR", help="check the certificates and keys in DIR")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", default="3", help="how long to wait for a host (default 3)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
 def _certs() -> Parser:
     parser = Parser(
         "certs",
@@ -346,9 +315,6 @@ SCALE = Command(
 )
 CHECKPOINT = Command(
     "list, show, verify or export checkpoints", _checkpoint, "trireme.cli.checkpoint:main"
-)
-DOCTOR = Command(
-    "check this host and what it reaches, and say what to do", _doctor, "trireme.cli.doctor:main"
 )
 COMPLETION = Command(
     "print the script by which a shell completes commands",

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from trireme.cli.live import query
-from trireme.cli.parser import DOCTOR
 from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
 from trireme.doctor.checks import (
@@ -23,6 +22,7 @@ from trireme.doctor.checks import (
     check_port,
     check_task,
 )
+from trireme.doctor.entry import DOCTOR
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.environment.tf_config import read_cluster
 from trireme.launch.run_directory import RECORD, is_running, read_record

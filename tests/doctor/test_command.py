@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trireme.cli import main
-from trireme.cli.doctor import listening
 from trireme.cluster.messages import TaskState, TaskStatus
+from trireme.doctor.command import listening
 
 
 @pytest.fixture(autouse=True)
