@@ -13,8 +13,8 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.reducer import Reducer
-from trireme.parallel.tensors import to_local
 from trireme.ps.flat import FlatModel
+from trireme.tensors import to_local
 
 BUCKET_BYTES = 4 << 20
 

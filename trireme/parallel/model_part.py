@@ -18,7 +18,7 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig, Plan
 from trireme.parallel.parameter_hooks import has_hooks, hooked, refusal
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.sharding import copies, fill_local, full_tensor, fully_sharded
+from trireme.parallel.sharding import copies, fully_sharded
 from trireme.parallel.stages import (
     Stage,
     balance,
@@ -28,8 +28,8 @@ from trireme.parallel.stages import (
     notes_of,
     parameter_costs,
 )
-from trireme.parallel.tensors import mean_of, to_local
 from trireme.ps.module_names import named_buffers, named_parameters
+from trireme.tensors import fill_local, full_tensor, mean_of, to_local
 
 if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.tensors import is_dtensor
 from trireme.ps.module_names import named_parameters
+from trireme.tensors import is_dtensor
 
 
 def hooked(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -82,13 +82,6 @@ def notes_of(module: nn.Module) -> dict[str, dict[Any, Any]]:
     }
 
 
-def called_modules(module: nn.Module) -> list[nn.Module]:
-    """Returns the modules that a program calls: the module, or the children of a container."""
-    if type(module).forward is not nn.Module.forward:
-        return [module]
-    return [each for child in module.children() for each in called_modules(child)]
-
-
 def is_chain(module: nn.Module) -> bool:
     """Returns whether a module is an `nn.Sequential`, which applies its children in turn."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward

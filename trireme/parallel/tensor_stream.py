@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.sharding import full_tensor
+from trireme.tensors import full_tensor
 
 _END = -1
 

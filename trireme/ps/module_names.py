@@ -32,3 +32,10 @@ def named_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """As `module.state_dict(keep_vars=True)`, by the module's own names."""
     return {own_name(name): tensor for name, tensor in module.state_dict(keep_vars=True).items()}
+
+
+def called_modules(module: nn.Module) -> list[nn.Module]:
+    """Returns the modules that a program calls: the module, or the children of a container."""
+    if type(module).forward is not nn.Module.forward:
+        return [module]
+    return [each for child in module.children() for each in called_modules(child)]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trireme.parallel.stages import called_modules
-from trireme.parallel.tensors import digest, tensors_in
+from trireme.ps.module_names import called_modules
+from trireme.tensors import digest, tensors_in
 
 COMPARED = 2
 """The number of batches at the beginning whose digests are kept, to compare those of workers."""

@@ -15,8 +15,8 @@ from torch import nn
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.process_setup.leaving import leave
 from trireme.launch.process_setup.program import ProgramEnd
-from trireme.parallel.stages import called_modules
 from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.ps.module_names import called_modules
 from trireme.ps.results import PushResult
 from trireme.session.batch_comparison import BatchComparison
 from trireme.session.batch_watch import BatchWatch

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from trireme.parallel.tensors import to_local
+from trireme.tensors import to_local
 
 _MOST_COPIED = 1 << 20
 _OWN = str(Path(__file__).parents[1])

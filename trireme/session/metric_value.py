@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.tensors import tensors_in
+from trireme.tensors import tensors_in
 
 Metric = Callable[..., torch.Tensor | float]
 """(outputs, targets) -> a number, the mean over the batch; or an object with `update(outputs,

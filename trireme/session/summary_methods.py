@@ -13,8 +13,8 @@ from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.monitor.tensorboard.forward_tracer import graph_of
 from trireme.parallel.operation_log import OperationLog
 from trireme.parallel.placed.graph_execution import GraphExecution
-from trireme.parallel.tensors import map_tensors
 from trireme.session.job_view import JobView
+from trireme.tensors import map_tensors
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -18,8 +18,6 @@ from trireme.errors import (
     TriremeError,
 )
 from trireme.launch.exit_reason import INTERRUPTED
-from trireme.parallel.sharding import fill_local
-from trireme.parallel.tensors import digest
 from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
@@ -37,6 +35,7 @@ from trireme.session.replica.buffers import Buffers
 from trireme.session.stopping import LastIteration, rolled_back
 from trireme.session.training_setup import TrainingSetup
 from trireme.session.worker_checkpoints import WorkerCheckpoints
+from trireme.tensors import digest, fill_local
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from trireme.monitor.tensorboard.distribution import distribution_of
 from trireme.monitor.tensorboard.forward_tracer import Graph
 from trireme.monitor.tensorboard.image_grids import as_images, feature_maps, filters, grid
-from trireme.parallel.tensors import tensors_in, to_local
+from trireme.tensors import tensors_in, to_local
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from trireme.parallel.tensors import tensors_in
+from trireme.tensors import tensors_in
 
 Observer = Callable[[str, nn.Module, Any], None]
 """Called after a module has computed: with its name in the model, the module, and its outputs."""

@@ -13,7 +13,7 @@ from trireme.graph.drawing.assembly import scope_of
 from trireme.graph.drawing.words import operator_name
 from trireme.monitor.tensorboard.events import device_name
 from trireme.monitor.tensorboard.forward_tracer import Graph, Names, Node, Output
-from trireme.parallel.tensors import tensors_in
+from trireme.tensors import tensors_in
 
 _ANY = -1  # a size that differs between batches, as TensorFlow writes it
 

@@ -34,8 +34,8 @@ from trireme.graph.place.requests import (
     resolve,
 )
 from trireme.parallel.config import GraphConfig
-from trireme.parallel.tensors import map_tensors
 from trireme.ps.joint_optimizer import members
+from trireme.tensors import map_tensors
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from trireme.parallel.placed.graph_part import GraphPart, PlacedGraph
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.stage_operation import StageOperation
-from trireme.parallel.tensors import joined, tensors_in
+from trireme.tensors import joined, tensors_in
 
 Piece = tuple[tuple[tuple[Any, ...], dict[str, Any]], Any, int]
 """A micro-batch: the arguments of the model's call, positional and by name, then the targets, and

@@ -36,8 +36,8 @@ from trireme.parallel.placed.graph_decision import (
     plain_inputs,
 )
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.tensors import digest
 from trireme.ps.module_names import named_buffers, named_parameters
+from trireme.tensors import digest
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trireme.parallel.tensors import to_local
+from trireme.tensors import to_local
 
 if TYPE_CHECKING:
     from trireme.session.trained import Trained

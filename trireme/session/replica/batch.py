@@ -12,7 +12,7 @@ import torch
 
 from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError
-from trireme.parallel.tensors import map_tensors, tensors_in
+from trireme.tensors import map_tensors, tensors_in
 
 _TARGETS = ("targets", "target", "labels", "label")
 

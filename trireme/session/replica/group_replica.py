@@ -31,8 +31,6 @@ from trireme.parallel.placed.graph_part import GraphPart
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.reducer import Reducer
-from trireme.parallel.sharding import local_part
-from trireme.parallel.tensors import is_dtensor
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
@@ -50,6 +48,7 @@ from trireme.session.settings import Settings
 from trireme.session.table_rows import has_tables
 from trireme.session.trained import named_groups
 from trireme.session.training_setup import TrainingSetup
+from trireme.tensors import is_dtensor, local_part
 
 
 def assemble_together(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.tensors import map_tensors, tensors_in
+from trireme.tensors import map_tensors, tensors_in
 
 
 class Named(NamedTuple):

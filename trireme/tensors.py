@@ -1,4 +1,4 @@
-"""Maps the tensors in nested structures, and returns the local shards of distributed tensors.
+"""Maps the tensors in nested structures; local shards of distributed tensors.
 
 The structures are tuples, named tuples, lists, dicts and their subclasses (such as the outputs of
 Hugging Face's models, which are dicts and dataclasses at once), and dataclasses. Each is rebuilt as
@@ -147,3 +147,36 @@ def is_dtensor(tensor: torch.Tensor) -> TypeIs[DTensor]:
 def to_local(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the part of a tensor that this process holds: the tensor itself, or its shard."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole tensor on the CPU; every process that holds a part of it must call it."""
+    full = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return full.detach().cpu()
+
+
+@torch.no_grad()
+def fill_local(target: torch.Tensor, full: torch.Tensor) -> None:
+    """Fills this process's part of `target` from the whole tensor."""
+    if not is_dtensor(target):
+        target.copy_(full)
+        return
+    from torch.distributed.tensor import distribute_tensor  # loads slowly
+
+    full = full.to(device=target.device, dtype=target.dtype)
+    placed = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
+    target.to_local().copy_(placed.to_local())
+
+
+def local_part(parameter: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of this process's part of an optimizer's state.
+
+    Args:
+        parameter: the parameter that the state is of.
+        full: the whole tensor; it is sharded as the parameter if it has the same shape.
+    """
+    if full.shape != parameter.shape or not full.dim():
+        return full.clone()
+    part = torch.zeros_like(parameter.detach(), dtype=full.dtype)
+    fill_local(part, full)
+    return part
