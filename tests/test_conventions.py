@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -31,8 +32,53 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@dataclass
+class Read:
+    """What the tests want to know of a file: trees of all files would fill memory.
+
+    Attributes:
+        imported: the line of an import, its module, and the names that come from it.
+        called, attributes: the line, and the name as it is written, as far as it is names alone.
+    """
+
+    path: Path
+    docstring: str | None = None
+    top_level_imports: bool = False
+    assigned: set[str] = field(default_factory=set)
+    imported: list[tuple[int, str, list[str]]] = field(default_factory=list)
+    called: list[tuple[int, str]] = field(default_factory=list)
+    attributes: list[tuple[int, str]] = field(default_factory=list)
+
+    def at(self, line: int) -> str:
+        return f"{name(self.path)}:{line}"
+
+
+def read(path: Path) -> Read:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body)
+    found = Read(path, ast.get_docstring(tree), imports, assigned(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.imported += [(node.lineno, alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            found.imported.append((node.lineno, node.module or "", names))
+        elif isinstance(node, ast.Attribute):
+            found.attributes.append((node.lineno, dotted(node)))
+        elif isinstance(node, ast.Call):
+            found.called.append((node.lineno, dotted(node.func)))
+    return found
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@cache
+def package() -> tuple[Read, ...]:
+    return tuple(read(path) for path in FILES)
 
 
 def test_imports_point_only_downwards() -> None:
@@ -51,59 +97,61 @@ def test_no_module_belongs_to_a_circle_of_imports() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_no_code_comes_in_as_data(path: Path) -> None:
-    for node in nodes(path):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in FORBIDDEN_CALLS, f"line {node.lineno}"
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in PICKLING, f"line {node.lineno}"
-        imported = []
-        if isinstance(node, ast.Import):
-            imported = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            imported = [node.module]
-        assert path == PICKLES or FORBIDDEN_MODULES.isdisjoint(imported), f"line {node.lineno}"
+def test_no_code_comes_in_as_data() -> None:
+    found = []
+    for file in package():
+        found += [file.at(line) for line, called in file.called if called in FORBIDDEN_CALLS]
+        found += [
+            file.at(line)
+            for line, attribute in file.attributes
+            if attribute.rpartition(".")[2] in PICKLING
+        ]
+        if file.path != PICKLES:
+            modules = ((line, module) for line, module, _ in file.imported)
+            found += [file.at(line) for line, module in modules if module in FORBIDDEN_MODULES]
+    assert found == []
 
 
 def test_the_file_that_pickles_opens_nothing_and_is_used_by_those_who_start_tasks_alone() -> None:
     """Neither a file with a name nor a connection is in reach of it."""
-    for node in nodes(PICKLES):
-        if isinstance(node, ast.Call):
-            called = node.func
-            word = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
-            assert word not in {"open", "connect", "socket", "read_bytes", "write_bytes"}
+    called = {word.rpartition(".")[2] for _, word in read(PICKLES).called}
+    assert "loads" in called
+    assert called.isdisjoint({"open", "connect", "socket", "read_bytes", "write_bytes"})
     taken = "from trireme.launch.function import"
     users = [name(path) for path in FILES if taken in path.read_text(encoding="utf-8")]
     assert users == ["trireme/cli/task.py", "trireme/jobs/job.py", "trireme/jobs/run.py"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_only_launch_and_command_line_read_the_environment(path: Path) -> None:
-    if path.relative_to(PACKAGE).parts[0] in ("launch", "cli") or path.name == "command.py":
-        return
-    for node in nodes(path):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            read = (node.value.id, node.attr)
-            assert read not in {("os", "environ"), ("os", "getenv")}, f"line {node.lineno}"
+def test_only_launch_and_command_line_read_the_environment() -> None:
+    found = []
+    for file in package():
+        first = file.path.relative_to(PACKAGE).parts[0]
+        if first not in ("launch", "cli") and file.path.name != "command.py":
+            reads = [line for line, each in file.attributes if each in ("os.environ", "os.getenv")]
+            found += [file.at(line) for line in reads]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_every_module_has_a_docstring_and_packages_alone_list_names(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), "no docstring"
-    imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body)
-    package = path.name == "__init__.py" and imports
-    if path != PACKAGE / "errors.py":  # which the package exports as a whole
-        assert ("__all__" in assigned(tree)) == package
+def test_every_module_has_a_docstring_and_packages_alone_list_names() -> None:
+    assert [name(file.path) for file in package() if not file.docstring] == []
+    wrong = [
+        name(file.path)
+        for file in package()
+        if file.path != PACKAGE / "errors.py"  # which the package exports as a whole
+        and ("__all__" in file.assigned)
+        != (file.path.name == "__init__.py" and file.top_level_imports)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_what_begins_with_an_underscore_stays_in_its_module(path: Path) -> None:
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trireme"):
-            private = [alias.name for alias in node.names if alias.name.startswith("_")]
-            assert not [each for each in private if not each.endswith("__")], f"line {node.lineno}"
+def test_what_begins_with_an_underscore_stays_in_its_module() -> None:
+    found = []
+    for file in package():
+        for line, module, names in file.imported:
+            private = [each for each in names if each.startswith("_") and not each.endswith("__")]
+            if module.startswith("trireme") and private:
+                found.append(file.at(line))
+    assert found == []
 
 
 def assigned(tree: ast.Module) -> set[str]:
