@@ -39,7 +39,7 @@ SPAWNER.set_forkserver_preload(
         "trireme.session.distribute",
         "trireme.session.backends.collective",
         "trireme.session.backends.sharded_worker",
-        "trireme.session.replica.group_replica",
+        "trireme.session.model.group_replica",
         "trireme.parallel.tensor_parallel",
         "torch._dynamo",
         "torch.export._trace",  # what captures a graph

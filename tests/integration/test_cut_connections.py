@@ -23,7 +23,7 @@ from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import Lanes
 from trireme.ps.messages import Applied, Stale
 from trireme.session.session import Session
-from trireme.session.worker import Worker
+from trireme.session.worker.worker import Worker
 
 WIDTH = 40
 """Elements a worker: several slots, so that every server has a part of each worker's."""

@@ -16,7 +16,7 @@ from tests.integration.shell import PROGRAMS, PYTHON, TRIREME, Ended, Running, S
 from tests.integration.test_counting import BATCH, consumed, notes, saved, updates
 from trireme.launch.run_directory import read_record
 from trireme.session.checkpoint import latest
-from trireme.session.worker_checkpoints import LACKS
+from trireme.session.worker.checkpoints import LACKS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import trireme
 from trireme.errors import ConfigurationError
 from trireme.session.loss import Loss
-from trireme.session.replica.batch import inputs_and_targets, pieces
+from trireme.session.model.batch import inputs_and_targets, pieces
 from trireme.session.session import Session
 
 

@@ -18,10 +18,10 @@ from trireme.cluster.member import Member
 from trireme.cluster.observer import Observer
 from trireme.errors import CheckpointError, CheckpointLockLost, JobFailed
 from trireme.ps.shard import shard
-from trireme.session import lifecycle
 from trireme.session.checkpoint import latest
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
+from trireme.session.worker import lifecycle
 
 STEPS = 12
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.session.building import device_of
+from trireme.session.model.building import device_of
 from trireme.session.options import Options
 from trireme.session.settings import Settings
 

@@ -6,10 +6,10 @@ from torch import nn
 
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
-from trireme.session.assembly import assemble
-from trireme.session.dry_run import describe
+from trireme.session.model.assembly import assemble
 from trireme.session.options import Options
 from trireme.session.settings import Settings
+from trireme.session.worker.dry_run import describe
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
-from trireme.session.idle_steps import IdleSteps
+from trireme.session.data.idle_steps import IdleSteps
 
 
 def test_who_waits_long_for_the_examples_of_others_says_so() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.session.test_distribute import make, step
 from trireme.errors import ConfigurationError
-from trireme.session.kept_state import decoded, encoded
+from trireme.session.loop.kept_state import decoded, encoded
 
 
 class Held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.session.stopping import LastIteration
+from trireme.session.worker.stopping import LastIteration
 
 
 def test_a_loop_that_never_asks_would_go_on_for_nothing() -> None:

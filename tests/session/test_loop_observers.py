@@ -13,8 +13,8 @@ import trireme
 from tests.monitor.tensorboard.test_board import curve
 from trireme.monitor.job_state import from_records
 from trireme.monitor.records import Record, read_starts
-from trireme.session.batch_watch import BatchWatch
 from trireme.session.distributed_optimizer import DistributedOptimizer
+from trireme.session.loop.batch_watch import BatchWatch
 
 Log = Callable[[DistributedOptimizer, torch.Tensor], None]
 

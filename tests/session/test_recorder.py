@@ -12,10 +12,10 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.ps.messages import Applied
 from trireme.session.observers.progress import Progress
 from trireme.session.options import Options
-from trireme.session.recorder import Recorder
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
-from trireme.session.worker import UpdateTimes
+from trireme.session.worker.recorder import Recorder
+from trireme.session.worker.worker import UpdateTimes
 
 
 def worker_of(task: TaskConfig, run_dir: Path) -> Any:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from trireme.session.stopping import Signals
+from trireme.session.worker.stopping import Signals
 
 
 def test_the_first_signal_asks_and_a_second_sigint_ends() -> None:

@@ -10,8 +10,8 @@ import torch
 
 from tests.harness import Cluster, run_job
 from trireme.errors import NonFiniteError
-from trireme.session import recorder
 from trireme.session.session import Session
+from trireme.session.worker import recorder
 
 GOOD = (torch.ones(8, 4), torch.zeros(8, 1))
 BAD = (torch.full((8, 4), float("nan")), torch.zeros(8, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.session.stopping import rolled_back
+from trireme.session.worker.stopping import rolled_back
 
 MORE = "; more --replicas make such a loss less likely"
 

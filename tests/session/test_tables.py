@@ -16,7 +16,7 @@ import trireme
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
 from trireme.session.session import Session
-from trireme.session.worker import Worker
+from trireme.session.worker.worker import Worker
 from trireme.tables.spec import FTRL, Normal
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")

@@ -15,7 +15,7 @@ from tests.harness import JOB, SECRET, Cluster, run_job
 from trireme import Session
 from trireme.cluster.observer import Observer
 from trireme.session.checkpoint import latest
-from trireme.session.idle_steps import IdleSteps
+from trireme.session.data.idle_steps import IdleSteps
 
 EXAMPLES, BATCH, PATIENCE = 40, 4, 30.0
 

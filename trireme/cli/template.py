@@ -52,7 +52,7 @@ MODULES = (
     "trireme.session.session",
     "trireme.session.distribute",
     "trireme.session.backends.parameter_server",
-    "trireme.session.recorder",
+    "trireme.session.worker.recorder",
     "trireme.ps.server.service",
     "trireme.monitor.records",
     "trireme.cli.task",

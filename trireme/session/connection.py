@@ -25,13 +25,13 @@ from trireme.launch.environment.detect import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw
-from trireme.session.assembly import assemble
-from trireme.session.ending import finish
+from trireme.session.model.assembly import assemble
 from trireme.session.options import OptionValues, make_options
 from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
-from trireme.session.stopping import Signals
-from trireme.session.worker import Worker
+from trireme.session.worker.ending import finish
+from trireme.session.worker.stopping import Signals
+from trireme.session.worker.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 
 _OPTIONS = ("strategy", "checkpoint", "resume", "seed")

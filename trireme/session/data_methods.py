@@ -13,13 +13,13 @@ from trireme.data.evaluation_batches import evaluation_batches
 from trireme.data.loading import Loading, LoadingValues
 from trireme.data.request import By, Request, of_dataloader
 from trireme.errors import ConfigurationError
-from trireme.session.batches import Batches
-from trireme.session.data_feed import DataFeed
+from trireme.session.data.batches import Batches
+from trireme.session.data.feed import DataFeed
 from trireme.session.job_view import JobView
+from trireme.session.model.replica import Replica, Transform
+from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, check_whole
-from trireme.session.recorder import Recorder
-from trireme.session.replica.replica import Replica, Transform
-from trireme.session.training_setup import TrainingSetup
+from trireme.session.worker.recorder import Recorder
 
 
 class DataMethods(JobView):

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 from trireme.errors import ConfigurationError
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.ps.optimizers import name_of
-from trireme.session.distributed_loop import LoopJob
-from trireme.session.kept_state import Stateful
-from trireme.session.loop_data import PreparedLoader
+from trireme.session.loop.kept_state import Stateful
+from trireme.session.loop.loop_data import PreparedLoader
+from trireme.session.loop.loop_job import LoopJob
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.worker import Worker
+from trireme.session.worker.worker import Worker
 
 
 class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):

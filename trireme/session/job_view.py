@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from trireme.session.stopping import ShouldStop
-from trireme.session.worker import Worker
+from trireme.session.worker.stopping import ShouldStop
+from trireme.session.worker.worker import Worker
 
 
 class JobView(ABC):

@@ -27,12 +27,6 @@ def own_metrics(metrics: Any) -> dict[str, Metric]:
 
     The copies compute the values of this process alone: TorchMetrics would otherwise wait in
     `compute` for all processes of the default process group, of which only some may evaluate.
-
-    Args:
-        metrics: a mapping from names to metrics, such as a dict or a `MetricCollection`.
-
-    Raises:
-        ConfigurationError: it is no such mapping.
     """
     if not isinstance(metrics, Mapping | None) and not hasattr(metrics, "keys"):
         raise ConfigurationError(
@@ -56,12 +50,7 @@ def _has_state(metric: object) -> bool:
 
 
 class MetricValue:
-    """Collects a metric's value over batches.
-
-    Args:
-        name: the metric's name, for messages.
-        metric: the metric; no other `MetricValue` of it is used meanwhile if it has a state.
-    """
+    """Collects a metric's value over batches."""
 
     def __init__(self, name: str, metric: Metric) -> None:
         self._name = name
@@ -73,13 +62,7 @@ class MetricValue:
             self._metric.reset()
 
     def add(self, outputs: Any, targets: Any, weight: float) -> None:
-        """Adds a batch.
-
-        Args:
-            outputs: the model's outputs.
-            targets: the targets.
-            weight: the number that a mean over the batch is the mean of, such as of examples.
-        """
+        """Adds a batch."""
         self._weight += weight
         if self._keeps:
             self._follow_device((outputs, targets))
@@ -89,11 +72,7 @@ class MetricValue:
             self._total += _number(self._name, value) * weight
 
     def value(self) -> float:
-        """Returns the value over all batches; 0 where there were none.
-
-        Raises:
-            ConfigurationError: the metric is not one number.
-        """
+        """Returns the value over all batches; 0 where there were none."""
         if not self._weight:
             return 0.0
         if not self._keeps:
@@ -111,13 +90,7 @@ class MetricValue:
 
 
 def value_of(name: str, metric: Metric, pieces: Iterable[tuple[object, object]]) -> float:
-    """Returns a metric's value over the pieces of one batch.
-
-    Args:
-        name: the metric's name, for messages.
-        metric: the metric.
-        pieces: outputs and targets of each piece.
-    """
+    """Returns a metric's value over the pieces of one batch."""
     value = MetricValue(name, metric)
     for outputs, targets in pieces:
         size = targets.shape[0] if isinstance(targets, torch.Tensor) and targets.dim() else 1

@@ -34,11 +34,7 @@ def name_of(dtype: Any) -> str:
 
 
 class ArrayRows:
-    """An array of one or two dimensions, and the rows in which it lies.
-
-    Args:
-        shape: its shape.
-    """
+    """An array of one or two dimensions, and the rows in which it lies."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -93,11 +89,7 @@ class PushedRows:
         return [spec.name for spec in specs if isinstance(spec.optimizer, Add)]
 
     def updates(self) -> tuple[RowUpdates, ...]:
-        """Returns the sums of the updates by key, one entry for each table.
-
-        Raises:
-            ConfigurationError: a sum is infinite, which would stay in the values for good.
-        """
+        """Returns the sums of the updates by key, one entry for each table."""
         from trireme.tables.keys import sum_rows, unique  # needs numba
 
         found = []

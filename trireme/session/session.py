@@ -18,24 +18,24 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
 from trireme.launch.program_directory import name_run_dir
 from trireme.monitor.tensorboard.board import TensorBoard
-from trireme.session.assembly import assemble, replicas_of
-from trireme.session.building import Optimizers, build_model, deferred_model
-from trireme.session.data_feed import DataFeed
+from trireme.session.data.feed import DataFeed
 from trireme.session.data_methods import DataMethods
-from trireme.session.dry_run import end_if_dry_run
-from trireme.session.ending import finish
 from trireme.session.hooks import LAUNCH_HOOKS
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
+from trireme.session.model.assembly import assemble, replicas_of
+from trireme.session.model.building import Optimizers, build_model, deferred_model
+from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, OptionValues, check_whole, make_options
-from trireme.session.recorder import Recorder
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
-from trireme.session.stepper import Stepper
-from trireme.session.stopping import Signals
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.training_setup import TrainingSetup
-from trireme.session.worker import Worker
+from trireme.session.worker.dry_run import end_if_dry_run
+from trireme.session.worker.ending import finish
+from trireme.session.worker.recorder import Recorder
+from trireme.session.worker.stepper import Stepper
+from trireme.session.worker.stopping import Signals
+from trireme.session.worker.worker import Worker
 
 if TYPE_CHECKING:
     from trireme.parallel.operation_log import OperationLog

@@ -45,11 +45,7 @@ class Settings:
     def of(
         cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
     ) -> Settings:
-        """Returns the settings of a program's own arguments and of the launch.
-
-        Raises:
-            ConfigurationError: the run directory is a URL that is not complete or not known.
-        """
+        """Returns the settings of a program's own arguments and of the launch."""
         directory = None if task.draw else task.config.run_dir or run_dir
         if directory is None:
             return cls(task, options, None, max_steps)
@@ -64,11 +60,7 @@ class Settings:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """The strategy of the launch, else of the program, else the cluster's default.
-
-        Raises:
-            ConfigurationError: the name is unknown, or the strategy cannot run on this cluster.
-        """
+        """The strategy of the launch, else of the program, else the cluster's default."""
         task = self.task
         return choose(
             task.config, self.options.strategy, workers=task.workers, servers=task.servers
@@ -76,11 +68,7 @@ class Settings:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The degrees of parallelism of the processes that hold one model together.
-
-        Raises:
-            ConfigurationError: the degrees do not match the number of processes or the strategy.
-        """
+        """The degrees of parallelism of the processes that hold one model together."""
         inside = Mesh.parse(self.task.config.mesh)
         if isinstance(self.strategy, Collective):
             return self.strategy.mesh(inside, self.task.processes)
@@ -92,9 +80,6 @@ class Settings:
         """The rule that every worker of the job registers at its servers.
 
         For a single worker without servers, each update is a step under every strategy.
-
-        Raises:
-            ConfigurationError: as `strategy`, or a value is out of range.
         """
         options, strategy = self.options, self.strategy
         alone = self.task.servers == 0 and self.task.processes == 1
@@ -167,11 +152,7 @@ class Settings:
         return None if self.rule.clip_norm is not None else self.options.clip_norm
 
     def check_tables(self) -> None:
-        """Checks that sparse tables can be trained as the launch requests.
-
-        Raises:
-            ConfigurationError: they cannot; says how they can.
-        """
+        """Checks that sparse tables can be trained as the launch requests."""
         rule = self.rule
         refused = [
             (self.strategy.name, rule.every is not None),

@@ -17,7 +17,7 @@ from sparse_data.hashing import feature_of
 
 from tests.examples.sparse_data.rows import rows_of, written
 from trireme.errors import ConfigurationError, DataError
-from trireme.session.replica.batch import examples_in
+from trireme.session.model.batch import examples_in
 
 
 def test_rows(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_the_alarm_is_in_the_status_and_the_report_until_a_save_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Disk(monkeypatch, lambda step: step in (2, 3))
-    monkeypatch.setattr("trireme.session.recorder._REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("trireme.session.worker.recorder._REPORT_SECONDS", 0.0)
     monkeypatch.setattr("trireme.monitor.records._FIRST_SECONDS", 0.0)
     monkeypatch.setattr("trireme.monitor.records._SHARE", 0.0)
     train(session(tmp_path))
@@ -214,8 +214,8 @@ def test_what_fails_beside_the_values_does_not_lose_them(
     with monkeypatch.context() as patched:
         for place in (
             "trireme.session.backends.local.named_state",
-            "trireme.session.worker_checkpoints.WorkerCheckpoints._described",
-            "trireme.session.replica.buffers.Buffers.average",
+            "trireme.session.worker.checkpoints.WorkerCheckpoints._described",
+            "trireme.session.worker.buffers.Buffers.average",
         ):
             patched.setattr(place, broken)
         train(session(tmp_path))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trireme.session.loss import model_loss
-from trireme.session.replica.division import divides
+from trireme.session.model.division import divides
 
 CLASSES = 4
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import trireme.session.replica.replica as replica_module
+import trireme.session.model.replica as replica_module
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.session.loss import Loss
+from trireme.session.model.replica import Replica
 from trireme.session.options import make_options
-from trireme.session.replica.replica import Replica
 
 INPUTS, TARGETS = torch.randn(12, 8), torch.arange(12) % 3
 LOSS: Loss = nn.CrossEntropyLoss()

@@ -110,12 +110,6 @@ class Backend(ABC):
         them. May be called again after `come_back`; local updates since the last exchange are then
         dropped.
 
-        Args:
-            optimizer: the optimizer that makes the updates.
-            rule: the rule by which updates become steps.
-            first: called where no values are loaded yet; returns the initial values, or those of a
-                checkpoint, in the chief, and None in other workers.
-
         Raises:
             ModelMismatchError: another worker has another model; names the first difference.
             UnsupportedOptimizerError: a server does not have the optimizer.
@@ -128,9 +122,6 @@ class Backend(ABC):
         """Continues as a new incarnation, after the job had given this worker of one process up.
 
         The result of an exchange under way stays unknown. `start` must be called next.
-
-        Args:
-            incarnation: the incarnation; the present one where the job has not given it up.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot come back")
 
@@ -171,11 +162,9 @@ class Backend(ABC):
             weight: the number of examples that the gradient is the mean of; 0 changes no values.
                 Servers that apply each update by itself take one of weight 0 as no step, with
                 `steps=0`.
-            hyper: the optimizer's present hyper-parameters; None where the backend's optimizer has
-                its own.
+            hyper: the present hyper-parameters; None where the backend's optimizer has its own.
             examples: the positions of the examples, where they were leased.
-            pulled: the global step of the values that the gradient was computed from; None for the
-                newest values.
+            pulled: the step of the values that the gradient is of; None for the newest values.
             rows: the gradients of rows of tables.
             wanted: keys of tables whose rows the answer may bring; see `wanted_rows`.
 
@@ -201,10 +190,6 @@ class Backend(ABC):
         """Returns means over the replicas that step together; otherwise this worker's values.
 
         All processes that make steps together must call it.
-
-        Args:
-            values: numbers by name, with the same names in all processes that count.
-            counts: whether the numbers of this process count.
         """
         if self.group is None:
             return dict(values)
@@ -217,21 +202,13 @@ class Backend(ABC):
     def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
         """Gives servers the values that the program has written; does nothing without servers.
 
-        Args:
-            values: by the parameters' names, on the CPU.
-            digest: of the values, which workers of one round must have in common.
-
         Raises:
             Fenced: this worker is out of the job.
             Rejected: the servers take no such values.
         """
 
     def grow(self, digest: int) -> None:
-        """Goes on with the parameters that the trained model has now.
-
-        Args:
-            digest: of all that processes that step together must have in common.
-        """
+        """Goes on with the parameters that the trained model has now."""
         raise NotImplementedError(f"{type(self).__name__} trains the parameters that it began with")
 
     # -- agreement in the job --------------------------------------------------------------------
@@ -244,14 +221,6 @@ class Backend(ABC):
 
         An empty span says that this replica has no examples in a step that others make.
 
-        Args:
-            dataset: the data set's name.
-            size: the number of examples in the data set; 0 to learn how far a data set is that may
-                be unknown.
-            batch: the number of examples in a span.
-            count: the number of spans; 0 for none.
-            terms: see `trireme.ps.messages.Lease`.
-
         Raises:
             Rejected: other workers have another size of the data set, or in synchronous jobs
                 another batch size; or the checkpoint has another size, and `resized` is false.
@@ -261,12 +230,6 @@ class Backend(ABC):
         """Checks that the processes of `group` have the same data set, before they lease of it.
 
         All of them must call it, for each loader.
-
-        Args:
-            dataset: the data set's name.
-            size: the number of examples.
-            batch: the number of examples in a span.
-            order: the fingerprint of the order of examples; 0 where there is none.
 
         Raises:
             Rejected: another process has another one.
@@ -314,10 +277,6 @@ class Backend(ABC):
         """Copies the values of one consistent step.
 
         Processes that hold the model together must all call it, or the chief alone between steps.
-
-        Args:
-            state: whether to copy the optimizer's state and the tables of pushes and examples too.
-            since: what has changed in sparse tables after this mark is enough.
 
         Raises:
             WaitTimeout: no consistent copy could be completed in time.

@@ -23,6 +23,7 @@ from trireme.parallel.processes.clock_trips import clock_trips
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
+from trireme.tensors import full_tensor
 from trireme.parallel.tensor_stream import TensorStream, spread
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
@@ -31,9 +32,8 @@ from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local import KINDS, Local, unpacked
 from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
-from trireme.session.trained import clip
-from trireme.session.training_setup import TrainingSetup
-from trireme.tensors import full_tensor
+from trireme.session.model.trained import clip
+from trireme.session.model.training_setup import TrainingSetup
 
 _REASON_SECONDS = 5.0
 
@@ -61,15 +61,7 @@ _POLL_SECONDS = 0.05
 
 
 class Collective(Local):
-    """One process of a group that trains without servers.
-
-    Args:
-        group: the processes.
-        setup: what is trained, and by which optimizer.
-        waiting: called with the reason, the names and the seconds while others are waited for.
-        doing: returns why no step of this process can be expected, and the line that it runs, each
-            "" for none.
-    """
+    """One process of a group that trains without servers."""
 
     group: ProcessGroup
     together = True
@@ -141,9 +133,6 @@ class Collective(Local):
 
         The chief can thus evaluate or save without a call in the programs of the others. Where
         every process holds the whole model, the chief needs no other process for these.
-
-        Raises:
-            ConfigurationError: the chief takes an action that it cannot take alone.
         """
         if not self.group.mesh.sharded:
             return
@@ -180,11 +169,7 @@ class Collective(Local):
         self._grown = (1.0, short, short**2)
 
     def _judge(self, totals: Sequence[float]) -> None:
-        """Checks that all processes have changed the same.
-
-        Raises:
-            ConfigurationError: they have not.
-        """
+        """Checks that all processes have changed the same."""
         stop, _, _, *numbers = totals
         if not stop:  # a process whose program has ended writes nothing any more
             self._own_writes.agree(numbers[:4], self.group.size)
@@ -217,11 +202,7 @@ class Collective(Local):
         super()._apply(examples, skip=skip)
 
     def wait(self) -> PushResult:
-        """Returns the verdict `Applied`; all processes agree on whether that was the last step.
-
-        Raises:
-            ConfigurationError: the programs of the processes have written different values.
-        """
+        """Returns the verdict `Applied`; all processes agree on whether that was the last step."""
         assert self._vote_totals is not None, "there was no exchange to end"
         totals = self._vote_totals()
         stop, save, interrupted = totals[:3]
@@ -259,10 +240,6 @@ class Collective(Local):
         """Keeps the final state, which a single process may then copy; returns its step.
 
         Where no process holds the whole model nothing is kept: all processes save together.
-
-        Raises:
-            ConfigurationError: another process makes a further step: every process must make the
-                same number of steps.
         """
         self._end_together()
         if not self.streams:

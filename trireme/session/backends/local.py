@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from trireme.errors import Rejected
+from trireme.tensors import fill_local, local_part
+from trireme.tensors import to_local
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import (
@@ -33,8 +35,7 @@ from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, TableMark, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState
-from trireme.session.trained import Trained
-from trireme.tensors import fill_local, local_part, to_local
+from trireme.session.model.trained import Trained
 
 if TYPE_CHECKING:
     from trireme.ps.rows import Rows
@@ -45,14 +46,7 @@ KINDS = ("values", "average", "state")
 
 
 class Local(Backend):
-    """The backend of a lone process, and what processes that step together have in common with it.
-
-    Args:
-        held: the trained parameters with which this process computes.
-        optimizer: the user's optimizer, over these.
-        replicas: the number of replicas that step together.
-        replica: which of them is this process's.
-    """
+    """The backend of a lone process, and the base of that of processes that step together."""
 
     step: int = 0
     stopping: bool = False
@@ -162,11 +156,7 @@ class Local(Backend):
         rows: Sequence[RowUpdates] = (),
         wanted: Sequence[RowKeys] = (),
     ) -> None:
-        """Applies the gradients of the parameters, and of rows of tables.
-
-        Raises:
-            ConfigurationError: training has ended.
-        """
+        """Applies the gradients of the parameters, and of rows of tables."""
         if self.stopping:
             raise after_the_end(0 if self.group is None else self.group.rank, self.step)
         if self.group is None:
@@ -252,11 +242,7 @@ class Local(Backend):
         return replace(found, tables=tables, since=since, mark=TableMark(self.step, 0))
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
-        """Returns what this process holds, by `KIND/NAME`, and what it could not read.
-
-        Args:
-            state: whether to return the optimizer's state too.
-        """
+        """Returns what this process holds, by `KIND/NAME`, and what it could not read."""
         tensors: dict[str, torch.Tensor] = {
             f"values/{name}": parameter.detach() for name, parameter in self._saved()
         }

@@ -31,11 +31,6 @@ class _Left(msgspec.Struct, frozen=True, array_like=True):
 class LocalOptimizers:
     """Shares this worker's optimizer state at shard 0, and collects that of the others.
 
-    Args:
-        client: the connections to the servers.
-        flat: the worker's model.
-        optimizer: the user's optimizer, over the model's parameters.
-
     Attributes:
         rule: the job's rule, once it is known.
     """
@@ -59,9 +54,6 @@ class LocalOptimizers:
         """Returns the state of each worker's optimizer, keyed `WORKER/PARAMETER/STATE`.
 
         For a worker that has shared nothing after the exchange, it is the state shared before.
-
-        Args:
-            step: the global step that the exchange made.
         """
         parity = self._parity(step)
         left = self._client.collect(_LOCAL[1 - parity]) | self._client.collect(_LOCAL[parity])
@@ -76,12 +68,7 @@ class LocalOptimizers:
         return -(-step // self.rule.period) % 2
 
     def hand_out(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
-        """Shares, as chief, the state that a checkpoint has for each worker.
-
-        Args:
-            step: the checkpoint's step.
-            states: the states by worker.
-        """
+        """Shares, as chief, the state that a checkpoint has for each worker."""
         for worker, state in states.items():
             self._client.share(f"{_RESTORED}{worker}", _encoded(step, state))
 
@@ -89,9 +76,6 @@ class LocalOptimizers:
         """Restores the state that the chief has shared from a checkpoint; returns whether it did.
 
         A worker that starts later, when the job has made further steps, restores nothing.
-
-        Raises:
-            Rejected: the state is of another optimizer.
         """
         found = self._client.collect(f"{_RESTORED}{self._client.options.worker}")
         for data in found.values():

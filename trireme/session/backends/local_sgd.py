@@ -41,11 +41,6 @@ def period_length(rule: Rule, step: int, end: int | None) -> int:
 
     Synchronous periods end at multiples of `every`, so that a resumed job, or a worker that joins
     later, has the same periods. No period goes beyond the end of the job.
-
-    Args:
-        rule: the job's rule.
-        step: the global step of the values that the period begins from.
-        end: the job's last step, where it is known.
     """
     length = rule.period - (step % rule.period if rule.synchronous else 0)
     return length if end is None else max(1, min(length, end - step))
@@ -74,12 +69,6 @@ class _Period:
 
 class LocalSgd(ParameterServer):
     """The backend of local SGD: the user's optimizer makes the steps, servers combine deltas.
-
-    Args:
-        options: the identity of this worker, and how it connects.
-        membership: provides the newest view.
-        flat: the worker's model.
-        optimizer: the user's optimizer, over the model's parameters.
 
     Attributes:
         rule: the rule by which deltas become steps; set by `start`.
@@ -121,21 +110,12 @@ class LocalSgd(ParameterServer):
         self._begin()
 
     def stop(self, reason: str) -> int:
-        """As `Backend.stop`; in synchronous jobs this worker's period ends with its next step.
-
-        Returns:
-            The global step from which on no worker begins another period.
-        """
+        """As `Backend.stop`; in synchronous jobs this worker's period ends with its next step."""
         self._hurries = True
         return super().stop(reason)
 
     def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
-        """Makes a local step with the present gradients; sends the delta at the end of the period.
-
-        Raises:
-            ConfigurationError: this worker has been told to stop.
-            JobFailed: the job has ended meanwhile; says why.
-        """
+        """Makes a local step with the present gradients; sends the delta when the period ends."""
         if self.stopping:
             raise after_the_end(self.options.worker, self.global_step)
         self.check()  # else a failure would show only at the next exchange
@@ -195,12 +175,7 @@ class LocalSgd(ParameterServer):
         period.sent = True
 
     def _agree_to_save(self, began: int) -> None:
-        """Learns whether the chief saves after this exchange, and shares the state if so.
-
-        Args:
-            began: the step of the values that the exchange began from; it identifies the exchange
-                in rounds. Without rounds, any request that is new to this worker counts.
-        """
+        """Learns whether the chief saves after this exchange, and shares the state if so."""
         left = self.collect(_SAVING).values()
         asked = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
         self.saves = began in asked if self.rule.synchronous else not asked <= self._heard

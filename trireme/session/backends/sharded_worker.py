@@ -21,7 +21,7 @@ from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.backends.parameter_server import ParameterServer
-from trireme.session.training_setup import TrainingSetup
+from trireme.session.model.training_setup import TrainingSetup
 
 _WEIGHS = 1e-6
 """Weights below this are those of replicas without examples: no number of examples is as small."""
@@ -52,11 +52,6 @@ class _Said(msgspec.Struct, frozen=True):
 class Shards:
     """Sums the gradients of a worker's processes in the leader, and broadcasts values to them.
 
-    Args:
-        group: the processes of the worker.
-        setup: the model. Where each process holds the whole of it, the gradients in the flat
-            vectors are the mean over all processes already.
-
     Attributes:
         replicas: the number of batches that the worker computes at a time.
     """
@@ -75,13 +70,7 @@ class Shards:
     def unite(
         self, weight: float, examples: Sequence[Span], stop: str | None = None
     ) -> tuple[float, Sequence[Span], list[str]]:
-        """Returns, in the leader, the weight and examples of all replicas, and requests to stop.
-
-        Args:
-            weight: the number of examples that the gradient of this process is the mean of.
-            examples: the positions of these examples.
-            stop: why this process requests the end of the job; None if it does not.
-        """
+        """Returns, in the leader, the weight and examples of all replicas, and requests to stop."""
         if self.replicas == 1:
             return weight, examples, []
         mine = _Said(weight, tuple(examples), stop)
@@ -141,11 +130,7 @@ class Shards:
                 flat.parameters[name].grad = None
 
     def spread(self, told: _Told | None = None) -> _Told:
-        """Copies the leader's values into the part of every process; returns the leader's answer.
-
-        Args:
-            told: the answer of the servers, in the leader; None in the other processes.
-        """
+        """Copies the values of rank 0 into every part; returns what the servers told rank 0."""
         data = self.group.broadcast(None if told is None else msgspec.msgpack.encode(told))
         for vector in self.flat.values:
             self.group.broadcast_tensor(vector)
@@ -156,12 +141,7 @@ class Shards:
 
 
 class Leader(ParameterServer):
-    """Rank 0, which has the connections to the servers.
-
-    Args:
-        shards: communicates with the worker's other processes.
-        others: the arguments of `ParameterServer`, or of the next class among the bases.
-    """
+    """Rank 0, which has the connections to the servers."""
 
     group: ProcessGroup
 
@@ -231,11 +211,7 @@ class LocalSgdLeader(Leader, LocalSgd):
 
 
 class Follower(Backend):
-    """Any other process of a worker; it has no connection, and makes the leader's calls.
-
-    Args:
-        shards: communicates with the worker's other processes.
-    """
+    """Any other process of a worker; it has no connection, and makes the leader's calls."""
 
     group: ProcessGroup
     step: int = 0

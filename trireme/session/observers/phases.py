@@ -23,10 +23,6 @@ class Phases:
     Added phases are counted at `settle`, or when the totals are read: counting many at once is
     cheaper than one by one, which matters where a step takes a millisecond.
 
-    Args:
-        names: the phases.
-        registry: the registry of the histograms.
-
     Attributes:
         add: adds a phase of a step, as a tuple with two readings of `time.monotonic`.
     """
@@ -44,11 +40,7 @@ class Phases:
 
     @property
     def totals(self) -> dict[str, float]:
-        """The seconds spent so far, by phase.
-
-        Raises:
-            KeyError: an unknown phase was added.
-        """
+        """The seconds spent so far, by phase."""
         self.settle()
         return {name: histogram.sum for name, histogram in self._histograms.items()}
 

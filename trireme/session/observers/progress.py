@@ -88,14 +88,6 @@ class PlainProgress(Progress):
 
     Attributes:
         repeat_seconds: after how long a wait for the same tasks is shown again.
-
-    Args:
-        stream: the output.
-        clock: measures the examples per second.
-        max_steps: the global step at which training ends; None if it is unknown.
-        log_every: the number of the worker's steps between two lines; where steps are slow, a line
-            is written every 30 seconds.
-        steps: whether to write lines for steps.
     """
 
     repeat_seconds = 5.0
@@ -153,13 +145,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(PlainProgress):
-    """Updates one line of a terminal, below other output, instead of writing new ones.
-
-    Args:
-        console: the terminal.
-        clock: measures the examples per second and the time left.
-        max_steps: the global step at which training ends; None if it is unknown.
-    """
+    """Updates one line of a terminal, below other output, instead of writing new ones."""
 
     repeat_seconds = 0.0
 
@@ -251,15 +237,7 @@ def make_progress(
     log_every: int = 100,
     stream: TextIO | None = None,
 ) -> Progress:
-    """Makes the display of a display mode.
-
-    Args:
-        mode: `auto` (live on a terminal, else plain), `plain`, `events` (plain, without the
-            steps) or `none`.
-        max_steps: the global step at which training ends; None if it is unknown.
-        log_every: the number of the worker's steps between two plain lines.
-        stream: the output; None for standard output.
-    """
+    """Makes the display of a display mode."""
     if mode == "none":
         return Progress()
     stream = stream or sys.stdout
@@ -279,13 +257,7 @@ def make_progress(
 
 
 def summary_line(global_steps: int, seconds: float, examples: float) -> str:
-    """Returns the summary of a run, such as `4000 global steps in 3.2 s, 125,000 examples/s`.
-
-    Args:
-        global_steps: the number of global steps.
-        seconds: their duration.
-        examples: the number of examples in them.
-    """
+    """Returns the summary of a run, such as `4000 global steps in 3.2 s, 125,000 examples/s`."""
     pace = _pace_text(examples / seconds if seconds > 0 else 0.0)
     return f"{global_steps} global steps in {seconds:.1f} s, {pace}"
 

@@ -24,7 +24,7 @@ from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
 from trireme.parallel.placed.graph_execution import GraphExecution
 from trireme.parallel.placed.graph_part import PlacedGraph
 from trireme.session.hooks import Hook
-from trireme.session.replica.batch import inputs_and_targets
+from trireme.session.model.batch import inputs_and_targets
 from trireme.session.tracking.key_counts import KeyCounts
 from trireme.session.tracking.run_settings import run_settings
 

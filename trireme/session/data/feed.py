@@ -1,0 +1,440 @@
+"""The batches of a session: leases positions from the job's ledger and loads their examples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.utils.data import Dataset
+
+from trireme.data.batch import Batch
+from trireme.data.fingerprint import fingerprint
+from trireme.data.loader import Loader
+from trireme.data.positions import EpochEnd, parts_of
+from trireme.data.request import Request
+from trireme.data.stream import Stream, is_stream, shards_of
+from trireme.data.stream_loader import StreamLoader
+from trireme.errors import ConfigurationError, Fenced
+from trireme.ps.messages import Span
+from trireme.session.data.batches import Batches
+from trireme.session.data.dealer import Dealer
+from trireme.session.data.handed_out import HandedOut
+from trireme.session.data.idle_steps import IdleSteps
+from trireme.session.data.lookahead import Lookahead
+from trireme.session.data.stream_places import StreamPlaces
+from trireme.session.model.seeding import Seeding
+from trireme.session.observers.phases import Phases
+from trireme.session.options import check_whole
+from trireme.session.worker.worker import Worker
+
+Transform = Callable[[Any, torch.Generator], Any]
+
+
+@dataclass(slots=True)
+class _Epochs:
+    """The epoch in which a program iterates, by `Session.epochs`.
+
+    Attributes:
+        epoch: its number.
+        last: whether the workers wait at its end until all of it is in the parameters.
+        leaves_out: whether what no step was made from by its end is left out.
+    """
+
+    epoch: int
+    last: bool
+    leaves_out: bool
+
+
+class DataFeed:
+    """Iterates over a worker's batches, and knows which positions each update was computed from."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        phases: Phases,
+        finish: Callable[[], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._finish = finish
+        self._phases = phases
+        self._idle = IdleSteps(worker, flush)
+        self._places = StreamPlaces(worker)
+        self._epochs: _Epochs | None = None
+        self._last_epoch = 0  # of the batch before
+        self._seeding = Seeding(worker.setup)
+        self._handed = HandedOut()
+        self._made: WeakSet[Batches] = WeakSet()
+        self._told: set[str] = set()  # the data sets of which examples were left out
+        self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
+        self._ahead: Lookahead | None = None  # its batches
+        # The last one that was iterated over, by the name of its data set.
+        self._latest: dict[str, tuple[Loader | StreamLoader, Dealer]] = {}
+        # Positions that were leased and not handed out, by the data set's name and size.
+        self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
+
+    # -- epochs ---------------------------------------------------------------------------------
+
+    def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
+        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`."""
+        count = check_whole("epochs", count, least=0)
+        if self._epochs is not None:
+            raise ConfigurationError(
+                "session.epochs inside session.epochs: an epoch has no epochs of its own"
+            )
+        for epoch in range(self._first_epoch(name), count):
+            if self._stopping():
+                return
+            self._epochs = _Epochs(epoch, epoch + 1 == count, leaves_out)
+            self._seeding.epoch(epoch)
+            try:
+                yield epoch
+            finally:
+                self._epochs = None
+
+    def _first_epoch(self, name: str) -> int:
+        while True:
+            try:
+                return self._worker.backend.lease(name, 0, 1, 0).epoch
+            except Fenced:
+                self._worker.come_back()
+
+    def _stopping(self) -> bool:
+        """Returns whether the job ends, and notes that the program has asked."""
+        worker = self._worker
+        return worker.last_iteration.asked(worker.backend.stopping)
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def batches(
+        self,
+        request: Request,
+        *,
+        name: str,
+        transform: Transform | None,
+        epochs: float | None,
+        resized: bool,
+    ) -> Batches:
+        """Returns this worker's batches; see `Session.loader`."""
+        if epochs is not None and not epochs > 0:
+            raise ConfigurationError(f"epochs={epochs}: it must be above 0")
+        batch_size = check_whole("batch_size", request.batch_size)
+        for note in request.notes:
+            self._worker.progress.warn(note)
+        make = self._of_stream if is_stream(request.dataset) else self._of_dataset
+        loader, dealer = make(request, batch_size, name, transform, resized)
+        per_epoch = parts_of(dealer.size) * dealer.size
+        batches = Batches(partial(self._iteration, loader, dealer, per_epoch, epochs))
+        self._made.add(batches)
+        return batches
+
+    def close(self) -> None:
+        """Ends all iterations, while there is an interpreter to end them."""
+        for batches in list(self._made):
+            batches.close()
+
+    def _of_dataset(
+        self,
+        request: Request,
+        batch_size: int,
+        name: str,
+        transform: Transform | None,
+        resized: bool,
+    ) -> tuple[Loader, Dealer]:
+        dataset = request.dataset
+        order = request.order(_size_of(dataset), self._worker.setup.settings.options.seed)
+        cuts = EpochEnd.SHORT if self._epochs is not None else EpochEnd.CROSS
+        end = EpochEnd.DROP if request.drop_last else cuts
+        dealer = Dealer(
+            self._worker.backend,
+            name,
+            order.size,
+            batch_size,
+            end=end,
+            resized=resized,
+            order=fingerprint(order, dataset),
+        )
+        loader = Loader(
+            dataset,
+            order,
+            dealer.spans,
+            batch_size=batch_size,
+            transform=transform,
+            loading=request.loading,
+        )
+        return loader, dealer
+
+    def _of_stream(
+        self,
+        request: Request,
+        batch_size: int,
+        name: str,
+        transform: Transform | None,
+        resized: bool,
+    ) -> tuple[StreamLoader, Dealer]:
+        worker, backend = self._worker, self._worker.backend
+        if request.sampler is not None or request.weights is not None or resized:
+            raise ConfigurationError(
+                f"a {type(request.dataset).__name__} can only be read in its own order, and has no "
+                "length: sampler, weights and resized are for data sets with __getitem__"
+            )
+        group = backend.group
+        if group is not None and group.mesh.replicas > 1 and not backend.together:
+            raise ConfigurationError(
+                f"a {type(request.dataset).__name__} in workers of several replicas with parameter "
+                "servers: where it ends cannot be agreed on within a step. Let each worker have "
+                "one replica, or train without servers"
+            )
+        shards = 1 if request.by == "position" else shards_of(request.dataset)
+        if request.by == "shard" and shards == 1:
+            raise ConfigurationError(
+                f"by='shard': the {type(request.dataset).__name__} has no num_shards above 1 and "
+                "shard(num_shards=, index=)"
+            )
+        seed = worker.setup.settings.options.seed if request.seed is None else request.seed
+        stream = Stream(
+            request.dataset,
+            shards,
+            loading=request.loading,
+            seed=seed,
+            shuffle=request.shuffle is True,
+            warn=worker.progress.warn,
+        )
+        dealer = Dealer(
+            backend,
+            name,
+            stream.size,
+            batch_size,
+            end=EpochEnd.SHORT,
+            whole=shards > 1 and group is None,
+        )
+        places = self._places.of(name, stream)
+        together = backend.group.mesh.replicas if backend.together and backend.group else 0
+        drop_last = request.drop_last
+
+        def source(count: int) -> list[tuple[int, int]]:
+            places.keep()
+            if not together:
+                return dealer.spans(count)
+            return dealer.spans_together(stream, together * batch_size, count, drop_last=drop_last)
+
+        loader = StreamLoader(
+            stream,
+            source,
+            dealer.lack,
+            batch_size=batch_size,
+            loading=request.loading,
+            seed=seed,
+            transform=transform,
+            drop_last=drop_last,
+            ahead=1 if together else 16,
+        )
+        return loader, dealer
+
+    # -- iterating ------------------------------------------------------------------------------
+
+    def _iteration(
+        self, loader: Loader | StreamLoader, dealer: Dealer, per_epoch: int, epochs: float | None
+    ) -> Iterator[Batch]:
+        """Begins an iteration: to the end of the epoch, of `epochs`, or of training."""
+        settings, within = self._worker.setup.settings, self._epochs
+        dealer.until, patient = 0, True
+        if within is not None:
+            dealer.until, patient = (within.epoch + 1) * per_epoch, within.last
+            dealer.end_epochs()
+        elif epochs is not None and settings.max_steps is None:
+            dealer.until = max(1, round(epochs * per_epoch))
+        if within is not None and within.epoch:
+            return self._iterate_epoch(loader, dealer, within.epoch, patient=patient)
+        self._latest[dealer.name] = loader, dealer
+        return self._iterate(loader, dealer, patient=patient)
+
+    def _iterate_epoch(
+        self, loader: Loader | StreamLoader, dealer: Dealer, epoch: int, *, patient: bool
+    ) -> Iterator[Batch]:
+        """Iterates over an epoch.
+
+        Where the program has changed the order of examples, all of the epochs before come to the
+        end in theirs, those examples too that a lost worker has given back.
+        """
+        before, then = self._latest.get(dealer.name, (loader, dealer))
+        if then.order and (then.order, then.size) != (dealer.order, dealer.size):
+            then.until = epoch * then.size
+            then.end_epochs()
+            yield from self._iterate(before, then, patient=True)
+        self._latest[dealer.name] = loader, dealer
+        if not self._worker.backend.stopping:
+            yield from self._iterate(loader, dealer, patient=patient)
+
+    def _iterate(
+        self, loader: Loader | StreamLoader, dealer: Dealer, *, patient: bool
+    ) -> Iterator[Batch]:
+        worker, key = self._worker, (dealer.name, dealer.size)
+        if self._stopping():
+            self._finish()
+            return
+        within, loop = self._epochs, self._handed.begin()
+        dealer.begin()
+        again, dropped = self._handed.take_back(dealer.name)
+        dealer.left += [*again, *self._left_over.pop(key, [])]
+        dealer.leave_out(dropped)
+        self.warn_of_left_out()
+        batches = self._ahead = Lookahead(iter(loader))
+        self._loader = loader
+        rejoined = worker.rejoined
+        try:
+            while not worker.backend.stopping:
+                if rejoined != worker.rejoined:
+                    # The job had given this worker up, and dealt its positions to others.
+                    rejoined = worker.rejoined
+                    self._left_over.clear()
+                    self._handed.forget()
+                    dealer.left.clear()
+                    loader.discard()
+                    batches = self._ahead = Lookahead(iter(loader))
+                began = time.monotonic()
+                try:
+                    with worker.lifecycle.liveness.loading():
+                        batch = next(batches, None)
+                    if batch is None and loader.pause():
+                        batch = self._without_examples(loader, dealer)
+                        batches = self._ahead = Lookahead(iter(loader))
+                        if batch is None:
+                            continue
+                    elif batch is None:
+                        if within is None or within.leaves_out:
+                            dealer.leave_out(self._handed.leave_out(loop))
+                        waits = patient and self._handed.may_wait(loop)
+                        if not dealer.until or not self._more(dealer, patient=waits):
+                            break
+                        batches = self._ahead = Lookahead(iter(loader))
+                        continue
+                except Fenced:  # the servers deal nothing to a worker that is out of the job
+                    worker.come_back()
+                    continue
+                self._phases.add(("data", began, time.monotonic()))
+                if worker.should_stop:  # the answer to a prefetched push has come
+                    break
+                self._idle.over()
+                batch.dataset, self._last_epoch = dealer.name, batch.epoch
+                self._handed.add(batch, loop)
+                worker.last_iteration.asked(False)
+                worker.passed = False
+                self._seeding.loop(worker.global_step)
+                yield batch
+            worker.last_iteration.asked(True)
+        finally:
+            self._loader = self._ahead = None
+            left = self._left_over.setdefault(key, [])
+            left += [*batches.spans, *loader.discard(), *dealer.left]
+            dealer.left.clear()
+            self._handed.leave(loop)
+        if worker.backend.stopping:
+            self._finish()
+        worker.passed = within is None
+
+    def _without_examples(self, loader: Loader | StreamLoader, dealer: Dealer) -> Batch | None:
+        """Takes part in a step for which the ledger has no examples for this worker.
+
+        Where other workers make several updates from their batches, it is several steps; where they
+        leave their batches out, none.
+        """
+        if self._worker.backend.group is not None:
+            batch = loader.stand_in()
+            batch.epoch = self._last_epoch
+            return batch
+        while not self._worker.backend.stopping:
+            told = dealer.ask(0)
+            if told.finished:  # the others have left out theirs, and are in the next epoch
+                break
+            if told.awaited:
+                self._idle.make()
+                break
+            self._idle.wait(awaited=False)
+        return None
+
+    def _more(self, dealer: Dealer, *, patient: bool) -> bool:
+        """Returns whether more positions are to be had in this iteration.
+
+        A patient worker waits until all of them are in the parameters: those of a worker that is
+        lost meanwhile are dealt again. It does not wait in a job that is to stop, or to leave it.
+        """
+        worker = self._worker
+        while not worker.backend.stopping:
+            rejoined = worker.rejoined
+            told = dealer.ask(1)
+            if told.spans:
+                dealer.left += dealer.taken(told)
+                return True
+            if told.finished or not patient:
+                return False
+            self._idle.wait(awaited=told.awaited)
+            if rejoined != worker.rejoined:
+                return True
+            if worker.setup.process_group is None:
+                if worker.lifecycle.interrupted is not None:
+                    return False  # the others wait for this worker, to stop
+                if worker.lifecycle.dismissed is not None:
+                    self._idle.make()  # with its answer the worker leaves
+        return False
+
+    # -- updates --------------------------------------------------------------------------------
+
+    def spans_of(self, batch: Any) -> list[Span]:
+        """Returns the positions that an update from a batch finishes.
+
+        See `HandedOut.spans_of`.
+        """
+        return self._handed.spans_of(batch)
+
+    def updated(self, batch: Any) -> None:
+        """Notes that an update was computed from a batch."""
+        self._handed.updated(batch)
+        self._idle.updated()
+
+    def warn_of_left_out(self) -> None:
+        """Says, once for each data set, that examples were left out."""
+        for dataset, count in self._handed.left_out().items():
+            if dataset not in self._told:
+                self._told.add(dataset)
+                self._worker.progress.warn(
+                    f"{count} examples of {dataset!r} were handed out and no step was made from "
+                    "them (continue, or a loop that was left twice with the same batch): they "
+                    "count as left out of their epoch, and are not dealt again. This is said once"
+                )
+
+    def prepare(self) -> None:
+        """Makes the next batch while an update is under way."""
+        if self._loader is not None:
+            self._loader.prepare()
+
+    def upcoming(self) -> Any:
+        """Returns the data of the next batch, which is made now; None where there is none."""
+        batch = None if self._ahead is None else self._ahead.peek()
+        return None if batch is None else batch.data
+
+    def originals(self, batch: Any, count: int) -> Any:
+        """Returns the first examples of a batch as they were before the loader's transform."""
+        if self._loader is None or not isinstance(batch, Batch):
+            return None
+        return self._loader.originals(batch, count)
+
+
+def _size_of(dataset: Dataset[Any]) -> int:
+    """Returns the number of examples of a data set."""
+    try:
+        size = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigurationError(
+            f"{type(dataset).__name__} has no length: a loader deals examples by number, so give "
+            "it a data set with __len__ and __getitem__, or one that is iterated over (an "
+            "IterableDataset); step also takes batches that you make yourself"
+        ) from None
+    if size < 1:
+        raise ConfigurationError(f"the {type(dataset).__name__} to train on has no examples")
+    return size

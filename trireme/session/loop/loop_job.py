@@ -1,0 +1,423 @@
+"""The job of a program's own loop: what the optimizers that `distribute` returns have in common."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError, TriremeError
+from trireme.launch.process_setup.leaving import leave
+from trireme.launch.process_setup.program import ProgramEnd
+from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.ps.module_names import called_modules
+from trireme.ps.results import PushResult
+from trireme.session.loop.batch_comparison import BatchComparison
+from trireme.session.loop.batch_watch import BatchWatch
+from trireme.session.loop.gradient_watch import GradientWatch, line_of_program
+from trireme.session.loop.kept_state import KeptState
+from trireme.session.loop.loop_data import LoopData
+from trireme.session.model.trained import clip
+from trireme.session.result import StepResult
+from trireme.session.worker.ending import finish
+from trireme.session.worker.recorder import Recorder
+from trireme.session.worker.stopping import Signals
+from trireme.session.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from trireme.parallel.processes.process_group import ProcessGroup
+    from trireme.parallel.reducer import Reducer
+
+
+class LoopJob:
+    """A worker's part of a job whose loop is the program's own.
+
+    Attributes:
+        worker, model: the arguments.
+        parameters: the parameters of each optimizer, as the program computes with them.
+        recorder: counts and records this worker's steps.
+        data: deals the examples of data sets to this worker.
+        kept: what the program keeps in checkpoints.
+        loss: the loss that the program has logged last; None for none.
+    """
+
+    def __init__(self, worker: Worker, model: nn.Module) -> None:
+        self.worker = worker
+        self.model = model
+        self._setup = worker.setup
+        self.parameters = self._setup.parameters_of_each()
+        if self._setup.part is None:
+            self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
+        self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
+        self._watch = self._watched()
+        worker.on_other_parameters.append(self._take_parameters)
+        self._batches = BatchWatch(model)
+        self._comparison = BatchComparison(worker, self._batches)
+        self.recorder = Recorder(worker, own_loop=True)
+        self.loss: torch.Tensor | float | None = None
+        self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
+        self.kept = KeptState(worker)
+        self._ready = time.monotonic()  # since when the program computes the next step
+        self._size = 0  # of the batches of the last step; below 0 once it was said that they differ
+        self._finished = False
+        self._began = False  # the step that the next update is of
+        part = self._setup.part
+        if part is not None and worker.backend.together:
+            for module in (each for held in part.modules for each in called_modules(held)):
+                module.register_forward_pre_hook(self._forward)
+        self._end = ProgramEnd(self._explain)
+        self._end.watch()
+        self._handlers = Signals(worker.lifecycle.interrupt)
+        atexit.register(self._at_exit)
+        _JOINED.append(self)
+
+    def _take_parameters(self) -> None:
+        self.parameters = self._setup.parameters_of_each()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = self._watched()
+
+    # -- training -------------------------------------------------------------------------------
+
+    def goes_on(self) -> bool:
+        """Returns whether to make an update, as `Worker.goes_on`."""
+        self._end.goes_on()
+        return self.worker.goes_on(self._finish_training)
+
+    def _forward(self, module: nn.Module, args: object) -> None:
+        """Begins a step before its first forward pass, which waits for the other processes."""
+        if module.training and torch.is_grad_enabled():
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        if not self._began:
+            self._began = True
+            self.worker.begin_step()
+
+    def update(
+        self,
+        optimizer: int,
+        examples: float | None,
+        closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Makes one update of the job from the present gradients."""
+        weighed = examples is not None
+        if examples is None:
+            examples = self.data.examples()
+        if closure is not None:
+            closure = partial(self._evaluated, closure, examples)
+        self.worker.backend.closure = closure
+        began, computed = self._ready, time.monotonic()
+        averaged = optimizer in self._averaged
+        self._check_gradients(optimizer)
+        self._averaged.discard(optimizer)
+        with self._chosen(optimizer):
+            if not averaged:
+                self._average(examples)
+            self._clip()
+            self._began = False
+            pushed = self.worker.update(examples, self.data.spans())
+            self.data.updated()
+            self.drop_row_gradients()
+        self._comparison.step_made()
+        number = self._batches.take_examples()
+        if not (weighed or self.data.deals):
+            self._check_sizes(number)
+        self._record(pushed, began, computed, number)
+        if self._watch is not None:
+            self._watch.forget(self.parameters[optimizer])
+
+    def _check_sizes(self, number: int) -> None:
+        """Warns, once, where batches differ in size and the mean over workers takes them alike."""
+        averages = self._averages_on_servers or self._setup.reducer is not None
+        before = self._size
+        if not averages or self._setup.replicas == 1 or before < 0 or not number:
+            return
+        self._size = number
+        if before in (0, number):
+            return
+        self._size = -1
+        self.worker.progress.warn(
+            f"the batches of this loop differ in size ({before} examples, then {number}), and the "
+            "gradient of each worker counts alike in the mean, which is then not the mean over all "
+            "examples: say optimizer.step(examples=len(batch)), or the number of tokens where the "
+            "loss is their mean; or let the job deal the data (optimizer.epochs)"
+        )
+
+    def _record(
+        self, pushed: PushResult | None, began: float, computed: float, number: int
+    ) -> None:
+        """Counts and records a step, and says which checkpoints are complete."""
+        worker = self.worker
+        result = StepResult(self.loss, [], {}, number, worker.global_step)
+        if pushed is not None:
+            result.decide(pushed)
+        self._ready = time.monotonic()
+        result.seconds = self._ready - began
+        self.recorder.step(result, began, computed)
+        if worker.storage.completed:
+            self._announce_checkpoints()
+        if worker.lifecycle.exit_status or worker.lifecycle.dismissed:
+            # At exit this process leaves the job first: it calls the other functions itself then.
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
+
+    def _announce_checkpoints(self) -> None:
+        for path in self.worker.storage.take_completed():
+            self.worker.progress.message(f"saved {path}")
+
+    def synchronize(self, optimizer: int, examples: float | None) -> None:
+        """Averages the gradients over the processes that make the step together with this one."""
+        if self._setup.reducer is None or self.worker.should_stop:
+            return
+        if examples is None:
+            examples = self.data.examples()
+        self._check_gradients(optimizer)
+        with self._chosen(optimizer):
+            self._average(examples)
+        self._averaged.add(optimizer)
+        if self._watch is not None:
+            self._watch.moved(self.parameters[optimizer])
+
+    def _average(self, examples: float) -> None:
+        """Begins a step; makes the gradients the mean over all processes that make it together."""
+        self._begin_step()
+        self._reduce(examples)
+
+    def _reduce(self, examples: float) -> None:
+        setup, reducer = self._setup, self._setup.reducer
+        if reducer is None:
+            return
+        if setup.part is None:
+            setup.flat.gather_gradients()
+        factor = reducer.scale_factor(examples)()
+        setup.agree_on_optimizer()
+        if factor != 1.0:
+            setup.trained.scale_gradients(factor)
+        reducer.begin()
+        reducer.finish()
+
+    def _clip(self) -> None:
+        limit = self._setup.settings.clip_norm
+        if limit is not None:
+            clip(self._setup.trained, limit, self._setup.tables)
+
+    def _evaluated(self, closure: Callable[[], Any], examples: float) -> Any:
+        """Returns the loss of a closure, with its gradients: the means over all processes."""
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            self._reduce(examples)
+            self._clip()
+        group = self._setup.process_group
+        if group is None or not isinstance(loss, (torch.Tensor, float)):
+            return loss
+        total, count = group.total([float(loss) * examples, examples])()
+        mean = total / count if count else 0.0
+        return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
+
+    # -- gradients that the loop changes ---------------------------------------------------------
+
+    def _watched(self) -> GradientWatch | None:
+        """Returns what notes changed gradients; None where each gradient is applied by itself."""
+        if not (self._averages_here or self._averages_on_servers):
+            return None
+        return GradientWatch(parameter for each in self.parameters for parameter in each)
+
+    @property
+    def _averages_here(self) -> bool:
+        """Whether `step` averages gradients over processes. FSDP does so in backward."""
+        mesh = self._setup.settings.mesh
+        return self._setup.reducer is not None and mesh.dp > 1 and mesh.fsdp == 1
+
+    @property
+    def _averages_on_servers(self) -> bool:
+        """Whether servers average the gradients of several workers."""
+        settings = self._setup.settings
+        several = settings.task.servers > 0 and settings.task.workers > 1
+        return several and settings.rule.synchronous and self._setup.outer is None
+
+    def _check_gradients(self, optimizer: int) -> None:
+        """Warns, once, where the loop has changed gradients that are this process's alone."""
+        if self._watch is None or not self._watch.changed(self.parameters[optimizer]):
+            return
+        if self._averages_on_servers:
+            advice = (
+                "the servers average the gradients of all workers. To clip the mean, as one "
+                "process does, give distribute(..., clip_norm=...) and clip nothing in the loop; "
+                "for a GradScaler, train in bfloat16, which needs none"
+            )
+        elif optimizer not in self._averaged:
+            advice = (
+                "the step averages the gradients of all processes. To change their mean, as one "
+                "process does, call optimizer.synchronize() right after backward, or give "
+                "distribute(..., clip_norm=...) and clip nothing in the loop"
+            )
+        else:
+            return
+        self._watch.close()
+        self._watch = None
+        if not self.worker.lifecycle.is_chief:  # all of them run the same program
+            return
+        self.worker.progress.warn(
+            f"before the step at {line_of_program()}, the program has changed the gradients "
+            f"(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, and "
+            f"{advice}"
+        )
+
+    @contextmanager
+    def _chosen(self, optimizer: int) -> Iterator[None]:
+        """Chooses one of several optimizers for the block, which sees its gradients alone."""
+        joint = self._setup.optimizer
+        if not isinstance(joint, JointOptimizer):
+            yield
+            return
+        joint.chosen = optimizer
+        with self._hide_other_gradients(optimizer):
+            yield
+
+    def drop_row_gradients(self) -> None:
+        """Drops the gradients of rows of tables, which no module and no optimizer has.
+
+        Each goes into one step, also where a loop never calls the optimizer's `zero_grad`, but
+        that of the model.
+        """
+        if self._setup.tables is not None:
+            self._setup.tables.forget()
+
+    @contextmanager
+    def _hide_other_gradients(self, optimizer: int) -> Iterator[None]:
+        """Hides the gradients of the parameters of all other optimizers during the block."""
+        others = [
+            p
+            for index in range(len(self.parameters))
+            if index != optimizer
+            for p in self.parameters[index]
+        ]
+        kept = [parameter.grad for parameter in others]
+        if self._setup.part is None:  # the flat gradients are overwritten meanwhile
+            kept = [None if gradient is None else gradient.clone() for gradient in kept]
+        for parameter in others:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(others, kept, strict=True):
+                parameter.grad = gradient
+            if self._watch is not None:
+                self._watch.moved(others)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Saves, and leaves the job. May be called again."""
+        if self not in _JOINED:
+            return
+        try:
+            self._finish_training()  # it waits for other workers: signals still ask to stop
+            self.recorder.finish()
+        except BaseException as error:
+            self._release()
+            self.worker.fail(error)
+            raise
+        self._release()
+        lifecycle = self.worker.lifecycle
+        lifecycle.leave_well()
+        if lifecycle.exit_status:
+            raise SystemExit(lifecycle.exit_status)
+
+    def _finish_training(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._end_together()
+            self._complete()
+            self.recorder.training_ended()
+            finish(self.worker)
+            self._announce_checkpoints()
+
+    def _complete(self) -> None:
+        """Waits for the update that is under way, and exchanges local ones."""
+        if (last := self.worker.complete()) is not None:
+            self.recorder.count(last.decided, last.steps)
+
+    def _end_together(self) -> None:
+        """Ends the training of all processes that step together, after this one's loop has ended.
+
+        With parameter servers the others may go on, and it takes part, without examples, until they
+        have ended too. Without servers every process makes the same number of steps, which the
+        backend checks.
+        """
+        worker, process_group, reducer = self.worker, self._setup.process_group, self._setup.reducer
+        if process_group is None or reducer is None or process_group.mesh.sharded:
+            return
+        if worker.backend.together:
+            return
+        while not worker.should_stop and self._take_part(process_group, reducer):
+            pass
+
+    def _take_part(self, process_group: ProcessGroup, reducer: Reducer) -> bool:
+        """Makes a step without examples if others make one with some; returns whether they do."""
+        setup, worker = self._setup, self.worker
+        worker.begin_step()
+        if process_group.count(0.0)() == 0.0:
+            process_group.vote()  # all loops have ended: there is no such step
+            return False
+        setup.agree_on_optimizer(takes_part=False)
+        setup.flat.zero_gradients()
+        setup.flat.gather_gradients()
+        reducer.begin()
+        reducer.finish()
+        worker.update(0.0, ())
+        self._comparison.step_made()
+        return True
+
+    def _explain(self, error: BaseException) -> TriremeError | None:
+        """Returns the error that says why another was raised, if one does; adds what is known."""
+        self.worker.note(error)
+        group = self._setup.process_group
+        return None if group is None else group.why_broken(error)
+
+    def _at_exit(self) -> None:
+        """Leaves the job when the program ends, with the exception that ended it, if any."""
+        error = self._end.error
+        if error is None or self not in _JOINED:
+            try:
+                self.close()
+            except KeyboardInterrupt:
+                pass  # the worker has left, and nothing else is to come
+            except SystemExit:  # nothing that is raised here changes the exit status
+                leave(self.worker.lifecycle.exit_status)
+            return
+        self._release()
+        self.worker.fail(error)
+
+    def _release(self) -> None:
+        """Restores signal handlers, and removes the exit callbacks."""
+        _JOINED.remove(self)
+        self.recorder.close()
+        self._batches.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._handlers.restore()
+        self._end.forget()
+        atexit.unregister(self._at_exit)
+
+
+_JOINED: list[LoopJob] = []
+"""The job that this process takes part in; a process is in one job at a time."""
+
+
+def refuse_second() -> None:
+    """Checks that this process is in no job."""
+    if _JOINED:
+        raise ConfigurationError(
+            "this program has joined its job already, by an earlier call of distribute: give all "
+            "optimizers in one call, distribute(model, [first, second]) or by name in a dict, "
+            "which returns as many; or close() what the earlier call returned"
+        )

@@ -1,0 +1,85 @@
+"""Assembles what a worker trains, and what computes it, from a program's model and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.ps.flat import FlatModel
+from trireme.session.loss import Loss
+from trireme.session.metric_value import Metric
+from trireme.session.model.building import Optimizers, build_optimizer, device_of
+from trireme.session.model.replica import Replica
+from trireme.session.model.table_rows import has_only_tables, tables_of
+from trireme.session.model.trained import named_groups
+from trireme.session.model.training_setup import TrainingSetup
+from trireme.session.settings import Settings
+
+if TYPE_CHECKING:
+    from trireme.parallel.construction.deferred import Deferred
+
+
+def assemble(
+    settings: Settings,
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Optimizers,
+    *,
+    in_place: bool = False,
+    device: torch.device | None = None,
+    defer: Callable[[], Deferred | None] = lambda: None,
+) -> TrainingSetup:
+    """Assembles the model and the optimizer; joins the process group where there is one."""
+    task, mesh = settings.task, settings.mesh
+    if task.threads is not None:
+        torch.set_num_threads(task.threads)
+    if (mesh.size == 1 and settings.graph is None) or task.dry_run:
+        model = make_model()
+        if has_only_tables(model):
+            raise ConfigurationError(
+                "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
+                "torch's optimizers need one: add it, such as a bias, "
+                "self.bias = nn.Parameter(torch.zeros(1)). Programs of tables alone may use "
+                "trireme.ps.connect"
+            )
+        optimizer = build_optimizer(make_optimizer, model)
+        flat = FlatModel(
+            named_groups(model, optimizer),
+            servers=max(task.servers, 1),
+            shared=task.servers > 0,
+            staged=settings.prefetches,
+        )
+        tables = tables_of(model, optimizer)
+        if tables is not None:
+            settings.check_tables()
+        return TrainingSetup(settings, model, optimizer, flat, tables=tables)
+    from trireme.session.model.group_replica import assemble_together  # loads slowly
+
+    here = device or device_of(settings) or torch.device("cpu")
+    return assemble_together(
+        settings, here, make_model, make_optimizer, in_place=in_place, defer=defer
+    )
+
+
+def replicas_of(
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model."""
+    if setup.settings.task.draw is not None:
+        from trireme.session.model.drawing_replica import DrawingReplica  # loads slowly
+
+        drawing = DrawingReplica(setup, loss, metrics)
+        return drawing, drawing
+    if setup.process_group is None:
+        replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
+        return replica, replica
+    from trireme.session.model.group_replica import replicas_together
+
+    try:
+        return replicas_together(setup, loss, metrics)
+    except BaseException:
+        setup.process_group.close(together=False)
+        raise

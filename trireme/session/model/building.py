@@ -1,0 +1,139 @@
+"""Builds what a program gives: its model, on its device, and its optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from trireme.data.seeds import derive
+from trireme.errors import ConfigurationError
+from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.session.settings import Settings
+
+if TYPE_CHECKING:
+    from trireme.parallel.construction.deferred import Deferred
+
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+"""Builds an optimizer from parameters."""
+
+Optimizers: TypeAlias = (
+    OptimizerFactory
+    | torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Mapping[str, OptimizerFactory | torch.optim.Optimizer]
+)
+"""The optimizer of a program, or several optimizers: see `Session`."""
+
+_SEED_MODEL = 11
+_log = logging.getLogger(__name__)
+
+
+def device_of(settings: Settings) -> torch.device | None:
+    """Returns the device of the model; None leaves the model where it is.
+
+    Processes that compute together each take a GPU of their own, if there are any; so do workers
+    with the device `cuda` without an index.
+    """
+    task, chosen = settings.task, settings.options.device
+    if chosen is None and (task.processes == 1 or not torch.cuda.is_available()):
+        return None
+    device = torch.device("cuda" if chosen is None else chosen)
+    several = task.processes > 1 or task.workers > 1
+    if str(device) == "cuda" and several and torch.cuda.is_available():
+        return torch.device("cuda", task.local_rank % torch.cuda.device_count())
+    return device
+
+
+def deferred_model(
+    given: nn.Module | Callable[[], nn.Module], settings: Settings
+) -> Deferred | None:
+    """Returns a session's model without memory for its parameters, if it can be placed so.
+
+    That is the case for a dataflow graph with an example, without parameter servers, if the program
+    gives a function that builds the model. Values follow from the seed, as by `build_model`.
+    """
+    graph = settings.graph
+    if graph is None or graph.example is None or settings.task.servers or settings.task.dry_run:
+        return None
+    if isinstance(given, nn.Module):
+        _log.warning(
+            "every process holds the whole model, also the parts of others: give the session a "
+            "function that builds it, and not the model"
+        )
+        return None
+    from trireme.parallel.construction.deferred import deferred
+
+    torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
+    try:
+        found = deferred(given)
+    except ConfigurationError as error:
+        _log.warning("every process builds the whole model, also the parts of others: %s", error)
+        return None
+    found.model.train()
+    return found
+
+
+def build_model(given: nn.Module | Callable[[], nn.Module], settings: Settings) -> nn.Module:
+    """Returns a session's model on its device, in training mode."""
+    torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
+    model = given if isinstance(given, nn.Module) else given()
+    device = device_of(settings)
+    if device is None:
+        return model.train()
+    try:
+        return model.to(device).train()
+    except (AssertionError, RuntimeError) as error:  # torch's, where it has no such device
+        found = "no CUDA device" if not torch.cuda.is_available() else "CUDA devices"
+        raise ConfigurationError(
+            f"the model cannot be put on device {str(device)!r} ({error}): PyTorch finds {found} "
+            "here; leave `device` out to train where the model is"
+        ) from error
+
+
+def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns the user's optimizer over a model's parameters; several become a joint optimizer."""
+    given: object = make
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    if isinstance(given, Mapping) and given:
+        return JointOptimizer([_named_optimizer(name, one, model) for name, one in given.items()])
+    if isinstance(given, (list, tuple)) and given:
+        for one in given:
+            if not isinstance(one, torch.optim.Optimizer):
+                raise ConfigurationError(
+                    f"the optimizer is {one!r}: give optimizers in a list; functions that build "
+                    "them go by name, in a dict"
+                )
+        return JointOptimizer(given)
+    if not callable(make):
+        raise ConfigurationError(
+            f"the optimizer is {given!r}: give a function that builds one from the parameters, "
+            "such as lambda params: torch.optim.Adam(params), or an optimizer; or several, in a "
+            "list or a dict"
+        )
+    return make(model.parameters())
+
+
+def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.Optimizer:
+    """Returns one of several; a function builds it from the parameters of the child of its name."""
+    if isinstance(make, torch.optim.Optimizer):
+        return make
+    if not callable(make):
+        raise ConfigurationError(
+            f"the optimizer is {make!r}: give an optimizer, or a function that builds one from the "
+            f"parameters of the model's child {name!r}"
+        )
+    child = dict(model.named_children()).get(name)
+    if child is None:
+        children = ", ".join(repr(each) for each, _ in model.named_children())
+        raise ConfigurationError(
+            f"the optimizer {name!r} is a function, which builds one from the parameters of the "
+            f"model's child of that name, and the model has {children or 'no children'}: call it "
+            "by the name of a child, or give an optimizer"
+        )
+    optimizer: torch.optim.Optimizer = make(child.parameters())
+    return optimizer

@@ -1,0 +1,71 @@
+"""Draws the graph of a model in place of its first step, for `trireme graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from trireme.draw_request import DRAWN
+from trireme.graph.drawing.output import write
+from trireme.graph.place.costs import Device, Hardware, Link
+from trireme.parallel.config import GraphConfig
+from trireme.parallel.placed.graph_decision import Decider, Example, optimised_graph
+from trireme.session.loss import Loss, model_loss, scalar
+from trireme.session.metric_value import Metric
+from trireme.session.model.batch import arguments, examples_in, inputs_and_targets, pieces
+from trireme.session.model.division import divides
+from trireme.session.model.replica import Replica
+from trireme.session.model.training_setup import TrainingSetup
+from trireme.session.result import StepResult
+
+ASSUMED = Link(latency_seconds=100e-6, bytes_per_second=1e9)
+"""The link between two tasks, of which only one is there to draw."""
+
+
+class DrawingReplica(Replica):
+    """Captures, optimises, places and cuts the model with the first batch, and ends the program."""
+
+    def __init__(self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]) -> None:
+        super().__init__(setup.model, loss, setup.flat, setup.settings.options, metrics)
+        self._setup = setup
+
+    def backward(self, batch: Any) -> StepResult:
+        """Draws the graph."""
+        self._draw(inputs_and_targets(batch, keep_targets=self._loss is model_loss))
+
+    def _draw(self, batch: tuple[Any, Any]) -> NoReturn:
+        setup, task = self._setup, self._setup.settings.task
+        request = task.draw
+        assert request is not None
+
+        def example(count: int) -> Example:
+            examples = examples_in(batch)
+            (inputs, targets), _ = next(pieces(batch, min(count, examples)))
+            return Example(*arguments(inputs), lambda out: scalar(self._loss(out, targets)))
+
+        config = setup.settings.graph or GraphConfig()
+        names = [f"worker:{number}/{setup.flat.device}" for number in range(request.workers)]
+        hardware = Hardware(
+            tuple(Device(name, memory_bytes=config.memory_bytes) for name in names), ASSUMED
+        )
+        decider = Decider.of(config, setup.optimizer, task.servers)
+        captured, optimised = optimised_graph(setup.model, example(1))
+        placed = decider.decide(
+            optimised,
+            setup.model,
+            example,
+            divides=lambda count: divides(setup.model, self._loss, batch, count),
+            hardware=hardware,
+            homes={},
+        )
+        picture = replace(placed.picture(captured, placed.cut()), model=type(setup.model).__name__)
+        print(write(picture, request))
+        for line in placed.requests.unmet:
+            print(f"warning: {line}")
+        if request.workers > 1:
+            print(
+                f"\nlinks between tasks are assumed: {1e6 * ASSUMED.latency_seconds:.0f} us, "
+                f"{ASSUMED.bytes_per_second / 1e9:.0f} GB/s; a job measures them"
+            )
+        raise SystemExit(DRAWN)

@@ -1,0 +1,369 @@
+"""The assembly and the replicas of a model that several processes hold together.
+
+The import of this module loads `torch.distributed` with FSDP and pipelines, which takes seconds, so
+that only such sessions import it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.rehearsal import restored_state
+from trireme.launch.config.task_config import TaskConfig
+from trireme.mesh import Mesh
+from trireme.parallel.config import GraphConfig
+from trireme.parallel.construction.deferred import Deferred
+from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
+from trireme.parallel.model_part import ModelPart
+from trireme.parallel.parameter_hooks import carry_over, hooked
+from trireme.parallel.pipeline import Pipeline
+from trireme.parallel.placed.graph_decision import Decider, Example
+from trireme.parallel.placed.graph_execution import GraphExecution, Piece
+from trireme.parallel.placed.graph_part import GraphPart
+from trireme.parallel.processes.lost_peers import lost_peer
+from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.reducer import Reducer
+from trireme.tensors import local_part
+from trireme.tensors import is_dtensor
+from trireme.ps.flat import FlatModel
+from trireme.ps.joint_optimizer import members
+from trireme.ps.layout import Layout
+from trireme.ps.messages import LayoutSpec
+from trireme.ps.module_names import named_parameters, own_name
+from trireme.session.loss import Loss, model_loss, scalar
+from trireme.session.metric_value import Metric
+from trireme.session.model.batch import arguments, examples_in, examples_of, pieces
+from trireme.session.model.building import Optimizers, build_optimizer
+from trireme.session.model.division import divides
+from trireme.session.model.replica import Replica
+from trireme.session.model.table_rows import has_tables
+from trireme.session.model.trained import named_groups
+from trireme.session.model.training_setup import TrainingSetup
+from trireme.session.options import Options
+from trireme.session.result import StepResult
+from trireme.session.settings import Settings
+
+
+def assemble_together(
+    settings: Settings,
+    device: torch.device,
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Optimizers,
+    *,
+    in_place: bool,
+    defer: Callable[[], Deferred | None] = lambda: None,
+) -> TrainingSetup:
+    """Joins the process group that holds the model, and assembles this process's part of it.
+
+    The groups and the state of the optimizer are then those of the part of the model that this
+    process updates. See `assemble` for the arguments.
+    """
+    task = settings.task
+    process_group = ProcessGroup(
+        ProcessGroupConfig(
+            mesh=settings.mesh,
+            rank=task.rank,
+            address=task.process_group,
+            listen_fd=task.process_group_fd,
+            prefix=task.process_group_prefix,
+            device=device,
+            join_seconds=task.config.join_timeout,
+        )
+    )
+    try:
+        deferred = defer()
+        if deferred is None:
+            model = make_model()
+        else:
+            model = deferred.model
+            # A tied parameter has several names: none of them is another tensor.
+            every = model.named_parameters(remove_duplicate=False)
+            parameters = {own_name(name) for name, _ in every}
+            deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
+        if has_tables(model):
+            settings.check_tables()
+        optimizer = build_optimizer(make_optimizer, model)
+        return _split(settings, process_group, model, optimizer, deferred, in_place=in_place)
+    except BaseException:
+        process_group.close(together=False)
+        raise
+
+
+def _split(
+    settings: Settings,
+    process_group: ProcessGroup,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    deferred: Deferred | None,
+    *,
+    in_place: bool,
+) -> TrainingSetup:
+    """Builds the flat buffers, and splits the model."""
+    task = settings.task
+    servers = max(task.servers, 1)
+    shared = task.servers > 0 and process_group.is_chief
+    if not process_group.mesh.sharded and settings.graph is None:
+        groups = named_groups(model, optimizer)
+        flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
+        _check_same(task, process_group, flat)
+        mean = BucketedMean(process_group, flat)
+        return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
+    with_hooks = hooked(model)
+    every = named_groups(model, optimizer, frozen=True)
+    names = [[name for name, _ in group] for group in every]
+    whole, cut = model, None
+    if in_place or deferred is not None:
+        whole, cut = copy.deepcopy(model), model
+        _point(optimizer, names, dict(named_parameters(whole)))
+    flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
+    _check_same(task, process_group, flat)  # before parts of other shapes are cut
+    if settings.graph is not None:
+        part: ModelPart = GraphPart(
+            process_group,
+            whole,
+            settings.graph,
+            Decider.of(settings.graph, optimizer, task.servers),
+            deferred,
+        )
+    else:
+        plan = settings.options.tensor_plan
+        part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
+    whole_batches = settings.graph is None and process_group.mesh.pp == 1
+    carry_over(with_hooks, part.parameters, whole=whole_batches)
+    if not task.servers:
+        _point(optimizer, names, part.parameters)
+        if isinstance(part, GraphPart):  # which other processes hold parts of after the first batch
+            part.on_placed = lambda: _point(optimizer, names, part.parameters)
+    if isinstance(part, GraphPart) and settings.graph is not None and part.lean:
+        part.graph(partial(_example_of, settings.graph), early=True)
+    reducer = _reducer(process_group, part, in_place=in_place)
+    return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
+
+
+def replicas_together(
+    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+) -> tuple[Replica, Replica]:
+    """Returns the replica that computes gradients, and one that computes with the whole model."""
+    options, part, reducer = setup.settings.options, setup.part, setup.reducer
+    assert reducer is not None
+    if part is None:
+        whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
+        return whole, whole
+    evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
+    if isinstance(part, GraphPart):
+        graph = GraphReplica(part, loss, options, metrics, reducer)
+        return graph, graph if part.lean else evaluator
+    if setup.settings.mesh.pp > 1:
+        return PipelineReplica(part, loss, options, metrics, reducer), evaluator
+    replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
+    return replica, evaluator
+
+
+def _example_of(graph: GraphConfig, count: int) -> Example:
+    """Returns a micro-batch of the example of a graph's configuration."""
+    size = examples_in(graph.example)
+    piece, _ = next(pieces(graph.example, min(count, size)))
+    return Example(*arguments(piece))
+
+
+def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
+    """Checks that this process and the chief have built the same model."""
+    own = flat.layout.spec
+    said = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
+    chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
+    theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
+    theirs.check_same(flat.layout, whose=chief.name, others=task.name)
+
+
+def _point(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[Sequence[str]],
+    here: Mapping[str, nn.Parameter],
+) -> None:
+    """Replaces the parameters of an optimizer by parameters of the same names, or by their shards.
+
+    The groups stay the same objects, so that schedulers over them still work. Parameters that this
+    process does not hold leave the groups.
+    """
+    left = iter(names)
+    for member in members(optimizer):
+        state = dict(member.state)
+        member.state.clear()
+        for group in member.param_groups:
+            named = next(left)
+            found = [name for name in named if name in here]
+            before = dict(zip(named, group["params"], strict=False))
+            for name in found:
+                if before[name] in state:
+                    member.state[here[name]] = {
+                        key: local_part(here[name], value) if torch.is_tensor(value) else value
+                        for key, value in state[before[name]].items()
+                    }
+            group["params"][:] = [here[name] for name in found]
+            if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
+                group["foreach"] = False
+
+
+def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
+    mesh: Mesh = process_group.mesh
+    if mesh.dp > 1 and mesh.fsdp == 1:
+        return ListMean(process_group, part.trained)
+    if mesh.replicas == 1:
+        return Reducer()
+    whole = [parameter for parameter in part.trained if not is_dtensor(parameter)]
+    if in_place:
+        return EqualBatchMean(process_group, whole)
+    # A pipeline itself averages gradients after its last micro-batch.
+    return ShardedMean(process_group, () if mesh.pp > 1 else part.modules, whole)
+
+
+class ProcessGroupReplica(Replica):
+    """Forward and backward in which other processes take part; see `Replica` for the arguments."""
+
+    def backward(self, batch: Any) -> StepResult:
+        """As `Replica.backward`, with the mean over all replicas."""
+        with lost_peer():
+            result = super().backward(batch)
+        if isinstance(self.flat, ModelPart) and result.examples:
+            self.flat.check_gradients()
+        return result
+
+
+class PipelineReplica(ProcessGroupReplica):
+    """Runs pipeline stages. All processes know the loss; the last one has the outputs."""
+
+    def __init__(
+        self,
+        part: ModelPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a pipeline: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        if loss is model_loss:
+            raise ConfigurationError(
+                "model_loss with a pipeline: no stage has the model's own loss, which needs the "
+                "whole model: give the session a loss function of (outputs, targets), or use "
+                "--strategy fsdp"
+            )
+        if options.weight is not None:
+            raise ConfigurationError(
+                "weight= with a pipeline: the loss is the mean over micro-batches of one size. "
+                "Leave it out, or use --strategy fsdp"
+            )
+        super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
+        self._reducer: Reducer = reducer
+        self.pipeline: Pipeline = part.pipeline(
+            lambda outputs, targets: scalar(self._loss(outputs, targets))
+        )
+
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+        inputs, targets = batch
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise ConfigurationError(
+                "a pipeline takes batches of one tensor of inputs and one of targets"
+            )
+        examples = examples_in(inputs)
+        share = self._reducer.scale_factor(self._counted(examples))()
+        with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
+            loss, outputs = self.pipeline.step(inputs, targets, examples, share)
+        return StepResult(loss, list(outputs), self._metrics, examples, weight=examples)
+
+
+class GraphReplica(ProcessGroupReplica):
+    """Computes this process's operations of a dataflow graph.
+
+    All processes know the loss; the one that receives the model's outputs has them.
+    """
+
+    def __init__(
+        self,
+        part: GraphPart,
+        loss: Loss,
+        options: Options,
+        metrics: Mapping[str, Metric],
+        reducer: Reducer,
+    ) -> None:
+        if options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} with a graph: micro-batches do that already; "
+                f"use --microbatches {options.accumulate}"
+            )
+        if options.precision != "float32":
+            raise ConfigurationError(
+                f"precision={options.precision!r} with a graph: it computes in the precision of "
+                "the model; convert the model, or take another strategy"
+            )
+        super().__init__(part.modules[0], loss, part, options, metrics, reducer)
+        self._reducer: Reducer = reducer
+        self._part = part
+        part.rehearsing = lambda: restored_state(self._loss)
+        self._whole = False
+        self.pipeline: GraphExecution = GraphExecution(
+            part.process_group,
+            part,
+            lambda outputs, targets: scalar(self._loss(outputs, targets)),
+        )
+
+    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+        def split(count: int) -> list[Piece]:
+            return [
+                (arguments(inputs), targets, size)
+                for (inputs, targets), size in pieces(batch, min(count, examples), examples)
+            ]
+
+        examples = examples_of(*batch)
+        if not examples:
+            raise ConfigurationError(
+                f"rank {self._part.process_group.rank} was given a batch without examples: leave "
+                "such batches out, or make batches large enough for all replicas"
+            )
+
+        def divided(count: int) -> bool:
+            # Without the whole model nothing can be compared.
+            return not self._part.lean and divides(self.model, self._loss, batch, count)
+
+        graph = self.pipeline.prepare(split, divided)
+        weight = self._weight(self._data, None, batch[1], examples)
+        share = self._reducer.scale_factor(self._counted(weight))()
+        count = 1 if self._whole else graph.decision.pieces
+        (whole,) = split(1)
+        loss, outputs, same = self.pipeline.step(graph, split(count), whole[1], share)
+        if not same:
+            if self._part.process_group.is_chief:
+                self._part.warn(
+                    f"the loss of this batch is not the mean of its {count} micro-batches' losses, "
+                    "as it was for the first batch (are there targets that it ignores?): this step "
+                    "and all others are computed in one micro-batch; say --microbatches 1 from the "
+                    "start"
+                )
+            self._whole = True
+            self.flat.zero_gradients()
+            loss, outputs, _ = self.pipeline.step(graph, [whole], whole[1], share)
+        return StepResult(loss, list(outputs), self._metrics, examples, weight=weight)
+
+    def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
+        piece: Piece = (arguments(inputs), targets, examples_of(inputs, targets))
+        with torch.inference_mode(False), torch.no_grad():  # the graph may have to be captured
+            outputs = self.pipeline.outputs(
+                self.pipeline.prepare(lambda count: [piece], lambda count: False), piece
+            )
+            return (
+                None if outputs is None else (scalar(self._loss(outputs[0], targets)), outputs[0])
+            )
+
+    def _united(self, totals: dict[str, float]) -> dict[str, float]:
+        return dict(zip(totals, self.pipeline.total(list(totals.values())), strict=True))

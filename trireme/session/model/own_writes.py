@@ -1,0 +1,277 @@
+"""What a program writes to the values of its model itself, between two updates of the job.
+
+Weight clipping, `load_state_dict` in the middle of training and new initial values are such writes.
+A lone process trains the values as they are. Elsewhere other processes have values too.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.tensors import is_dtensor, to_local
+from trireme.ps.flat import FlatModel
+from trireme.session.model.trained import Trained
+
+_WHOLE = 2
+"""The number of steps in which all values are compared, and not a sample."""
+_SAMPLE = 256
+"""The number of elements of each parameter that are compared in a step, or somewhat more."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Sample:
+    """Some elements of each parameter that lies in a vector, others at each step."""
+
+    def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
+        strides = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
+        each = [
+            torch.arange(start, stop, stride)
+            for (_, start, stop), stride in zip(placed, strides, strict=True)
+        ]
+        self._names = [name for name, _, _ in placed]
+        self._counts = [len(places) for places in each]
+        counts = torch.tensor(self._counts)
+        self._places = torch.cat(each).to(device)
+        self._strides = torch.tensor(strides).repeat_interleave(counts).to(device)
+        last = torch.tensor([stop - 1 for _, _, stop in placed])
+        self._last = last.repeat_interleave(counts).to(device)
+        self._offsets = torch.zeros_like(self._places)
+        self._now = self._places
+        self._taken = torch.empty(0)
+
+    def take(self, vector: torch.Tensor) -> None:
+        """Takes the next elements."""
+        self._now = torch.minimum(self._places + self._offsets, self._last)
+        self._offsets += 1
+        self._offsets *= self._offsets < self._strides
+        self._taken = vector.index_select(0, self._now)
+
+    def changed(self, vector: torch.Tensor) -> set[str]:
+        """Returns the names of the parameters whose elements differ from those taken."""
+        differ = _bits(vector.index_select(0, self._now)) != _bits(self._taken)
+        if not differ.any():
+            return set()
+        parts = zip(self._names, torch.split(differ, self._counts), strict=True)
+        return {name for name, part in parts if part.any()}
+
+
+class ValueWatch:
+    """Finds the parameters that were written to since `remember`.
+
+    Autograd counts the writes to a tensor, but for those through `.data`. So values are compared
+    too: some elements of each parameter, others at each step, and in the first steps, and once the
+    program has written, sums of all bits. A write may leave the values as they were, such as one of
+    averaged weights that an evaluation swaps in and puts back: a count alone is no write.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self._count = 0
+        self._often = False  # whether the program has written: then all values are compared
+        self._names: list[str] = []
+        self._versions: list[tuple[int, int]] = []
+        self._sums: list[int] = []
+        self._samples: list[_Sample] = []  # one for each vector
+        self._found: set[str] = set()  # since then: other values may come over those written
+
+    def remember(self) -> None:
+        """Takes the present values as known."""
+        self._found = set()
+        locals_ = self._locals()
+        vectors = self._vectors(locals_)
+        if (names := list(self._trained.parameters)) != self._names:
+            self._names = names
+            pairs = zip(vectors, self._placed(vectors), strict=True)
+            self._samples = [_Sample(placed, vector.device) for vector, placed in pairs]
+        self._versions = [(each._version, each.data_ptr()) for each in locals_]
+        self._sums = [_sum(each) for each in locals_] if self._often or self._count < _WHOLE else []
+        for sample, vector in zip(self._samples, vectors, strict=True):
+            sample.take(vector)
+        self._count += 1
+
+    def written(self) -> list[str]:
+        """Returns the names of the parameters that were written to.
+
+        There are none before `remember`, nor where the part has other parameters since: a dataflow
+        graph is placed in the first step.
+        """
+        if self._names != list(self._trained.parameters):
+            return []
+        locals_ = self._locals()
+        now = [(each._version, each.data_ptr()) for each in locals_]
+        pairs = list(zip(self._names, now, self._versions, strict=True))
+        found = self._found
+        found |= {name for name, here, before in pairs if here[1] != before[1]}
+        for sample, vector in zip(self._samples, self._vectors(locals_), strict=True):
+            found |= sample.changed(vector)
+        if self._sums:
+            sums = zip(self._names, locals_, self._sums, strict=True)
+            found |= {name for name, each, before in sums if _sum(each) != before}
+        counted = [name for name, here, before in pairs if here != before]
+        if counted and not found and not self._sums and not self._often:
+            _log.warning(
+                "the program has written to %s since the last step, and put back what was there, "
+                "as far as %d elements of each show; from now on all values are compared after "
+                "each step",
+                _named(counted),
+                _SAMPLE,
+            )
+        self._often |= bool(found or counted)
+        return [name for name in self._names if name in found]
+
+    def values_of(self, names: Sequence[str]) -> int:
+        """Returns a digest of the values of parameters."""
+        chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
+        return zlib.crc32(repr([_sum(each) for each in chosen]).encode())
+
+    def _locals(self) -> list[torch.Tensor]:
+        if isinstance(self._trained, FlatModel):
+            return list(self._trained.parameters.values())
+        return [to_local(parameter) for parameter in self._trained.parameters.values()]
+
+    def _vectors(self, locals_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Returns the tensors that samples are of: fewer than parameters where they are flat."""
+        if isinstance(self._trained, FlatModel):
+            return self._trained.values
+        return [each.detach().reshape(-1) for each in locals_]
+
+    def _placed(self, vectors: Sequence[torch.Tensor]) -> list[list[tuple[str, int, int]]]:
+        """Returns where each parameter lies in the vectors, by its name."""
+        flat = self._trained
+        if not isinstance(flat, FlatModel):
+            sizes = zip(self._names, vectors, strict=True)
+            return [[(name, 0, each.numel())] for name, each in sizes]
+        known = {id(parameter): name for name, parameter in flat.parameters.items()}
+        return [[(known[id(p)], start, stop) for p, start, stop in each] for each in flat.placed]
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements as integers: NaN equals itself then, and 0 is not -0."""
+    return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
+
+
+def _sum(tensor: torch.Tensor) -> int:
+    return int(_bits(tensor).sum())
+
+
+class OwnWrites:
+    """Judges what a program has written to its values since the last update of the job."""
+
+    def __init__(
+        self,
+        lost: Sequence[Trained],
+        shared: Trained | None,
+        *,
+        replicated: bool = False,
+        sent: FlatModel | None = None,
+    ) -> None:
+        self._flat = sent
+        self._sent = None if sent is None else ValueWatch(sent)
+        self._lost = [ValueWatch(each) for each in lost]
+        self._shared = None if shared is None else ValueWatch(shared)
+        several = [*self._lost, self._shared, self._sent]
+        self._watches = [watch for watch in several if watch is not None]
+        self._replicated = replicated
+        self._mine: list[str] = []
+        self._sharing = shared
+        self._counts = self._shard_versions()
+
+    def remember(self) -> None:
+        """Takes the present values as those of the job."""
+        for watch in self._watches:
+            watch.remember()
+        self._counts = self._shard_versions()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Lets the package itself write values during the block."""
+        known = [watch for watch in self._watches if not watch.written()]
+        counted = self._counts != self._shard_versions()
+        yield
+        for watch in known:
+            watch.remember()
+        if not counted:
+            self._counts = self._shard_versions()
+
+    def check(self) -> None:
+        """Checks that the next update replaces nothing that the program has written."""
+        for watch in self._lost:
+            if names := watch.written():
+                raise ConfigurationError(
+                    f"the program has written to {_named(names)} itself since the last step, and "
+                    "the change would be lost: the values come from parameter servers, or from "
+                    "the parts of the model that processes train (session.model shows them). Call "
+                    "session.write_values({name: tensor}) instead, on one worker under async "
+                    "(optimizer.write_values in a loop of your own); a change that every worker "
+                    "makes counts under sync and allreduce, and in one process. To put back what "
+                    "was there is no change, but to the bit: by copy_ of a clone, as sub_ of what "
+                    "was added rounds"
+                )
+
+    def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
+        """Returns all values and a digest of them, where the program has written to some.
+
+        A write that a sample has found may be to others too. Those that it has not changed are the
+        servers' own.
+        """
+        if self._sent is None or self._flat is None or not self._sent.written():
+            return None
+        self._flat.take_back_values()
+        parameters = self._flat.parameters
+        values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
+        return values, self._sent.values_of(list(values)) | 1
+
+    def votes(self) -> list[float]:
+        """Returns numbers for a sum over the processes: what this one has written."""
+        if self._shared is None:
+            return [0.0, 0.0, 0.0, 0.0]
+        now = self._shard_versions()
+        changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
+        written = self._shared.written()
+        self._mine = [*changed, *(each for each in written if each not in changed)]
+        names = [*changed, *(each for each in self._mine if each not in now)]
+        if not names:
+            return [0.0, 0.0, 0.0, 0.0]
+        said = (names, self._shared.values_of(names) if self._replicated else 0)
+        digest = float(zlib.crc32(repr(said).encode()) & 0xFFFFFF)
+        return [1.0, digest, digest**2, float(bool(written))]
+
+    def _shard_versions(self) -> dict[str, int]:
+        """Returns how often the program has written to each parameter of which others have a part.
+
+        The values of one shard do not tell: clipping may change some in it, and none in another.
+        What goes through `.data` is not counted, and changes values that no other process has.
+        """
+        parameters = {} if self._sharing is None else self._sharing.parameters
+        return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
+
+    def agree(self, totals: Sequence[float], processes: int) -> None:
+        """Checks the sums of the votes: that all processes have written the same, or none."""
+        count, digests, squares, written = totals
+        if not (count and written) or (count == processes and digests**2 == squares * count):
+            return
+        mine = _named(self._mine) if self._mine else "nothing"
+        raise ConfigurationError(
+            f"{count:.0f} of {processes} processes have written to parameters themselves since the "
+            f"last step, this one to {mine}, and not all of them the same values: the replicas "
+            "would differ from each other from here on. Make the same change in every process, at "
+            "the same step; changes that depend on a process's batch, as those of "
+            "nn.Embedding(max_norm=...), cannot be made so"
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    """Returns a few names in words."""
+    if len(names) == 1:
+        return f"parameter {names[0]!r}"
+    return f"parameters {names[0]!r} and {len(names) - 1} more"

@@ -1,0 +1,196 @@
+"""What a worker trains: the model with its optimizer, split as the launch requests."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.parallel.reducer import Reducer
+from trireme.tensors import digest
+from trireme.ps.flat import FlatModel
+from trireme.ps.joint_optimizer import JointOptimizer, members
+from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.ps.module_names import named_parameters
+from trireme.ps.optimizers import name_of, spec_of
+from trireme.session.model.own_writes import OwnWrites
+from trireme.session.model.table_rows import TableRows
+from trireme.session.model.trained import Trained, named_groups
+from trireme.session.settings import Settings
+
+if TYPE_CHECKING:
+    from trireme.parallel.model_part import ModelPart
+    from trireme.parallel.processes.process_group import ProcessGroup
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """The model and the optimizer of a program, as this process holds them, with the settings.
+
+    Attributes:
+        settings: what the launch and the program have chosen.
+        model: the whole model. Where processes hold parts of it, its values are those of the last
+            evaluation.
+        optimizer: the user's optimizer, over the parameters that this process updates.
+        flat: the flat buffers of the whole model.
+        process_group: the processes that hold the model together; None for one process.
+        part: this process's part of the model; None where it holds the whole model.
+        reducer: averages the gradients of all replicas; None for one process.
+        tables: the rows of the model's sparse tables; None where it has none.
+    """
+
+    settings: Settings
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    flat: FlatModel
+    process_group: ProcessGroup | None = None
+    part: ModelPart | None = None
+    reducer: Reducer | None = None
+    tables: TableRows | None = None
+
+    @property
+    def trained(self) -> Trained:
+        """The trained parameters with which this process computes."""
+        return self.flat if self.part is None else self.part
+
+    @cached_property
+    def outer(self) -> OptimizerSpec | None:
+        """The servers' optimizer over deltas, where workers train locally.
+
+        It is None where servers apply gradients by the user's optimizer. It has the same groups as
+        that optimizer.
+        """
+        task = self.settings.task
+        outer = self.settings.strategy.outer(task.workers) if task.servers else None
+        if outer is None:
+            return None
+        return OptimizerSpec(
+            "SGD", tuple(GroupSpec(dict(outer)) for _ in self.optimizer.param_groups)
+        )
+
+    @property
+    def optimizer_spec(self) -> OptimizerSpec:
+        """The optimizer that makes the job's updates."""
+        if self.outer is not None:
+            return self.outer
+        if not self.settings.task.servers and name_of(self.optimizer) is None:
+            return OptimizerSpec(type(self.optimizer).__name__, ())
+        return spec_of(self.optimizer)
+
+    @cached_property
+    def own_writes(self) -> OwnWrites:
+        """Judges what the program writes to the values of its model itself."""
+        task, mesh = self.settings.task, self.settings.mesh
+        copies = [] if self.part is None or self.lean else [self.flat]
+        if task.servers and self.outer is not None:  # a part of the worker's delta
+            return OwnWrites((), None)
+        if task.servers:
+            rule = self.settings.rule
+            rounds_of_all = rule.synchronous and not rule.aggregate
+            if rounds_of_all and self.process_group is None and not self.settings.prefetches:
+                return OwnWrites((), None, sent=self.flat)
+            return OwnWrites([self.trained, *copies], None)
+        same = mesh.pp == 1 and self.settings.graph is None  # parameters in every process
+        mine = self.trained if self.process_group is not None and same else None
+        return OwnWrites(copies, mine, replicated=self.part is None)
+
+    @property
+    def lean(self) -> bool:
+        """Whether no process holds the whole model, not even its values of the last evaluation."""
+        return self.part is not None and self.part.lean
+
+    @property
+    def replica(self) -> int:
+        """Which of the job's `replicas` batches at a time is this process's, from 0."""
+        task, mesh = self.settings.task, self.settings.mesh
+        return (task.index * mesh.replicas if task.servers else 0) + mesh.replica(task.rank)
+
+    @property
+    def replicas(self) -> int:
+        """The number of batches that the job computes at a time."""
+        task = self.settings.task
+        return self.settings.mesh.replicas * (task.workers if task.servers else 1)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether this process shows progress that no other process shows.
+
+        In a worker of several processes of a job with servers, that is the leader alone.
+        """
+        group = self.process_group
+        if group is None:
+            return True
+        return group.is_chief if self.settings.task.servers else group.shows_progress
+
+    def lay_out_anew(self) -> int:
+        """Lays the model out with the parameters that the optimizer has now."""
+        flat = self.flat
+        before = flat.parameters
+        every = named_groups(self.model, self.optimizer, frozen=True)
+        groups = [[(n, p) for n, p in group if p.requires_grad or n in before] for group in every]
+        flat.lay_out_anew(groups)
+        if self.reducer is not None:
+            self.reducer.lay_out()
+        added = [each for name, each in flat.parameters.items() if name not in before]
+        said = [digest(each.detach()) for each in added]
+        return zlib.crc32(repr((flat.layout.spec, said)).encode())
+
+    def name_of(self, parameter: torch.Tensor) -> str | None:
+        """Returns the model's name for a parameter; None where the model does not have it."""
+        for named in (
+            self.trained.parameters,
+            self.flat.parameters,
+            dict(named_parameters(self.model)),
+        ):
+            for name, each in named.items():
+                if each is parameter:
+                    return name
+        return None
+
+    def frozen(self) -> list[nn.Parameter]:
+        """Returns the optimizer's parameters that are frozen now, in the part and in the model."""
+        groups = self.optimizer.param_groups
+        mine = [each for group in groups for each in group["params"] if not each.requires_grad]
+        model = dict(named_parameters(self.model))
+        names = [self.name_of(parameter) for parameter in mine]
+        return mine + [model[name] for name in names if name in model]
+
+    def parameters_of_each(self) -> list[list[nn.Parameter]]:
+        """Returns the parameters of each optimizer, as the program computes with them."""
+        names = {
+            id(parameter): name
+            for held in (self.flat, self.trained)
+            for name, parameter in held.parameters.items()
+        }
+        return [
+            [
+                self.trained.parameters[names[id(parameter)]]
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if names.get(id(parameter)) in self.trained.parameters
+            ]
+            for optimizer in members(self.optimizer)
+        ]
+
+    def agree_on_optimizer(self, *, takes_part: bool = True) -> None:
+        """Checks that all processes that step together step the same one of several optimizers.
+
+        Nothing is checked for one process or one optimizer.
+        """
+        joint, process_group = self.optimizer, self.process_group
+        if not isinstance(joint, JointOptimizer) or process_group is None:
+            return
+        chosen = float(joint.chosen)
+        said = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
+        total, squares, count = process_group.total(said)()
+        if total**2 != squares * count:
+            raise ConfigurationError(
+                f"rank {process_group.rank} makes a step of optimizer {joint.chosen}, and another "
+                "process of another: every process must step the same optimizers in the same order"
+            )
+        joint.chosen = round(total / count)

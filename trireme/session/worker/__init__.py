@@ -1,0 +1,1 @@
+"""A worker of a job: its membership, its updates, its checkpoints and its records."""

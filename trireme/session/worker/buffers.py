@@ -1,0 +1,198 @@
+"""Buffers and frozen parameters: the tensors of a model that are not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+
+from trireme.tensors import mean_of
+from trireme.ps.module_names import named_buffers, state_of
+from trireme.session.backends.base import Backend
+from trireme.session.model.training_setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from trireme.parallel.processes.process_group import ProcessGroup
+
+_INITIAL = "initial"
+_BUFFERS = "buffers"
+
+
+class Buffers:
+    """The buffers and the frozen parameters of a model that several workers train.
+
+    All workers begin with those of the chief. Then the floating-point buffers of the workers
+    differ, and their mean is evaluated and saved. Other buffers, such as counters, are those of the
+    chief; where processes hold parts of a model, those of the first process that has the part.
+    """
+
+    def __init__(self, setup: TrainingSetup, backend: Backend) -> None:
+        self._task = setup.settings.task
+        self._setup = setup
+        self._backend = backend
+        # Whether this process is the whole job.
+        self._alone = not self._task.coordinator and setup.process_group is None
+        self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
+
+    # -- at the beginning ---------------------------------------------------------------------
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers and the frozen parameters of the model."""
+        model = self._setup.model
+        # By identity: a tied parameter has several names, and is trained under one of them.
+        trained = {id(parameter) for parameter in self._setup.flat.parameters.values()}
+        return {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in state_of(model).items()
+            if id(tensor) not in trained and not tensor.is_meta  # another process holds it
+        }
+
+    def set_constants(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the named buffers and frozen parameters; ignores names of trained parameters."""
+        own = state_of(self._setup.model)
+        with torch.no_grad():
+            for name in tensors:
+                known = name in own and name not in self._setup.flat.parameters
+                if known and not own[name].is_meta:
+                    own[name].copy_(tensors[name])
+
+    def hand_out(self) -> None:
+        """Shares, as chief, the constants with which every worker begins."""
+        self._backend.share(_INITIAL, save_bytes(self.constants()))
+
+    def take(self) -> None:
+        """Takes over the constants that the chief has shared."""
+        left = self._backend.collect(_INITIAL)
+        if left:
+            self.set_constants(load_bytes(left[min(left)]))
+
+    def spread(self) -> None:
+        """Broadcasts the leader's constants to the processes of a worker of several processes."""
+        if (group := self._worker_group) is not None:
+            told = group.broadcast(save_bytes(self.constants()) if group.is_chief else None)
+            self.set_constants(load_bytes(told))
+
+    # -- while training goes on ---------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Shares this worker's buffers for evaluation and checkpoints."""
+        if self._alone or not self._changing():
+            return
+        own = self._own()
+        if (group := self._worker_group) is not None:
+            from trireme.parallel.model_part import join_parts, mean_over_replicas
+
+            own = mean_over_replicas(group, join_parts(group, own))
+        self._backend.share(_BUFFERS, save_bytes(own))
+
+    def average(self) -> dict[str, torch.Tensor]:
+        """Returns the mean over the workers of each buffer, as they were last shared."""
+        if self._last is not None:
+            return self._last
+        everything = self._changing()
+        if self._alone or not everything:
+            return everything
+        shared = {w: load_bytes(data) for w, data in self._backend.collect(_BUFFERS).items()}
+        left = shared.get(self._task.index, {})
+        # Of one replica this process's are newer; of several, what was left is the mean over them.
+        group = self._worker_group
+        several = group is not None and group.mesh.replicas > 1
+        shared[self._task.index] = self._own() | left if several else left | self._own()
+        averages: dict[str, torch.Tensor] = {}
+        for name, tensor in everything.items():
+            found = [s[name] for _, s in sorted(shared.items()) if name in s] or [tensor]
+            averages[name] = mean_of(found)
+        return averages
+
+    def settle(self) -> None:
+        """Puts the mean into the model at the end of training, as it is saved."""
+        if self._alone:
+            return
+        self._last = self.average()
+        if (group := self._worker_group) is not None and self._last:
+            told = save_bytes(self._last) if group.is_chief else None
+            self._last = load_bytes(group.broadcast(told))
+        self._put_buffers(self._last)
+
+    # -- the values of one step -----------------------------------------------------------------
+
+    @contextmanager
+    def consistent_values(self) -> Iterator[int]:
+        """Puts the values of one step, or their moving average, into the model during the block.
+
+        The mean of the workers' buffers goes into the model too: this worker's as they are, and
+        others' as they were last shared. Without servers, a process that holds the whole model has
+        the values of one step already. Yields that step: servers may have gone on since this
+        worker's last exchange.
+        """
+        setup = self._setup
+        alone = self._task.servers == 0 and setup.part is None
+        if alone:  # others may evaluate now too
+            self.publish()
+        means = {} if self._alone else self.average()
+        own_buffers = {name: b.clone() for name, b in named_buffers(setup.model) if name in means}
+        if alone and setup.settings.options.ema is None:
+            self._put_buffers(means)
+            try:
+                yield self._backend.global_step
+            finally:
+                self._put_buffers(own_buffers)
+            return
+        state = self._backend.snapshot(state=False)
+        own_values = {name: p.detach().clone() for name, p in setup.flat.parameters.items()}
+        self._put(state.average or state.values, means)
+        try:
+            yield state.step
+        finally:
+            self._put(own_values, own_buffers)
+
+    def adopt_final_values(self) -> None:
+        """Copies the final values into the whole model, whose parts processes have trained."""
+        self._put(self._backend.snapshot(state=False).values, self.average())
+
+    def show_values(self) -> None:
+        """Copies the present values into the whole model, while processes train parts of it.
+
+        The model shares the buffers of this process's part, which stay as they are.
+        """
+        part = self._setup.part
+        mine = frozenset[str]() if part is None else part.buffer_names
+        others = {name: value for name, value in self.average().items() if name not in mine}
+        self._put(self._backend.snapshot(state=False).values, others)
+
+    def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+        """Copies values into the parameters, and the given buffers into those of the model."""
+        with torch.no_grad(), self._setup.own_writes.ours():
+            for name, parameter in self._setup.flat.parameters.items():
+                parameter.copy_(values[name])
+            self._put_buffers(buffers)
+
+    @torch.no_grad()
+    def _put_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        for name, buffer in named_buffers(self._setup.model):
+            if name in buffers:
+                buffer.copy_(buffers[name])
+
+    @property
+    def _worker_group(self) -> ProcessGroup | None:
+        """The processes of this worker, where servers see them as one; None elsewhere."""
+        return self._setup.process_group if self._task.servers else None
+
+    def _own(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers that this process keeps up to date."""
+        part, everything = self._setup.part, self._changing()
+        if part is None:
+            return everything
+        return {name: b for name, b in everything.items() if name in part.buffer_names}
+
+    def _changing(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers of which the chief's own are not those to evaluate and save."""
+        return {
+            name: buffer.detach().cpu().contiguous().clone()
+            for name, buffer in named_buffers(self._setup.model)
+            if buffer.is_floating_point() or self._setup.part is not None
+        }

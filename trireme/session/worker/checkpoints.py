@@ -1,0 +1,462 @@
+"""A worker's checkpoints: restores and saves the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from trireme.cluster.view import View
+from trireme.errors import ConfigurationError, JobFailed, WireError
+from trireme.ps.joint_optimizer import members
+from trireme.ps.messages import OptimizerSpec
+from trireme.ps.module_names import named_parameters, state_of
+from trireme.ps.optimizers import name_of
+from trireme.ps.snapshot import ModelState
+from trireme.session.backends.local_optimizers import LocalOptimizers
+from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
+from trireme.session.checkpoint.parts import Parts, streamed_tables, tables_of
+from trireme.session.checkpoint.restored import (
+    JobState,
+    check_model,
+    check_tables,
+    job_state,
+    local_states,
+)
+from trireme.session.checkpoint.storage import Storage
+from trireme.session.checkpoint.streamed import joined, renamed
+from trireme.session.worker.buffers import Buffers
+from trireme.session.worker.lifecycle import Lifecycle
+
+LACKS = "lacks"
+"""The entry of a checkpoint's state that lists, in words, the parts that it lacks."""
+
+
+class WorkerCheckpoints:
+    """Restores and saves a job, in a worker that is chief or may become chief.
+
+    Attributes:
+        buffers: the buffers and frozen parameters of the model.
+        restored_from: the step of the checkpoint that this worker, as chief, restored; None for
+            none.
+        places: returns where streams are read, by data set, to be saved.
+        known_places: the same of the checkpoint that was restored, decoded.
+        kept: returns the states that the program keeps, by name, to be saved.
+        known_kept: the same of the checkpoint that was restored, decoded.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
+        self.buffers = Buffers(lifecycle.setup, lifecycle.backend)
+        self.restored_from: int | None = None
+        self.places: Callable[[], dict[str, str]] = dict
+        self.known_places: dict[str, bytes] = {}
+        self.kept: Callable[[], dict[str, str]] = dict
+        self.known_kept: dict[str, bytes] = {}
+        self._lifecycle = lifecycle
+        self._setup = lifecycle.setup
+        self._backend = lifecycle.backend
+        self._storage = storage
+        self._progress = lifecycle.progress
+        self._copied: CheckpointData | None = None  # not written yet: see `step_made`
+        self._view: View | None = None  # the last view that was handled
+
+    # -- at the beginning -----------------------------------------------------------------------
+
+    def first_state(self) -> ModelState:
+        """Returns the chief's initial values, or those of the newest undamaged checkpoint."""
+        flat = self._setup.flat
+        self._storage.open(self._lifecycle.view_number)
+        checkpoint = self._find()
+        if checkpoint is None:
+            self._lifecycle.enter("initialising")
+            flat.collect_values()
+            own = {} if self._setup.lean else flat.parameters  # every process has its values
+            state = ModelState(0, {n: p.detach().cpu() for n, p in own.items()})
+        else:
+            self._lifecycle.enter("restoring", f"step {checkpoint.step}")
+            self.restored_from = checkpoint.step
+            state = self._restore(checkpoint)
+        self.buffers.hand_out()
+        return state
+
+    def state_again(self) -> ModelState:
+        """Returns the values from which the job goes on, as the servers have lost theirs.
+
+        These are the newest undamaged checkpoint's; without any, the chief's own values, with
+        which the servers' optimizer begins anew. No worker has the rows of sparse tables: with
+        tables and without a checkpoint, the job begins again at step 0.
+        """
+        run_dir = self._setup.settings.home
+        self._storage.settle()
+        warn = self._progress.warn
+        checkpoint = None
+        if run_dir is not None:
+            checkpoint = latest(
+                run_dir, lambda path, why: warn(f"passing over the checkpoint {path}: {why}")
+            )
+        if checkpoint is not None:
+            state = self._restore(checkpoint)
+        else:
+            flat, step = self._setup.flat, self._backend.global_step
+            self._storage.forget_base()
+            anew = "the servers' optimizer, the moving average and the record of examples"
+            if self._backend.tables:
+                warn(
+                    "there is no checkpoint, and the rows of sparse tables are lost: the job "
+                    f"begins again at step 0 with empty tables and this worker's values of step "
+                    f"{step}; {anew} begin anew too"
+                )
+                step = 0
+            else:
+                warn(
+                    f"there is no checkpoint: the job goes on from this worker's values of step "
+                    f"{step}, and {anew} begin anew"
+                )
+            flat.collect_values()
+            state = ModelState(step, {n: p.detach().cpu() for n, p in flat.parameters.items()})
+        self.buffers.hand_out()
+        return state
+
+    def take_first(self) -> None:
+        """Takes over the constants and optimizer state that the chief has shared."""
+        if not self._lifecycle.is_chief:
+            self.buffers.take()
+        local, step = self._backend.local_optimizers, self._backend.global_step
+        if local is not None and not local.take() and step:
+            self._progress.message(
+                f"this worker's optimizer begins with fresh state at step {step}"
+            )
+        self.buffers.spread()
+
+    def _find(self) -> CheckpointData | None:
+        """Returns the checkpoint to begin from: the named one, or the newest undamaged one."""
+        resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
+        if resume not in ("auto", "never"):
+            data = load(resume, streamed=self._backend.streams)
+            if run_dir is not None and any(
+                step_of(path) > data.step for path in list_checkpoints(run_dir)
+            ):
+                raise ConfigurationError(
+                    f"{run_dir} has checkpoints newer than step {data.step} of {resume}, and the "
+                    "next resume would pick those: choose another run directory for what begins "
+                    "there"
+                )
+            return data
+        if run_dir is None:
+            return None
+        if resume == "never":
+            if list_checkpoints(run_dir):
+                raise ConfigurationError(
+                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
+                    "directory, or move them away"
+                )
+            return None
+        warn = self._progress.warn
+        return latest(
+            run_dir,
+            lambda path, why: warn(f"passing over the checkpoint {path}: {why}"),
+            streamed=self._backend.streams,
+        )
+
+    def _restore(self, data: CheckpointData) -> ModelState:
+        """Returns the state of the servers from a checkpoint, and restores this worker's part."""
+        flat = self._setup.flat
+        self._storage.forget_base()
+        check_model(data, flat.parameters, state_of(self._setup.model))
+        check_tables(data, self._backend.tables)
+        then = job_state(data)
+        if then.lacks:
+            self._progress.warn(
+                f"the checkpoint of step {data.step} holds values without {', '.join(then.lacks)}: "
+                "these begin anew"
+            )
+        self.buffers.set_constants(data.model)
+        self.known_places = then.places
+        for name, place in self.known_places.items():
+            self._backend.share(f"stream/{name}", place)
+        self.known_kept = then.states
+        for name, state in self.known_kept.items():
+            self._backend.share(f"kept/{name}", state)
+        if self._backend.local_optimizers is not None:
+            self._hand_out_local_state(data, then, self._backend.local_optimizers)
+        return ModelState(
+            step=data.step,
+            values=renamed(data.model, {name: name for name in self._filled()}),
+            average=data.average,
+            optimizer=self._optimizer_of(data, then),
+            sizes=dict(then.sizes),
+            orders=dict(then.orders),
+            consumed=then.spans,
+            tables=tables_of(data.tables),
+        )
+
+    def _filled(self) -> list[str]:
+        """Returns the names of the parameters whose values come with the state of the servers.
+
+        The chief hands out frozen ones as constants, unless it does not hold them.
+        """
+        trained, setup = self._setup.flat.parameters, self._setup
+        return [name for name, _ in named_parameters(setup.model)] if setup.lean else [*trained]
+
+    def _optimizer_of(self, data: CheckpointData, then: JobState) -> Mapping[str, torch.Tensor]:
+        """Returns the state with which the servers' optimizer continues."""
+        now = _applied(self._setup.outer)
+        if now == then.applies:
+            return data.optimizer
+        if then.applies != "gradients" and (data.optimizer or self._setup.outer is None):
+            self._progress.warn(
+                f"the checkpoint is of a job whose servers applied {then.applies}, and here they "
+                f"apply {now}: their optimizer begins with fresh state"
+            )
+        return {}
+
+    def _hand_out_local_state(
+        self, data: CheckpointData, then: JobState, local: LocalOptimizers
+    ) -> None:
+        """Shares with each worker the state of its optimizer."""
+        count = self._setup.settings.task.workers
+        if then.applies == "gradients":
+            # The servers ran the same optimizer before: every worker continues with its state.
+            local.hand_out(data.step, {worker: dict(data.optimizer) for worker in range(count)})
+        elif then.workers == count:
+            local.hand_out(data.step, local_states(data, count))
+        else:
+            self._progress.warn(
+                f"the checkpoint has the optimizers of {then.workers} workers, and this job has "
+                f"{count}: each worker's optimizer begins with fresh state"
+            )
+
+    # -- while training goes on -----------------------------------------------------------------
+
+    def follow_view(self) -> None:
+        """Takes the run directory if this worker is chief, and releases it otherwise."""
+        self._view = self._lifecycle.view
+        self._storage.follow(self._lifecycle.view_number, chief=self._lifecycle.is_chief)
+
+    def ask_all(self) -> None:
+        """Requests to save the next step if it is due, where all workers take part in saving."""
+        backend = self._backend
+        if backend.saves is not None:
+            due = self._lifecycle.is_chief and self._storage.due(backend.global_step + 1)
+            backend.wants_save = due
+
+    def step_made(self, *, exchanged: bool) -> None:
+        """Saves the step if it is due; handles a new view.
+
+        Workers that train locally share the state of their optimizers right after the exchange
+        whose step is saved. After the next exchange all of them have done so, and the copy of that
+        step is written.
+        """
+        storage, backend = self._storage, self._backend
+        if self._lifecycle.view is not self._view:
+            self.follow_view()
+        if not storage.scheduled:
+            return
+        if exchanged:
+            self._write()
+        storage.look()
+        agreed = backend.saves
+        if storage.due(backend.global_step) if agreed is None else agreed:
+            storage.begun(backend.global_step)
+            if self._lifecycle.is_chief or backend.together:
+                self._copy()
+        if backend.local_optimizers is None:
+            self._write()
+
+    def save_due(self, step: int) -> None:
+        """Saves as chief, if it is due, while other workers train and this one waits for them."""
+        storage = self._storage
+        if self._lifecycle.view is not self._view:
+            self.follow_view()
+        if not (storage.scheduled and self._lifecycle.is_chief):
+            return
+        storage.look()
+        if storage.due(step):
+            storage.begun(step)
+            self._copy()
+            self._write()
+
+    def save(self) -> None:
+        """Copies a consistent state and has it written in the background."""
+        self.leave_local_state()
+        self._copy()
+        self._write()
+
+    def leave_local_state(self) -> None:
+        """Shares the state of this worker's own optimizer with the chief, where it has one.
+
+        After steps since the last exchange it would be of a step that no server has.
+        """
+        local = self._backend.local_optimizers
+        if local is not None and not self._backend.pending_steps:
+            local.leave()
+
+    def _copy(self, *, last: bool = False) -> None:
+        """Copies a consistent state; an earlier copy is written first.
+
+        A state that is streamed is written before this returns, with `last` as the last one.
+        """
+        if not self._storage.scheduled:
+            return
+        self._write()
+        base = self._storage.base() if self._lifecycle.is_chief else None
+        since = None if base is None else base.mark
+        with self._lifecycle.liveness.excused("it saves"), self._backend.saving(since) as state:
+            known = self._storage.has(state.step)
+            if self._lifecycle.is_chief and not known:  # other workers only take part
+                self._copied = self._checkpoint_of(state)
+                if base is not None and state.since is not None:
+                    self._copied = replace(self._copied, since=base.step)
+                if self._backend.streams:  # while the other processes send their tensors
+                    self._write(last=last)
+                    self._storage.settle()
+
+    def _write(self, *, last: bool = False) -> None:
+        """Writes the copy in the background; with `last`, before it returns."""
+        data, local = self._copied, self._backend.local_optimizers
+        if data is None:
+            return
+        self._copied = None
+        if local is not None:
+            parts = Parts(())
+            states = parts.get("the workers' optimizers", partial(local.states, data.step))
+            data = self._say_lacking(replace(data, local=parts.held("local", states)), parts)
+        write = self._storage.submit_last if last else self._storage.submit
+        write(data, self._lifecycle.view_number)
+
+    # -- at the end -----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Saves the last step, as chief, after training has ended on all workers."""
+        self.buffers.settle()
+        if self._lifecycle.is_chief and self._setup.settings.run_dir is not None:
+            self._lifecycle.enter("saving")
+            self._write()
+            self._storage.settle(at_the_end=True)
+            self.leave_local_state()
+            self._copy(last=True)
+            self._write(last=True)
+        elif self._backend.streams:
+            self._copy()  # sends this process's part
+
+    def fail(self, error: BaseException) -> None:
+        """Says what is lost if a server was lost, and adds that to the error.
+
+        Where processes without servers have made unequal numbers of steps, the chief saves the last
+        step that all have made.
+        """
+        lifecycle = self._lifecycle
+        if self._backend.together and not lifecycle.left:
+            self._save_last_common_step()
+        lost = lifecycle.lost_with(error)
+        if (
+            lost.startswith(("ps:", "coordinator:"))
+            and not lifecycle.left
+            and isinstance(error, JobFailed | WireError)
+        ):
+            copies = 1 if lifecycle.view is None else lifecycle.view.copies
+            try:
+                error.loss = self._storage.loss(lost, self._backend.global_step, copies)
+            except Exception as failure:  # the job's own error must stay visible
+                error.loss = f"what is lost is not known: {type(failure).__name__}: {failure}"
+            if lifecycle.is_chief:
+                self._progress.warn(error.loss)
+
+    def _save_last_common_step(self) -> None:
+        try:
+            self.buffers.publish()
+            state = self._backend.state_without_others()
+            if state is None or not self._storage.scheduled or self._storage.has(state.step):
+                return
+            self._storage.settle(at_the_end=True)
+            self._storage.submit_last(self._checkpoint_of(state), self._lifecycle.view_number)
+            self._progress.message(f"saved step {state.step}, the last one that all have made")
+        except Exception as failure:  # the job's own error must stay visible
+            self._progress.warn(f"the last step is not saved: {type(failure).__name__}: {failure}")
+
+    # -- describing -----------------------------------------------------------------------------
+
+    def _checkpoint_of(self, state: ModelState) -> CheckpointData:
+        """Returns a checkpoint of a state, complete but for the workers' own optimizers."""
+        parts = Parts(state.lacks)
+        described = parts.get("how the job was launched", self._described)
+        consumed: dict[str, list[list[int]]] = {}  # positions by data set
+        for span in state.consumed:
+            consumed.setdefault(span.dataset, []).append([span.start, span.stop])
+        described |= {"epoch": self._lifecycle.epoch, "consumed": consumed}
+        described |= {"sizes": dict(state.sizes), "orders": dict(state.orders)}
+        if places := parts.get("where streams are read", self.places):
+            described["streams"] = places
+        if kept := parts.get("what the program keeps", self.kept):
+            described["kept"] = kept
+        constants = parts.get("buffers and frozen parameters", self.buffers.constants)
+        # Only what `state_dict` has: not the model's non-persistent buffers.
+        means = parts.get("the mean of the buffers", self.buffers.average)
+        averages = {name: mean for name, mean in means.items() if name in constants}
+        aliases = parts.get(
+            "the further names of tied parameters", lambda: self._aliases(state.values)
+        )
+        tied = renamed(state.values, aliases)
+        described["pushes"] = [msgspec.to_builtins(row) for row in state.workers]
+        data = CheckpointData(
+            state.step,
+            parts.held("model", joined(constants, averages, state.values, tied)),
+            parts.held("optimizer", state.optimizer),
+            parts.held("average", state.average),
+            described,
+            tables=streamed_tables(state.tables),
+            mark=state.mark,
+        )
+        return self._say_lacking(data, parts)
+
+    def _say_lacking(self, data: CheckpointData, parts: Parts) -> CheckpointData:
+        """Returns a checkpoint that lists the parts that it lacks; warns of them."""
+        if not parts.lacks:
+            return data
+        self._progress.warn(
+            f"the checkpoint of step {data.step} is saved without {'; '.join(parts.lacks)}. The "
+            "values are in it. Please report this"
+        )
+        lacks = [*data.state.get(LACKS, ()), *parts.lacks]
+        return replace(data, state={**data.state, LACKS: lacks})
+
+    def _described(self) -> dict[str, Any]:
+        """Returns a checkpoint's description of the job, as JSON values."""
+        setup, settings = self._setup, self._setup.settings
+        return {
+            "job": settings.task.job,
+            "seed": settings.options.seed,
+            "rule": msgspec.to_builtins(settings.rule),
+            "applies": _applied(setup.outer),
+            "workers": settings.task.workers,
+            "servers": settings.task.servers,
+            "optimizer": ", ".join(
+                name_of(each) or type(each).__name__ for each in members(setup.optimizer)
+            ),
+            "tables": {spec.name: type(spec.optimizer).__name__ for spec in self._backend.tables},
+            "groups": [
+                {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
+                for group in setup.optimizer.param_groups
+            ],
+        }
+
+    def _aliases(self, values: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Returns the further names of tied parameters, each with the name that values have."""
+        own = {id(p): name for name, p in named_parameters(self._setup.model) if name in values}
+        return {
+            name: own[id(tensor)]
+            for name, tensor in state_of(self._setup.model).items()
+            if id(tensor) in own and name not in values
+        }
+
+
+def _applied(outer: OptimizerSpec | None) -> str:
+    """Returns what servers apply, in the words that checkpoints store."""
+    if outer is None:
+        return "gradients"
+    momentum = any(group.values.get("momentum") for group in outer.groups)
+    return "deltas by momentum" if momentum else "deltas"

@@ -1,0 +1,151 @@
+"""The hyper-parameters of a worker's optimizer, and the schedule by which they change."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from trireme.errors import ConfigurationError
+from trireme.ps.messages import GroupSpec
+from trireme.ps.optimizers import spec_of
+from trireme.session.model.training_setup import TrainingSetup
+from trireme.session.observers.progress import Progress
+from trireme.session.settings import Settings
+
+_DISAGREEMENT = (
+    "Each worker counts its own steps then; where they have made different numbers of them, they "
+    "disagree, and the servers take the settings of each update."
+)
+
+
+class Hyperparameters:
+    """The user's hyper-parameters, which each update brings to the servers when they change.
+
+    Attributes:
+        scheduler: the scheduler that counts global steps; None where the session has none.
+    """
+
+    def __init__(self, setup: TrainingSetup, progress: Progress) -> None:
+        self.scheduler = _scheduler(setup)
+        # Counted here, as not every scheduler counts its steps.
+        self._scheduled = getattr(self.scheduler, "last_epoch", 0)
+        self._optimizer = setup.optimizer
+        self._settings = setup.settings
+        self._progress = progress
+        # Otherwise the servers do not run the user's optimizer.
+        self._told = setup.settings.task.servers > 0 and setup.outer is None
+        self._warned = False
+        self._disagree = not setup.settings.rule.synchronous and setup.settings.task.workers > 1
+        self._then: list[tuple[Any, ...]] = []
+        self._groups: tuple[GroupSpec, ...] = ()
+
+    def now(self) -> tuple[GroupSpec, ...] | None:
+        """Returns the present hyper-parameters; the same object while they are unchanged.
+
+        It is None where the servers do not run the user's optimizer.
+        """
+        if not self._told:
+            return None
+        # Parameters among the values compare by identity first, so tensors are never compared.
+        now = [tuple(group.values()) for group in self._optimizer.param_groups]
+        if now != self._then:
+            # In rounds the servers compare what workers say of it.
+            if self._then and self.scheduler is None and self._disagree:
+                self.warn(
+                    "the program changes the optimizer's learning rate, or another setting, by "
+                    f"itself. {_DISAGREEMENT} Let a session count the job's steps (scheduler=...), "
+                    "or set the rate by global_step"
+                )
+            self._then = now
+            self._groups = spec_of(self._optimizer).groups
+        return self._groups
+
+    def warn(self, text: str) -> None:
+        """Warns, once, that the program itself changes hyper-parameters."""
+        if not self._warned:
+            self._warned = True
+            self._progress.warn(text)
+
+    def advance(self, step: int) -> None:
+        """Advances the scheduler, where there is one, to a global step of the job."""
+        while self.scheduler is not None and self._scheduled < step:
+            try:
+                self.scheduler.step()
+            except ValueError as error:  # such as OneCycleLR's, past its last step
+                raise self._refused(step, error) from error
+            self._scheduled += 1
+
+    def _refused(self, step: int, error: ValueError) -> ConfigurationError:
+        """Returns the error that the schedule has no next step; says why the count is so high."""
+        settings, name = self._settings, type(self.scheduler).__name__
+        alone = settings.task.servers == 0 or settings.rule.synchronous
+        every = (
+            "" if alone else f" (each update of any of the {settings.task.workers} workers is one)"
+        )
+        last = (
+            "it makes"
+            if settings.max_steps is None
+            else f"it makes, max_steps={settings.max_steps}"
+        )
+        return ConfigurationError(
+            f"the {name} given as scheduler has no step {self._scheduled + 1} ({error}), and the "
+            f"job is at global step {step}. A session's schedule counts the global steps of the "
+            f"whole job{every}, with those before it was resumed: build it for as many steps as "
+            f"{last}"
+        )
+
+
+def note_schedule(error: BaseException, settings: Settings, step: int, began: int) -> None:
+    """Adds a note to the error of a schedule that the program has stepped past its end itself."""
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    passed: Any = next((each for each in frames[::-1] if isinstance(each, LRScheduler)), None)
+    total, asked = getattr(passed, "total_steps", None), getattr(passed, "last_epoch", 0)
+    if not isinstance(error, ValueError) or total is None or asked <= total:
+        return
+    share, count = settings.steps_of_a_loop(step), settings.task.workers
+    counted = (
+        f"each update of any of the {count} workers is a global step, one worker's share of them "
+        f"is {share}, and a fast worker makes more"
+        if settings.steps_of_a_loop(count) < count
+        else "a step of the loop is a global step"
+    )
+    error.add_note(
+        f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
+        f"and was asked for step {asked}. The job is at global step {step}, and this process began "
+        f"at step {began}: {counted}. Advance the schedule to where the job is, and no further: "
+        "before each step, while schedule.last_epoch < optimizer.loop_steps: schedule.step(), "
+        "where optimizer is what trireme.distribute returned; or let a session count: "
+        "Session(scheduler=...)"
+    )
+
+
+def _scheduler(setup: TrainingSetup) -> Any:
+    make = setup.settings.options.scheduler
+    if make is None:
+        return None
+    if isinstance(make, torch.optim.lr_scheduler.LRScheduler):
+        scheduler: Any = make
+        if make.optimizer is not setup.optimizer:
+            raise ConfigurationError(
+                f"the {type(make).__name__} given as scheduler is over another optimizer than the "
+                "session's: give the session that very optimizer too, or a function that builds "
+                f"the scheduler: scheduler=lambda optimizer: {type(make).__name__}(optimizer, ...)"
+            )
+    else:
+        scheduler = make(setup.optimizer)
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigurationError(
+            f"the function given as scheduler returned {scheduler!r}: it must return a scheduler "
+            "of torch.optim.lr_scheduler"
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigurationError(
+            "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
+            "schedule of the step count, such as ExponentialLR or OneCycleLR"
+        )
+    # Servers make the steps, and a restored schedule is moved on before any: torch would warn.
+    setup.optimizer._opt_called = True  # type: ignore[attr-defined]
+    return scheduler

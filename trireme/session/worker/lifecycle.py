@@ -1,0 +1,460 @@
+"""A worker's membership in its job: joins, rejoins and leaves.
+
+joining -> waiting for the cluster -> initialising or restoring -> training -> saving
+        -> finished | failed | interrupted
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from trireme.cluster.last_chief import LastChief
+from trireme.cluster.member import Member
+from trireme.cluster.member_protocol import MemberConfig
+from trireme.cluster.messages import LastStepSaved, Outcome
+from trireme.cluster.progress import UNREACHED, is_absent
+from trireme.cluster.view import View
+from trireme.errors import (
+    ConnectTimeout,
+    Fenced,
+    JobFailed,
+    NetworkLost,
+    TriremeError,
+    WireError,
+    WireTimeout,
+)
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
+from trireme.ps.client.server_links import ClientOptions
+from trireme.session.backends.base import Backend
+from trireme.session.backends.local import Local
+from trireme.session.backends.local_sgd import LocalSgd
+from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.model.training_setup import TrainingSetup
+from trireme.session.observers.liveness import Liveness
+from trireme.session.observers.progress import Progress
+from trireme.wire.handshake import new_epoch
+
+_log = logging.getLogger(__name__)
+
+_REJOIN_SECONDS = 30.0  # for the coordinator to be heard of after the last update
+_UNANSWERED_SECONDS = 5.0  # after a signal, until a worker stops the job without the coordinator
+_UNREACHED_SECONDS = 20.0  # beyond the heartbeat timeout, before a worker is absent
+_WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
+_WAIT_SHOWN_AGAIN = 5.0  # seconds
+
+
+class WaitCutShort(Exception):
+    """A worker that waits for the others to end has something to do meanwhile.
+
+    It is asked to stop the job, or to leave it; or it is chief, and sees whether to save.
+    """
+
+
+class Lifecycle:
+    """One worker's membership in its job, from joining to leaving.
+
+    Attributes:
+        backend: applies the updates; set by `join`.
+        departed: whether this worker leaves alone, as a signal has asked it to.
+        state: the present state, such as `training`.
+        member: the connection to the coordinator; None where there is no coordinator.
+        servers: the backend, where it is connected to parameter servers.
+        liveness: the count of steps that heartbeats report.
+        draining: whether the worker has retired, and waits until the others have retired.
+        stop_sent: whether the worker has asked the job to stop.
+        left: whether the worker has left the job.
+        exits: callbacks that run first when the worker leaves.
+    """
+
+    backend: Backend
+
+    def __init__(self, setup: TrainingSetup, progress: Progress) -> None:
+        self.setup = setup
+        self.progress = progress
+        self.task = setup.settings.task
+        self.state = "new"
+        self.member: Member | None = None
+        self.servers: ParameterServer | None = None
+        self.liveness = Liveness()
+        self.draining = False
+        self.stop_sent = False
+        self.left = False
+        self._lost = False  # the job goes on without this worker, which cannot come back
+        self.exits = ExitStack()
+        self._own_epoch = new_epoch()  # used where there is no coordinator
+        self._joined = False
+        self.departed = False
+        self._signal = ""  # that asks this process to end
+        self._signalled_at = 0.0
+        self._last_chief = LastChief(self.task.index)
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def join(self) -> Backend:
+        """Joins the job; returns the backend."""
+        setup, group = self.setup, self.setup.process_group
+        if group is not None and not self.task.servers:
+            from trireme.session.backends.collective import Collective  # loads slowly
+
+            self.liveness.watch()
+            self.backend = Collective(group, setup, self._say_waiting, self.liveness.doing)
+        elif group is not None and not group.is_chief:
+            from trireme.session.backends.sharded_worker import Follower, Shards
+
+            self.backend = Follower(Shards(group, setup))
+        elif not self.task.coordinator:
+            self.backend = Local(setup.flat, setup.optimizer)
+        else:
+            self.backend = self.servers = self._join_servers()
+        self._joined = True
+        return self.backend
+
+    def _join_servers(self) -> ParameterServer:
+        setup, flat, group = self.setup, self.setup.flat, self.setup.process_group
+        self.enter("joining", f"the coordinator at {self.task.coordinator}")
+        secret = bytes.fromhex(self.task.secret)
+        config = MemberConfig(
+            coordinator=self.task.coordinator,
+            job=self.task.job,
+            role="worker",
+            index=self.task.index,
+            secret=secret,
+            certificates=self.task.own_certificates,
+            host=self.task.host,
+            connect_timeout=self.task.connect_timeout,
+        )
+        self.member = Member(config)
+        self.liveness.watch()
+        with self.member.change():
+            self.member.extra_status = self._status
+            self.member.able = lambda: not self._unreached()
+        incarnation = self.member.join()
+        self.enter("waiting for the cluster")
+        self.member.wait_for_view(
+            timeout=self.task.config.join_timeout + 60.0, on_waiting=self.progress.waiting
+        )
+        options = ClientOptions(
+            job=self.task.job,
+            secret=secret,
+            certificates=self.task.own_certificates,
+            worker=self.task.index,
+            incarnation=incarnation,
+            epoch=self.member.epoch,
+            rejoin_seconds=self.task.config.rejoin_timeout,
+            share_memory=self.task.config.transport == "auto",
+            waiting=self._say_waiting,
+            hurries=lambda: bool(self._signal or self.interrupted),
+        )
+        if group is not None:
+            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
+
+            shards = Shards(group, setup)
+            if setup.outer is not None:
+                return LocalSgdLeader(shards, options, self.member, flat, setup.optimizer)
+            return Leader(shards, options, self.member, flat)
+        if setup.outer is not None:
+            return LocalSgd(options, self.member, flat, setup.optimizer)
+        return ParameterServer(options, self.member, flat)
+
+    def _unreached(self) -> str:
+        """Returns the servers for which this worker stays out of its job; "" where it takes part.
+
+        Where they were lost, the coordinator has taken them out of the view before.
+        """
+        silent = None if self.servers is None else self.servers.silent
+        patience = _UNREACHED_SECONDS + self.task.config.heartbeat_timeout
+        if silent is None or not is_absent(time.monotonic(), silent[0], patience):
+            return ""
+        return silent[1]
+
+    def _status(self) -> Mapping[str, int | str]:
+        """Returns what each heartbeat adds to the reported status; in the member's thread."""
+        unreached = self._unreached()
+        return {**self.liveness.status(), **({UNREACHED: unreached} if unreached else {})}
+
+    def _say_waiting(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        if self.draining and self.task.name in names:
+            raise Fenced(f"the servers wait for {self.task.name}, which has retired", 0)
+        if seconds >= _WAIT_SHOWN:
+            self.progress.waiting_for_update(reason, names, seconds)
+        unheard = self.interrupted is not None and not self.stop_sent
+        if self.draining and (unheard or self.dismissed is not None or self.leads):
+            raise WaitCutShort
+
+    def come_back(self) -> None:
+        """Waits until this worker is in the view again, as a new incarnation if it was given up."""
+        if self.member is None or self.setup.process_group is not None:
+            self._lost = True
+            raise JobFailed(
+                f"{self.task.name} was taken for lost, and a worker of several processes cannot "
+                "come back: --max-restarts starts it again"
+            )
+        timeout = self.task.config.rejoin_timeout
+        self.backend.come_back(self.member.wait_until_back(timeout=timeout))
+
+    # -- the worker's role -----------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> str:
+        """A random name of this start of the job, which no other start has."""
+        return self._own_epoch if self.member is None else self.member.epoch
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the live worker with the lowest index.
+
+        After its last update, whether it saves the last step; see `LastChief`.
+        """
+        if self._last_chief.saves is not None:
+            return self._last_chief.saves
+        group = self.setup.process_group
+        if group is not None and not group.is_chief:
+            return False
+        if self.member is None:
+            return True
+        return self.leads
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the live worker with the lowest index by the newest view."""
+        return self.view is not None and self.view.chief == self.task.index
+
+    def settle_chief(self) -> None:
+        """Settles whether this worker saves the last step, before the chief may have saved it."""
+        self._last_chief.settle(self.is_chief)
+
+    def follow_chief(self) -> bool:
+        """Takes over from a chief that was lost, or hands over, after this worker's last update."""
+        return self._last_chief.follow(self.view, self.backend.global_step)
+
+    def reopen_chief(self) -> None:
+        """Lets the chief be another worker again, as training goes on."""
+        self._last_chief.reopen()
+
+    @property
+    def awaits_chief(self) -> bool:
+        """Whether, after training, another worker is to save the last step and has not yet.
+
+        In a job that has failed it never will: `wait_for_chief` raises that.
+        """
+        member = self.member
+        if member is None or self.dismissed or self._cut_off(member):
+            return False
+        if self.last_step_is_saved or (member.ended and member.over is None):
+            return False
+        return self._last_chief.awaits(self.view, self.backend.global_step)
+
+    @property
+    def last_step_is_saved(self) -> bool:
+        """Whether the last step is saved, as far as this worker has heard."""
+        over = None if self.member is None else self.member.over
+        if over is not None and over.outcome != "failed":
+            return True
+        return self.view is not None and self.view.has_saved(self.backend.global_step)
+
+    def _cut_off(self, member: Member) -> bool:
+        since = member.away_since
+        return since is not None and time.monotonic() - since >= _REJOIN_SECONDS
+
+    def wait_for_chief(self) -> bool:
+        """Waits, after training, until another worker has saved the last step.
+
+        It also returns where that worker is lost and this one is chief: see `follow_chief`.
+        """
+        member, began = self.member, time.monotonic()
+        assert member is not None  # else this worker awaits nobody
+        before = member.incarnation, self.life
+
+        def changed() -> bool:
+            anew = (member.incarnation, self.life) != before
+            return anew or self.leads or bool(member.over) or not self.awaits_chief
+
+        shown, heard = began, False
+        while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN):
+            now = time.monotonic()
+            if self.interrupted is not None and not heard:
+                heard = True
+                self.progress.message(
+                    f"{self.interrupted}: training has ended, and this worker ends when the last "
+                    "step is saved; Ctrl-C (SIGINT) ends it at once"
+                )
+            if now - shown >= _WAIT_SHOWN_AGAIN:
+                shown = now
+                self.progress.waiting_for_update("the last checkpoint", self._chief, now - began)
+        if self.last_step_is_saved:
+            return True
+        if member.over is not None:
+            member.check()
+        return (member.incarnation, self.life) == before
+
+    def warn_if_unheard(self) -> None:
+        """Warns where this worker ends though it has not heard that the last step is saved."""
+        unheard = self._last_chief.awaits(self.view, self.backend.global_step)
+        if unheard and self.member is not None and self._cut_off(self.member):
+            self.progress.warn(
+                f"the coordinator has been away for {_REJOIN_SECONDS:.0f} s: this worker ends, and "
+                f"does not know whether {', '.join(self._chief)} has saved the last step"
+            )
+
+    @property
+    def _chief(self) -> tuple[str, ...]:
+        workers = () if self.view is None else self.view.workers
+        return tuple(f"worker:{worker.index}" for worker in workers[:1])
+
+    def directory_lost(self) -> bool:
+        """Waits for the news of why another worker has taken over the run directory."""
+        member = self.member
+        if member is None:
+            return False
+        before = member.incarnation, self.view_number
+
+        def heard() -> bool:
+            anew = (member.incarnation, self.view_number) != before
+            return anew or self.last_step_is_saved or bool(member.over) or not self.leads
+
+        found = member.wait_until(heard, time.monotonic() + _REJOIN_SECONDS)
+        if member.over is not None and not self.last_step_is_saved:
+            member.check()
+        return found
+
+    def last_step_saved(self) -> None:
+        """Tells the job, as chief, that the last step is saved."""
+        if self.member is not None and self.is_chief:
+            self.member.tell((LastStepSaved(self.backend.global_step),))
+
+    @property
+    def view(self) -> View | None:
+        """The newest view of the job; None where there is no coordinator."""
+        return None if self.member is None else self.member.view
+
+    @property
+    def dismissed(self) -> str | None:
+        """Why this worker is to leave the job, which goes on without it; None where it stays."""
+        told = None if self.member is None else self.member.dismissed
+        return None if told is None else told.reason
+
+    @property
+    def life(self) -> int:
+        """How many times the job was rolled back, by the newest view."""
+        return 0 if self.view is None else self.view.life
+
+    @property
+    def view_number(self) -> int:
+        """The number of the newest view; 0 for none."""
+        return 0 if self.view is None else self.view.number
+
+    def interrupt(self, signal: str) -> None:
+        """Takes a signal that asks this process to end. Safe in a signal handler.
+
+        The coordinator decides whether this worker leaves alone or the job stops; see
+        `trireme.cluster.signals`. Where there is none, the job stops.
+        """
+        self._signal, self._signalled_at = signal, time.monotonic()
+        if self.member is not None:
+            self.member.signal(signal, stops=signal != "SIGTERM")
+        elif self._joined:
+            self.backend.interrupted = True
+
+    @property
+    def interrupted(self) -> str | None:
+        """Why the job stops before its end, at a step that all agree on; None if it does not.
+
+        A worker that gets no answer of the coordinator stops the job by itself.
+        """
+        member = self.member
+        if member is None:
+            others = self._joined and self.backend.interrupted
+            return self._signal or ("a signal to another process" if others else None)
+        if member.interrupted is not None:
+            return member.interrupted.reason
+        unanswered = time.monotonic() - self._signalled_at >= _UNANSWERED_SECONDS
+        if self._signal and unanswered and member.dismissed is None:
+            return f"{self._signal} to {self.task.name}, which the coordinator has not answered"
+        return None
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the job is over because it was interrupted."""
+        over = None if self.member is None else self.member.over
+        return over is not None and over.outcome == "interrupted"
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why this worker ends before its job has reached its end; None if it does not."""
+        return self._signal if self.departed else self.interrupted
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of this worker's process, if it has not failed."""
+        if self.departed:
+            return LEFT
+        return 0 if self.interrupted is None else INTERRUPTED
+
+    def depart(self) -> bool:
+        """Returns whether the job goes on without this worker, and notes if a signal is why."""
+        self.departed = bool(self._signal) and self.dismissed is not None
+        return self.dismissed is not None
+
+    def lost_with(self, error: BaseException) -> str:
+        """Returns the name of the task whose loss ended the job, as far as this worker knows."""
+        over = None if self.member is None else self.member.over
+        if over is not None:
+            return over.culprit if over.outcome == "failed" else ""
+        # The coordinator cannot name a task that was lost together with it, such as ps:0 by hand.
+        return error.server if isinstance(error, WireError) else ""
+
+    def report(self, status: Mapping[str, float | str]) -> None:
+        """Adds this worker's status to the next heartbeat."""
+        if self.member is not None:
+            self.member.report({"state": self.state, **status})
+
+    def enter(self, state: str, detail: str = "") -> None:
+        """Enters a state, shows it and reports it."""
+        self.state = state
+        self.progress.state(state, detail)
+        self.report({})
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def leave_well(self) -> None:
+        """Ends this worker's part in the job, which has ended or goes on without it."""
+        reason = self.ended_early
+        self.leave("interrupted" if reason else "finished", reason or "")
+
+    def leave(self, outcome: Outcome, reason: str = "", *, told: bool = True) -> None:
+        """Ends this worker's part in the job. Only the first call has an effect."""
+        if self.left:
+            return
+        self.left = True
+        # The error itself is shown elsewhere.
+        self.enter(outcome, "" if outcome == "failed" else reason)
+        try:
+            self.exits.close()
+        finally:
+            if self.member is not None:
+                if told:
+                    self.member.leave(outcome, reason)
+                self.member.close()
+            if self._joined:
+                self.backend.close()
+            process_group = self.setup.process_group
+            if process_group is not None and outcome != "failed":
+                process_group.close(together=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the job that this worker failed, and why.
+
+        Where the launcher will start the worker again, it only closes the connection, and the job
+        continues without this incarnation. So it does where this worker was cut off for too long:
+        that says nothing about the job.
+        """
+        reason = f"{type(error).__name__}: {error}".strip()
+        comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
+        cut_off = self._lost or isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
+        try:
+            self.leave("failed", reason, told=not (comes_back or cut_off))
+        except TriremeError as another:
+            _log.warning("while failing: %s", another)

@@ -1,0 +1,110 @@
+"""When training ends: signals, `should_stop()`, and the last iteration of a loop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from trireme.errors import RolledBack
+from trireme.launch.process_setup.loader_processes import shield_loader_processes
+
+_MOST_LEFT_OUT = 1000
+
+
+class ShouldStop:
+    """A callable that returns whether training should end.
+
+    Used as a boolean, without parentheses, it returns the same and warns: a plain method would
+    always be true, and the loop would end before its first step.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self._ask = ask
+
+    def __call__(self) -> bool:
+        """Returns whether training should end; all workers agree on the answer."""
+        return self._ask()
+
+    def __bool__(self) -> bool:
+        warnings.warn(
+            "should_stop is a method: write should_stop(), with parentheses",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._ask()
+
+
+class LastIteration:
+    """Decides whether a step after the end of training is skipped, or an error.
+
+    A loop learns of the end when it requests the next batch, or calls `should_stop()`. An iteration
+    may make several steps, such as one of a discriminator and one of a generator, and training may
+    end between them. The remaining steps of that iteration are skipped. A step is an error if the
+    loop has already learned of the end, or never asks for it.
+    """
+
+    def __init__(self) -> None:
+        self._asks = False
+        self._told = False
+        self._left_out = 0
+
+    def asked(self, ended: bool) -> bool:
+        """Notes that the loop has asked whether training has ended; returns the answer."""
+        self._asks, self._told = True, ended
+        return ended
+
+    def leaves_out(self) -> bool:
+        """Returns whether a step after the end is skipped; otherwise it is an error."""
+        if self._told or not self._asks or self._left_out == _MOST_LEFT_OUT:
+            return False
+        self._left_out += 1
+        return True
+
+
+class Signals:
+    """Handlers of SIGINT and SIGTERM, from now to `restore`; none outside the main thread."""
+
+    def __init__(self, interrupt: Callable[[str], None]) -> None:
+        self._interrupt = interrupt
+        self._before: dict[int, Any] = {}
+        self._seen = False
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+            shield_loader_processes(self)
+
+    def restore(self) -> None:
+        """Restores the previous handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._seen:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self._seen = True
+        self._interrupt(signal.Signals(number).name)
+
+
+def rolled_back(before: int, step: int, *, ended: str = "") -> RolledBack:
+    """Returns the error of a worker whose job lost all copies of a part of the parameters."""
+    goes = (
+        f"back from step {before} to step {step}, and what was learned since is lost"
+        if step < before
+        else f"on from step {step}"
+    )
+    text = (
+        f"all copies of a part of the parameters were lost: the job goes {goes}; more --replicas "
+        "make such a loss less likely"
+    )
+    if ended:
+        text += f". {ended} had ended its training, and must be started again to make those steps"
+    return RolledBack(text, step)

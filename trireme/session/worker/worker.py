@@ -1,0 +1,430 @@
+"""One worker of a job: joins it, exchanges updates for new values, and comes back."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+import torch
+
+from trireme.errors import (
+    ConfigurationError,
+    Fenced,
+    JobFailed,
+    TriremeError,
+)
+from trireme.launch.exit_reason import INTERRUPTED
+from trireme.tensors import fill_local
+from trireme.tensors import digest
+from trireme.ps.messages import Span, Stale
+from trireme.ps.results import PushResult
+from trireme.ps.row_messages import RowKeys
+from trireme.ps.snapshot import ModelState
+from trireme.ps.termination import after_the_end
+from trireme.session.backends.base import Backend
+from trireme.session.checkpoint.storage import Storage
+from trireme.session.model.training_setup import TrainingSetup
+from trireme.session.observers.liveness import WAITS
+from trireme.session.observers.progress import make_progress
+from trireme.session.worker.buffers import Buffers
+from trireme.session.worker.checkpoints import WorkerCheckpoints
+from trireme.session.worker.hyperparameters import Hyperparameters, note_schedule
+from trireme.session.worker.lifecycle import Lifecycle
+from trireme.session.worker.lost_updates import LostUpdates
+from trireme.session.worker.optimizer_parameters import OptimizerParameters
+from trireme.session.worker.stopping import LastIteration, rolled_back
+
+
+class UpdateTimes(msgspec.Struct, frozen=True):
+    """When the push and the wait of an update began and ended, on `time.monotonic`.
+
+    With prefetch the wait is for the previous push, and comes first.
+    """
+
+    push_began: float = 0.0
+    push_ended: float = 0.0
+    wait_began: float = 0.0
+    wait_ended: float = 0.0
+
+
+class Worker:
+    """A worker's part in its job: its updates, until the job ends for all workers.
+
+    Attributes:
+        progress: shows each state, and the tasks that the worker waits for.
+        last_iteration: what the program's loop knows of the end of training.
+        backend, buffers, checkpoints: parts of the worker, once it has started.
+        rejoined: the number of times that this worker has rejoined the job; examples dealt to it
+            before are dealt to other workers.
+        passed: whether the program's last loop has made all passes over its data set.
+        update_times: the times of the last update.
+        on_other_parameters: called when the optimizer has other parameters than before.
+    """
+
+    backend: Backend
+    buffers: Buffers
+    checkpoints: WorkerCheckpoints
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        settings = setup.settings
+        self.setup = setup
+        self.task = settings.task
+        self.progress = make_progress(
+            self.task.display if setup.shows_progress else "none",
+            max_steps=settings.max_steps,
+            log_every=settings.options.log_every,
+        )
+        self.lifecycle = Lifecycle(setup, self.progress)
+        self.storage = Storage(settings, self.progress)
+        self.last_iteration = LastIteration()
+        self.rejoined = 0
+        self.passed = False
+        self.update_times = UpdateTimes()
+        self.lifecycle.exits.callback(self.storage.close)
+        if setup.tables is not None:
+            self.lifecycle.exits.callback(setup.tables.close)
+        self._hyper = Hyperparameters(setup, self.progress)
+        self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
+        self._parameters = OptimizerParameters(setup.optimizer, setup.frozen(), setup.name_of)
+        self._prefetches = settings.prefetches and setup.process_group is None
+        self.on_other_parameters: list[Callable[[], None]] = []
+        self._under_way = False  # an exchange whose result is not received yet
+        self._began = 0  # the global step at which this process began
+        self.life = 0  # how often the job was rolled back, as far as this worker knows
+
+    def _warn_as_chief(self, text: str) -> None:
+        if self.lifecycle.is_chief:  # all workers run the same program
+            self.progress.warn(text)
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Joins the job, and receives the values of its initial or restored step."""
+        lifecycle, storage = self.lifecycle, self.storage
+        try:
+            self.backend = lifecycle.join()
+            storage.epoch = lifecycle.epoch
+            self.checkpoints = WorkerCheckpoints(lifecycle, storage)
+            self.buffers = self.checkpoints.buffers
+            self._receive_first()
+        except TriremeError as error:
+            lifecycle.fail(error)
+            if isinstance(error, JobFailed) and lifecycle.was_interrupted:
+                raise SystemExit(INTERRUPTED) from error
+            raise
+        except BaseException:
+            storage.close()  # an interactive console continues, and may try again
+            raise
+        self.remember()
+        self._began = self.global_step
+        storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
+        if self.task.servers and lifecycle.is_chief:
+            view = lifecycle.view
+            self.progress.message(storage.durability(1 if view is None else view.copies))
+        if self.setup.tables is not None and self.setup.tables.left and not self.global_step:
+            self.progress.warn(
+                f"the sparse tables {', '.join(self.setup.tables.left)} begin anew, and the "
+                "parameters where an earlier session of this program has left them: rows are in "
+                "its table alone. Give both one run_dir, and this one a larger max_steps, to go on"
+            )
+
+    def _receive_first(self) -> None:
+        """Registers the model, and receives the values, which the chief loads.
+
+        Another worker may become chief before values are loaded; the chief at that time loads them.
+        """
+        lifecycle, checkpoints = self.lifecycle, self.checkpoints
+        while not self._start(lambda: checkpoints.first_state() if lifecycle.is_chief else None):
+            lifecycle.come_back()
+        self.life = lifecycle.life
+        checkpoints.follow_view()
+        checkpoints.take_first()
+        if self.backend.stopping and not self.retire():
+            self._receive_first()
+            return
+        self._hyper.advance(self.backend.global_step)
+
+    def _start(self, first: Callable[[], ModelState | None]) -> bool:
+        """Receives the job's values; returns False where this worker must rejoin the job first."""
+        try:
+            backend, tables = self.backend, self.setup.tables
+            backend.tables = () if tables is None else tables.specs
+            backend.start(self.setup.optimizer_spec, self.setup.settings.rule, first)
+            if tables is not None:
+                tables.open(self._pull_rows)
+        except Fenced:
+            return False
+        return True
+
+    def _pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Any]:
+        while True:
+            try:
+                return self.backend.pull_rows(wanted)
+            except Fenced:
+                self.come_back()
+
+    # -- training -------------------------------------------------------------------------------
+
+    def goes_on(self, finish: Callable[[], None]) -> bool:
+        """Returns whether to make an update; False in the iteration in which training has ended.
+
+        With prefetch the step to come finishes the push that is under way.
+        """
+        if not self.backend.stopping or self._under_way:
+            return True
+        if self.last_iteration.leaves_out():
+            return False
+        finish()
+        if self.lifecycle.exit_status:
+            raise SystemExit(self.lifecycle.exit_status)
+        raise after_the_end(self.task.index, self.backend.global_step)
+
+    @property
+    def global_step(self) -> int:
+        """The global step of the values that this worker has."""
+        return self.backend.global_step
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job has reached its end; all workers agree on it."""
+        return self.backend.stopping
+
+    def asked_to_stop(self) -> bool:
+        """Returns whether training should end, and notes that the program's loop has asked."""
+        return self.last_iteration.asked(self.backend.stopping or self.passed)
+
+    def stop(self, reason: str) -> None:
+        """Asks that the job end at the next step at which every worker can."""
+        self.lifecycle.stop_sent = True
+        self.backend.stop(reason)
+
+    def begin_step(self) -> None:
+        """Meets the other processes that make the step together with this one."""
+        self.follow_parameters()
+        self.checkpoints.ask_all()
+        self.backend.begin_step()
+
+    def follow_parameters(self) -> None:
+        """Goes on with the parameters that the program has given the optimizer meanwhile."""
+        if not self._parameters.changed:
+            return
+        if not self.backend.grows:
+            self._parameters.check()
+        self.backend.grow(self.setup.lay_out_anew())
+        self._parameters = OptimizerParameters(
+            self.setup.optimizer, self.setup.frozen(), self.setup.name_of
+        )
+        for call in self.on_other_parameters:
+            call()
+
+    def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces values of parameters in the whole job; see `JobView.write_values`."""
+        setup = self.setup
+        for name, value in values.items():
+            known = setup.flat.parameters.get(name)
+            if known is None or known.shape != value.shape:
+                wrong = (
+                    "the optimizer has no such parameter"
+                    if known is None
+                    else f"it has shape {tuple(known.shape)}, and the value {tuple(value.shape)}"
+                )
+                raise ConfigurationError(f"write_values: {name!r}: {wrong}")
+        on_servers = self.task.servers > 0 and setup.outer is None
+        with setup.own_writes.ours() if on_servers else nullcontext(), torch.no_grad():
+            for held in (setup.trained, setup.flat) if on_servers else (setup.trained,):
+                for name, value in values.items():
+                    if name in held.parameters:
+                        fill_local(held.parameters[name], value)
+        if on_servers:
+            told = {name: value.detach().cpu() for name, value in values.items()}
+            said = [(name, digest(told[name])) for name in sorted(told)]
+            try:
+                self.backend.write_values(told, zlib.crc32(repr(said).encode()) | 1)
+            except Fenced:
+                self.come_back()
+                self.write_values(values)
+
+    def update(
+        self,
+        weight: float,
+        examples: Sequence[Span],
+        meanwhile: Callable[[], None] = lambda: None,
+        *,
+        counts: bool = True,
+    ) -> PushResult | None:
+        """Pushes the gradients in the flat buffers, and receives new values.
+
+        With prefetch, the values are those of the previous push. If the answer to the previous
+        push was to stop, the gradients are not pushed.
+        """
+        self._parameters.check_frozen()  # parts of a model follow the program within a step
+        self.setup.own_writes.check()
+        self._lost_updates.before()
+        self.checkpoints.ask_all()
+        backend, liveness = self.backend, self.lifecycle.liveness
+        try:
+            if (written := self.setup.own_writes.to_send()) is not None:
+                backend.write_values(*written)
+            if self._prefetches:
+                result = self._push_ahead(weight, examples, counts=counts)
+            else:
+                began = time.monotonic()
+                tables = self.setup.tables
+                rows: dict[str, Any] = {} if counts else {"steps": 0}
+                if tables is not None:
+                    rows |= {"rows": tables.updates(), "wanted": tables.wanted}
+                backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
+                pushed = time.monotonic()
+                meanwhile()
+                waiting = time.monotonic()
+                liveness.excuse = WAITS
+                result = backend.wait()
+                if tables is not None:
+                    tables.bring(backend.wanted_rows())
+                self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
+                if result is not None and result.notice:
+                    self._hyper.warn(result.notice)
+        except Fenced:
+            result = self.rejoin()
+        liveness.stepped()
+        self._lost_updates.after()
+        result = self._decided(result)
+        if not self.lifecycle.stop_sent and not backend.stopping:
+            reason = self.lifecycle.interrupted
+            if reason is not None:
+                self.stop(reason)
+        self.checkpoints.step_made(exchanged=result is not None)
+        dismissed = self.lifecycle.dismissed is not None
+        if dismissed and result is not None and not backend.stopping:  # nothing is left to push
+            backend.end()
+            if not self._under_way:  # else with the answer to the push under way
+                self.retire()  # the job needs nothing more from this worker
+        self.remember()
+        return result
+
+    def remember(self) -> None:
+        """Takes the present values and groups as those of the job; later changes are noticed."""
+        self.setup.own_writes.remember()
+        self._parameters.remember()
+
+    def _push_ahead(
+        self, weight: float, examples: Sequence[Span], *, counts: bool
+    ) -> PushResult | None:
+        """Waits for the previous push, and pushes without waiting; returns the previous result."""
+        backend = self.backend
+        basis, waiting = backend.step, time.monotonic()
+        self.lifecycle.liveness.excuse = WAITS
+        before = backend.wait() if self._under_way else None
+        began = time.monotonic()
+        self._under_way = False
+        if before is None or not before.stop:
+            named: dict[str, Any] = {} if counts else {"steps": 0}
+            hyper = self._hyper.now()
+            backend.push(weight, hyper=hyper, examples=examples, pulled=basis, **named)
+            self._under_way = True
+        self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
+        return before
+
+    def _decided(self, result: PushResult | None) -> PushResult | None:
+        """Advances the schedule, and retires where the push was told to stop."""
+        while True:
+            if self._hyper.scheduler is not None:
+                self._hyper.advance(self.backend.global_step)
+            if result is None or not result.stop or self.retire():
+                return result
+            result = self.rejoin()
+
+    def complete(self) -> PushResult | None:
+        """Waits for the push that is under way, if there is one, and returns its result.
+
+        A worker that trains locally exchanges its updates since the last exchange.
+        """
+        backend, under_way = self.backend, self._under_way
+        ended, before = backend.stopping, backend.global_step
+        self._under_way = False
+        self.lifecycle.liveness.excuse = WAITS
+        try:
+            result = backend.wait() if under_way else backend.complete()
+        except Fenced:
+            result = self.rejoin()
+        result = self._decided(result)
+        if ended and not backend.stopping:
+            raise rolled_back(before, backend.step, ended=self.task.name)
+        self.remember()
+        return result
+
+    def retire(self) -> bool:
+        """Announces that this worker makes no more updates, after it has shared its state.
+
+        The chief may finish and leave at any moment afterwards, so which worker is chief is settled
+        before.
+        """
+        self.lifecycle.settle_chief()
+        try:
+            self.checkpoints.buffers.publish()
+            self.checkpoints.leave_local_state()
+            self.backend.retire()
+        except Fenced:
+            self.lifecycle.reopen_chief()
+            return False
+        return True
+
+    def come_back(self) -> None:
+        """Rejoins the job where no push was under way; the job may have ended meanwhile."""
+        self._decided(self.rejoin())
+
+    def rejoin(self) -> PushResult:
+        """Rejoins the job, which had given this worker up, with the present values."""
+        self._under_way = False
+        backend, lifecycle, before = self.backend, self.lifecycle, self.backend.global_step
+        lifecycle.reopen_chief()
+        lifecycle.come_back()
+        steps = backend.pending_steps  # `start` resets it
+        checkpoints = self.checkpoints
+        # Where all copies of a shard were lost, no values are loaded any more.
+        while not self._start(lambda: checkpoints.state_again() if lifecycle.is_chief else None):
+            lifecycle.come_back()  # the job has given it up again
+        if self.life == lifecycle.life:
+            self.progress.warn("this worker was taken for lost and comes back")
+        else:
+            self.life = lifecycle.life
+            checkpoints.take_first()
+            self.progress.warn(str(rolled_back(before, backend.step)))
+        self.rejoined += 1
+        self.remember()
+        return PushResult(Stale(backend.step), backend.step, 0, backend.stopping, steps)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Makes no more updates, though the job has no last step; `finish` waits for the others."""
+        while self.task.servers and not self.backend.stopping and self.lifecycle.dismissed is None:
+            if self.retire():
+                self.backend.end()
+            else:
+                self.rejoin()
+
+    def save(self) -> None:
+        """Saves a checkpoint now; see `JobView.save`."""
+        if self.lifecycle.is_chief or self.setup.process_group is not None:
+            self.checkpoints.save()
+
+    def note(self, error: BaseException) -> None:
+        """Adds to an error of the program what the job knows of it."""
+        note_schedule(error, self.setup.settings, self.global_step, self._began)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the job why this worker failed; says what is lost with a server.
+
+        A second interrupt is no failure, also while the worker waits for the others: they go on.
+        """
+        if isinstance(error, KeyboardInterrupt):
+            self.lifecycle.leave("interrupted", "KeyboardInterrupt in the script")
+            return
+        if self.lifecycle.state in ("training", "saving"):
+            self.checkpoints.fail(error)
+        self.lifecycle.fail(error)
