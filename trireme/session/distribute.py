@@ -12,9 +12,8 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.launch.environment.detect import current_task
 from trireme.launch.program_directory import name_run_dir
-from trireme.ps.module_names import called_modules
-from trireme.tensors import digest
 from trireme.ps.joint_optimizer import members
+from trireme.ps.module_names import called_modules
 from trireme.session.distributed_optimizer import DistributedOptimizer
 from trireme.session.loop.loop_job import LoopJob, refuse_second
 from trireme.session.model.assembly import assemble
@@ -22,6 +21,7 @@ from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.worker import Worker
+from trireme.tensors import digest
 
 if TYPE_CHECKING:
     from trireme.parallel.processes.process_group import ProcessGroup

@@ -23,7 +23,6 @@ from trireme.parallel.processes.clock_trips import clock_trips
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
-from trireme.tensors import full_tensor
 from trireme.parallel.tensor_stream import TensorStream, spread
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
@@ -34,6 +33,7 @@ from trireme.session.backends.local import KINDS, Local, unpacked
 from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
 from trireme.session.model.trained import clip
 from trireme.session.model.training_setup import TrainingSetup
+from trireme.tensors import full_tensor
 
 _REASON_SECONDS = 5.0
 

@@ -14,8 +14,6 @@ import torch
 from torch import nn
 
 from trireme.errors import Rejected
-from trireme.tensors import fill_local, local_part
-from trireme.tensors import to_local
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import (
@@ -36,6 +34,7 @@ from trireme.ps.snapshot import ModelState, TableMark, lacking
 from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.model.trained import Trained
+from trireme.tensors import fill_local, local_part, to_local
 
 if TYPE_CHECKING:
     from trireme.ps.rows import Rows

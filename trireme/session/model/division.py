@@ -9,9 +9,9 @@ from torch import nn
 
 from trireme.graph.capture.rehearsal import restored, restored_state
 from trireme.parallel.placed.graph_execution import same_loss
-from trireme.tensors import joined, map_tensors, tensors_in
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.model.batch import arguments, examples_in, pieces
+from trireme.tensors import joined, map_tensors, tensors_in
 
 _CLOSE = 1e-4
 """By how much outputs and gradients may differ, relative to the largest: small batches are computed

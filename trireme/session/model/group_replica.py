@@ -31,8 +31,6 @@ from trireme.parallel.placed.graph_part import GraphPart
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
 from trireme.parallel.reducer import Reducer
-from trireme.tensors import local_part
-from trireme.tensors import is_dtensor
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
@@ -50,6 +48,7 @@ from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
+from trireme.tensors import is_dtensor, local_part
 
 
 def assemble_together(

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.tensors import is_dtensor, to_local
 from trireme.ps.flat import FlatModel
 from trireme.session.model.trained import Trained
+from trireme.tensors import is_dtensor, to_local
 
 _WHOLE = 2
 """The number of steps in which all values are compared, and not a sample."""

@@ -12,7 +12,6 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.reducer import Reducer
-from trireme.tensors import digest
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
@@ -22,6 +21,7 @@ from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.table_rows import TableRows
 from trireme.session.model.trained import Trained, named_groups
 from trireme.session.settings import Settings
+from trireme.tensors import digest
 
 if TYPE_CHECKING:
     from trireme.parallel.model_part import ModelPart

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from trireme.tensors import mean_of
 from trireme.ps.module_names import named_buffers, state_of
 from trireme.session.backends.base import Backend
 from trireme.session.model.training_setup import TrainingSetup
+from trireme.tensors import mean_of
 
 if TYPE_CHECKING:
     from trireme.parallel.processes.process_group import ProcessGroup

@@ -18,8 +18,6 @@ from trireme.errors import (
     TriremeError,
 )
 from trireme.launch.exit_reason import INTERRUPTED
-from trireme.tensors import fill_local
-from trireme.tensors import digest
 from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
@@ -37,6 +35,7 @@ from trireme.session.worker.lifecycle import Lifecycle
 from trireme.session.worker.lost_updates import LostUpdates
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
 from trireme.session.worker.stopping import LastIteration, rolled_back
+from trireme.tensors import digest, fill_local
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):
