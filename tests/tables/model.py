@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trireme.tables.initializers import FirstValues
+from tests.tables.numbers import first_rows
 from trireme.tables.keys import slots_of
 from trireme.tables.spec import (
     FTRL,
@@ -70,8 +70,7 @@ class ModelTable:
         self.dropped: list[tuple[int, int]] = []
 
     def first(self, keys: list[int]) -> np.ndarray[Any, Any]:
-        first = FirstValues.of(self.spec.initializer, self.spec.dtype)
-        return first.rows(np.array(keys, np.int64), self.spec.width)
+        return first_rows(self.spec.initializer, keys, self.spec.width, self.spec.dtype)
 
     def pull(self, keys: list[int]) -> np.ndarray[Any, Any]:
         rows = self.first(keys)

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trireme.tables.initializers import FirstValues
+from trireme.tables.row_values import gather
+from trireme.tables.spec import Initializer
 
 _BITS = (1 << 64) - 1
 
@@ -60,3 +68,13 @@ def keys_in_one_line(slot: int, home: int, count: int, tag: int | None = None) -
         if len(keys) == count:
             break
     return keys
+
+
+def first_rows(
+    initializer: Initializer, keys: npt.ArrayLike, width: int, dtype: str = "float32"
+) -> npt.NDArray[Any]:
+    """The first values of keys, of which no table has a record."""
+    asked = np.asarray(keys, np.int64)
+    rows = np.empty((asked.size, width), dtype)
+    gather(np.zeros(asked.size, np.uint64), asked, rows, FirstValues.of(initializer, dtype))
+    return rows

@@ -14,7 +14,6 @@ pytest.importorskip("numba")
 
 import trireme
 from trireme.errors import ConfigurationError
-from trireme.tables.bags import gather, sum_bags
 
 IDS = torch.tensor([4, 9, 4, 4, 7, 9, 1, 1, 4, 2, 9, 7])
 OFFSETS = torch.tensor([0, 3, 3, 8])
@@ -112,30 +111,6 @@ def test_gradients_of_weights_are_torch_s() -> None:
     bag.bind(Rows(torch.float32))
     bag(IDS, OFFSETS, weights).sum().backward()
     assert weights.grad is not None and weights.grad.abs().min() > 0
-
-
-@pytest.mark.parametrize("padding", [None, 2])
-def test_gradients_have_gradients(padding: int | None) -> None:
-    places = torch.tensor([0, 2, 2, 1, 0, 2])
-    bounds = torch.tensor([0, 3, 3, 6])
-    rows = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    weights = torch.linspace(0.5, 1.0, 6, dtype=torch.float64)
-
-    def gathered(rows: torch.Tensor) -> torch.Tensor:
-        return gather(rows, places.reshape(2, 3), padding)
-
-    def summed(rows: torch.Tensor) -> torch.Tensor:
-        return sum_bags(rows, places, bounds, weights, padding)
-
-    for function in (gathered, summed):
-        free = rows if padding is None else rows[:2].detach().requires_grad_()
-
-        def padded(free: torch.Tensor, function: Any = function) -> Any:
-            zeros = free.new_zeros(3 - len(free), 2)
-            return function(torch.cat([free, zeros])) ** 3
-
-        assert torch.autograd.gradcheck(padded, (free,))
-        assert torch.autograd.gradgradcheck(padded, (free,))
 
 
 @pytest.mark.parametrize(

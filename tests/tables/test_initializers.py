@@ -5,22 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.tables.numbers import random_bits
-from trireme.tables.initializers import FirstValues
+from tests.tables.numbers import first_rows, random_bits
 from trireme.tables.spec import Constant, Initializer, Normal, Uniform, Zeros
 
 KEYS = np.array([0, 1, -1, 2**63 - 1, -(2**63), 77], np.int64)
-
-
-def first_rows(
-    initializer: Initializer, keys: np.ndarray[Any, Any], width: int, dtype: str = "float32"
-) -> np.ndarray[Any, Any]:
-    return FirstValues.of(initializer, dtype).rows(keys, width)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])

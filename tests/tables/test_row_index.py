@@ -15,16 +15,14 @@ from trireme.tables import row_index, row_storage
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_index import RowIndex
 from trireme.tables.row_storage import RowStorage
-from trireme.tables.row_values import read_headers
+from trireme.tables.row_values import headers as headers_at
 
 
 def headers(index: RowIndex, keys: np.ndarray) -> list[tuple[int, int, int]]:  # type: ignore[type-arg]
     """Key, step and touches of the records of keys, all of which have one."""
     addresses, missing = index.find(keys)
     assert missing == 0
-    found, steps, touches = (np.empty(keys.size, np.int64) for _ in range(3))
-    read_headers(addresses, found, steps, touches)
-    return list(zip(found.tolist(), steps.tolist(), touches.tolist(), strict=True))
+    return list(zip(*(column.tolist() for column in headers_at(addresses)), strict=True))
 
 
 def add(index: RowIndex, keys: list[int], step: int) -> None:
@@ -205,9 +203,5 @@ def test_records_lie_in_the_order_in_which_they_came_whatever_the_index_draws(
         add(index, LATER, 2)
         index.drop(2)
     for slot in range(SLOTS):
-        first, second = (each.storage.addresses(slot) for each in indices)
-        assert first.size == second.size
-        keys = [np.empty(first.size, np.int64) for _ in range(2)]
-        for addresses, found in zip((first, second), keys, strict=True):
-            read_headers(addresses, found, np.empty_like(found), np.empty_like(found))
-        assert np.array_equal(*keys)
+        first, second = (headers_at(each.storage.addresses(slot))[0] for each in indices)
+        assert np.array_equal(first, second)

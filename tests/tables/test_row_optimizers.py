@@ -11,7 +11,7 @@ import torch
 
 from tests.tables.model import ModelTable
 from trireme.tables.keys import sum_rows, unique
-from trireme.tables.row_optimizers import ROW_OPTIMIZERS, power, supported
+from trireme.tables.row_optimizers import power
 from trireme.tables.spec import (
     FTRL,
     SGD,
@@ -137,11 +137,6 @@ def test_integers_are_added_and_wrap_around(dtype: str) -> None:
     table.push(keys, np.array([[most, 1], [-5, 2]], dtype), step=1)
     table.push(keys, np.array([[1, 1], [-5, 2]], dtype), step=2)
     assert table.pull(keys).tolist() == [[-most - 1, 2], [-10, 4]]
-
-
-def test_every_optimizer_is_supported() -> None:
-    assert {optimizer for optimizer, _ in supported()} == set(ROW_OPTIMIZERS)
-    assert (Add, "int32") in supported() and (SGD, "int32") not in supported()
 
 
 @pytest.mark.parametrize("exponent", [1, 2, 3, 10, 1000, 2**40 - 1])

@@ -38,14 +38,7 @@ class _WeightedMean(Reducer):
 
 
 class ShardedMean(_WeightedMean):
-    """The mean that FSDP computes during backward, weighted by each replica's examples.
-
-    Args:
-        process_group: the processes of the replicas.
-        modules: modules with shards; their gradients are averaged only in a step's last backward
-            pass.
-        whole: the parameters that are not sharded, whose gradients FSDP leaves alone.
-    """
+    """The mean that FSDP computes during backward, weighted by each replica's examples."""
 
     def __init__(
         self,
@@ -75,12 +68,7 @@ class ShardedMean(_WeightedMean):
 
 
 class EqualBatchMean(Reducer):
-    """The unweighted mean that FSDP computes in each backward pass of a program's own loop.
-
-    Args:
-        process_group: the processes of the replicas.
-        whole: as of `ShardedMean`.
-    """
+    """The unweighted mean that FSDP computes in each backward pass of a program's own loop."""
 
     def __init__(self, process_group: ProcessGroup, whole: Sequence[nn.Parameter] = ()) -> None:
         self._process_group = process_group
@@ -90,12 +78,7 @@ class EqualBatchMean(Reducer):
         _average(self._whole, self._process_group.replicas, self._process_group.mesh.replicas)
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
-        """As `Reducer.scale_factor`; the factor is always 1.
-
-        Raises:
-            ConfigurationError: another replica has another number of examples; raised by the
-                returned function.
-        """
+        """As `Reducer.scale_factor`; the factor is always 1."""
         total = self._process_group.count(examples)
 
         def factor() -> float:
@@ -119,10 +102,6 @@ class BucketedMean(_WeightedMean):
     that a process did not use counts as a gradient of zero, so the processes need not use the same
     parameters. The last bucket also carries the number of processes that have a gradient of each
     parameter: a parameter without a gradient in all processes has none afterwards.
-
-    Args:
-        process_group: the processes of the replicas.
-        flat: the gradients, with room for `presence`.
     """
 
     def __init__(self, process_group: ProcessGroup, flat: FlatModel) -> None:
@@ -217,12 +196,7 @@ class BucketedMean(_WeightedMean):
 
 
 class ListMean(_WeightedMean):
-    """The mean of separate gradients, or of shards: concatenates, reduces and copies them back.
-
-    Args:
-        process_group: the processes of the replicas along dp.
-        parameters: the parameters with the gradients; the same in each replica.
-    """
+    """The mean of separate gradients, or of shards: concatenates, reduces and copies them back."""
 
     def __init__(self, process_group: ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(process_group)

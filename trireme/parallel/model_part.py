@@ -42,15 +42,6 @@ class ModelPart:
 
     It has the interface of `FlatModel` that a replica uses, without flat vectors.
 
-    Args:
-        process_group: the processes.
-        model: the whole model, on the device of this process, the same in all processes. It keeps
-            the whole values, and shares its buffers with the part.
-        pipeline: how it is split into stages.
-        plan: how matrices are split; None derives a plan.
-        cut: the module that is split in place, a copy of `model` with which the program computes;
-            None makes a copy.
-
     Attributes:
         process_group: the argument.
         modules: the modules of this process: one, or one for each stage.
@@ -59,9 +50,6 @@ class ModelPart:
         device: the device of the parameters.
         lean: whether no process holds the whole model: `model` has no values either.
         say, warn: show the user a line, or a warning; a session sets them.
-
-    Raises:
-        ConfigurationError: the model cannot be split in this way.
     """
 
     lean = False
@@ -162,11 +150,7 @@ class ModelPart:
     # -- gradients ------------------------------------------------------------------------------
 
     def zero_gradients(self) -> None:
-        """Drops the gradients, and follows what the program has frozen and unfrozen since.
-
-        Raises:
-            ConfigurationError: a parameter of the model has a hook that the part does not have.
-        """
+        """Drops the gradients, and follows what the program has frozen and unfrozen since."""
         for name, parameter in self.parameters.items():
             parameter.grad = None
             known = self._known.get(name)
@@ -180,11 +164,7 @@ class ModelPart:
         """Does nothing: optimizers read the gradients where backward has left them."""
 
     def check_gradients(self) -> None:
-        """Drops the gradients of frozen parameters, which FSDP computes too.
-
-        Raises:
-            ConfigurationError: backward reached no trained parameter.
-        """
+        """Drops the gradients of frozen parameters, which FSDP computes too."""
         trained = [p for p in self.parameters.values() if p.requires_grad]
         for parameter in self.parameters.values():
             if not parameter.requires_grad:

@@ -12,12 +12,7 @@ from trireme.process_birth import process_birth
 
 
 class Neighbours:
-    """The processes of a process group that run on this host.
-
-    Args:
-        rank: the rank of this process.
-        put, get: store bytes under a key, and read the bytes under a key.
-    """
+    """The processes of a process group that run on this host."""
 
     def __init__(
         self, rank: int, put: Callable[[str, bytes], None], get: Callable[[str], bytes | None]

@@ -14,9 +14,6 @@ from trireme.parallel.stage_operation import StageOperation
 class OperationLog:
     """The operations of this process, while they are recorded.
 
-    Args:
-        process_group: the processes of the job.
-
     Attributes:
         operations: what has been recorded; None while nothing is. What computes appends to it.
     """
@@ -39,11 +36,7 @@ class OperationLog:
         return len(self.operations)
 
     def end(self, mark: int) -> list[StageOperation]:
-        """Returns what was recorded since `begin`; the last reader's ends recording.
-
-        Args:
-            mark: what `begin` has returned.
-        """
+        """Returns what was recorded since `begin`; the last reader's ends recording."""
         found = (self.operations or [])[mark:]
         self._readers -= 1
         if not self._readers:
@@ -53,14 +46,7 @@ class OperationLog:
     def gather(
         self, operations: Sequence[StageOperation], step: int, deadline: float
     ) -> list[StageOperation]:
-        """Returns the operations of all processes of the chief's replica; empty elsewhere.
-
-        Args:
-            operations: the operations of this process.
-            step: the step's number, the same in all processes.
-            deadline: on the monotonic clock; the result is empty if operations are still missing
-                then.
-        """
+        """Returns the operations of all processes of the chief's replica; empty elsewhere."""
         process_group = self._process_group
         process_group.put(
             f"work/{step}/{process_group.rank}", msgspec.msgpack.encode(list(operations))

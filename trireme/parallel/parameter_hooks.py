@@ -35,16 +35,7 @@ def refusal(name: str) -> ConfigurationError:
 def carry_over(
     before: Mapping[str, nn.Parameter], part: Mapping[str, nn.Parameter], *, whole: bool
 ) -> None:
-    """Gives the parameters of a part the hooks of the model's.
-
-    Args:
-        before: the parameters with hooks, before the model was split.
-        part: the parameters of the part.
-        whole: whether backward computes the gradient of a batch as a whole.
-
-    Raises:
-        ConfigurationError: a hook would not see the parameter's whole gradient; names it.
-    """
+    """Gives the parameters of a part the hooks of the model's."""
     for name, original in before.items():
         parameter: Any = part.get(name)
         if parameter is None or not whole or is_dtensor(parameter):

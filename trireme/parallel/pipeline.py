@@ -44,15 +44,7 @@ _TIMED = (
 
 
 class Pipeline(OperationLog):
-    """Runs the stages of this process by a schedule.
-
-    Args:
-        process_group: the processes of the job.
-        stages: the stages of this process, with their numbers.
-        total: the number of stages.
-        config: see `PipelineConfig`.
-        loss: (outputs, targets) -> the mean loss of a micro-batch, a scalar.
-    """
+    """Runs the stages of this process by a schedule."""
 
     def __init__(
         self,
@@ -84,21 +76,7 @@ class Pipeline(OperationLog):
     def step(
         self, inputs: Any, targets: Any, examples: int, factor: float
     ) -> tuple[torch.Tensor, list[Any]]:
-        """Computes the gradients of a batch's mean loss into the stages' parameters.
-
-        Args:
-            inputs: the inputs of the whole batch; only the first stage reads them.
-            targets: the targets; only the last stage reads them.
-            examples: the number of examples in the batch.
-            factor: the loss is multiplied by this number.
-
-        Returns:
-            The mean loss, and in the last process the outputs of the micro-batches with their
-            targets; in other processes an empty list.
-
-        Raises:
-            ConfigurationError: the batch cannot be split into micro-batches.
-        """
+        """Computes the gradients of a batch's mean loss into the stages' parameters."""
         self._factor = factor
         self._seen.clear()
         self._examples = examples

@@ -12,15 +12,7 @@ class Reducer:
     """
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
-        """Starts to exchange the numbers of examples of all replicas.
-
-        Args:
-            examples: the number of examples in this replica's batch; 0 for none.
-
-        Returns:
-            A function that waits, and returns the factor for this replica's mean loss: 1 where all
-            batches have the same size.
-        """
+        """Starts to exchange the numbers of examples of all replicas."""
         return lambda: 1.0
 
     def lay_out(self) -> None:

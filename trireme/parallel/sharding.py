@@ -16,12 +16,7 @@ from trireme.tensors import is_dtensor, map_tensors, tensors_in
 
 
 def copies(tensor: torch.Tensor, processes: int) -> int:
-    """Returns the number of processes that hold each element of a tensor.
-
-    Args:
-        tensor: a tensor of one pipeline stage.
-        processes: the number of processes that hold the stage.
-    """
+    """Returns the number of processes that hold each element of a tensor."""
     shards = 1
     if is_dtensor(tensor):
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
@@ -35,10 +30,6 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     While one child computes, the parameters of the next are gathered. Source: Zhao et al., PyTorch
     FSDP (VLDB 2023); Rajbhandari et al., ZeRO (SC 2020), stage 3.
-
-    Args:
-        module: changed in place.
-        mesh: one axis for shards; two axes for replicas of shards.
     """
     from torch.distributed.fsdp import fully_shard  # loads slowly
 

@@ -8,30 +8,19 @@ import msgspec
 
 
 class StageOperation(msgspec.Struct, frozen=True):
-    """One operation of a process: a stage's forward or backward pass of one micro-batch.
+    """One operation of a process: a stage's forward or backward pass of one micro-batch."""
 
-    Attributes:
-        process: the process's index along the pipeline.
-        stage: the number of the stage.
-        kind: `forward`, `backward`, or `weight` where the gradients of weights are computed apart.
-        microbatch: the number of the micro-batch.
-        start, stop: when it began and ended, in seconds on the wall clock of the host.
-    """
-
-    process: int
-    stage: int
+    process: int  # the process's index along the pipeline
+    stage: int  # the number of the stage
+    # `forward`, `backward`, or `weight` where the gradients of weights are computed apart
     kind: str
-    microbatch: int
-    start: float
+    microbatch: int  # the number of the micro-batch
+    start: float  # start, stop: when it began and ended, in seconds on the wall clock of the host
     stop: float
 
 
 def bubble_fraction(operations: Sequence[StageOperation]) -> float:
-    """Returns the fraction of the processes' time, from first to last operation, that is idle.
-
-    Raises:
-        ValueError: there are no operations.
-    """
+    """Returns the fraction of the processes' time, from first to last operation, that is idle."""
     if not operations:
         raise ValueError("no operations were recorded")
     span = max(one.stop for one in operations) - min(one.start for one in operations)

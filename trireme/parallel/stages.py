@@ -21,9 +21,6 @@ Link = tuple[str, nn.Module]
 class Stage(nn.Module):
     """Consecutive layers of a model, under their names in the model.
 
-    Args:
-        links: the layers, in order.
-
     Attributes:
         rehearses: whether the next pass must not change the layers' state: torch's schedules infer
             shapes with it, from uninitialised memory.
@@ -88,11 +85,7 @@ def is_chain(module: nn.Module) -> bool:
 
 
 def chain_of(model: nn.Module) -> list[Link]:
-    """Returns the layers of a model that is an `nn.Sequential`; nested ones are flattened.
-
-    Raises:
-        ConfigurationError: the model is not an `nn.Sequential`.
-    """
+    """Returns the layers of a model that is an `nn.Sequential`; nested ones are flattened."""
     if not is_chain(model):
         raise ConfigurationError(
             f"{type(model).__name__} cannot be split into pipeline stages: its layers must form "
@@ -116,13 +109,7 @@ def parameter_costs(links: Sequence[Link]) -> list[float]:
 
 
 def measured_costs(links: Sequence[Link], example: Any, repeats: int = 5) -> list[float]:
-    """Returns the seconds that each layer takes, forward and backward, for an example batch.
-
-    Args:
-        links: the layers.
-        example: inputs of the first layer.
-        repeats: the number of measurements of each layer; their median counts.
-    """
+    """Returns the seconds that each layer takes, forward and backward, for an example batch."""
     costs: list[float] = []
     value = example
     for _, layer in links:
@@ -149,9 +136,6 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     """Returns where each stage after the first begins, with the least cost of the costliest stage.
 
     Dynamic programming over (first layer, stages left); each stage has at least one layer.
-
-    Raises:
-        ConfigurationError: there are fewer layers than stages.
     """
     layers = len(costs)
     if layers < stages:
@@ -179,11 +163,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def cut_at(links: Sequence[Link], names: Sequence[str]) -> list[int]:
-    """Returns where stages begin, given the names of the layers that begin them.
-
-    Raises:
-        ConfigurationError: a name is not a layer's, or the names are out of order.
-    """
+    """Returns where stages begin, given the names of the layers that begin them."""
     places: list[int] = []
     for name in names:
         inside = name + "."

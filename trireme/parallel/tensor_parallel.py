@@ -75,16 +75,7 @@ _ELEMENTWISE = (
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = None) -> nn.Module:
-    """Splits layers over the processes of a mesh; other layers are whole in each process.
-
-    Args:
-        module: the module, which is changed in place.
-        mesh: a mesh of one axis.
-        plan: patterns of names; None derives a plan.
-
-    Raises:
-        ConfigurationError: a layer that a pattern names cannot be split, or no layer can.
-    """
+    """Splits layers over the processes of a mesh; other layers are whole in each process."""
     size = mesh.size()
     chosen = derive(module, size) if plan is None else resolve(module, plan, size)
     if not chosen:
@@ -109,11 +100,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
-    """Returns the split of each module that a plan names.
-
-    Raises:
-        ConfigurationError: a pattern matches no module, or a module cannot be split in that way.
-    """
+    """Returns the split of each module that a plan names."""
     chosen: dict[str, str] = {}
     several = tied(module)
     for pattern, split in plan.items():
@@ -167,10 +154,6 @@ def derive(module: nn.Module, size: int) -> dict[str, str]:
     In a chain (an `nn.Sequential`), a linear layer and the next linear layer become column and row
     where only element-wise layers lie between them. A remaining linear layer is gathered.
     Convolutions, recurrent layers, norms and embeddings stay whole.
-
-    Args:
-        module: a model, or a pipeline stage.
-        size: the number of processes.
     """
     chosen: dict[str, str] = {}
     for attention in attentions(module):
@@ -220,34 +203,19 @@ def _pair(chain: list[Link], size: int, chosen: dict[str, str], several: frozens
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a model.
+    """One attention of a model."""
 
-    Attributes:
-        name: the name of the attention module.
-        module: the attention module.
-        columns: the paths in the module to the layers of query, key and value.
-        row: the path to the layer behind the heads.
-    """
-
-    name: str
-    module: nn.Module
-    columns: tuple[str, ...]
-    row: str
+    name: str  # the name of the attention module
+    module: nn.Module  # the attention module
+    columns: tuple[str, ...]  # the paths in the module to the layers of query, key and value
+    row: str  # the path to the layer behind the heads
 
     def splits(self) -> dict[str, str]:
         """Returns the split of each layer, `column` or `row`, by the layer's full name."""
         return _splits(self.name, self.columns, self.row)
 
     def check(self, size: int) -> None:
-        """Checks that the heads can be divided evenly among processes.
-
-        Args:
-            size: the number of processes.
-
-        Raises:
-            ConfigurationError: the number of heads is unknown, or is not a multiple of `size`, or a
-                parameter applies to all heads at once.
-        """
+        """Checks that the heads can be divided evenly among processes."""
         for column in self.columns:
             width = _linear_layers(self.module, (column,))[0].out_features
             heads = self._heads(column, width)

@@ -26,11 +26,6 @@ class TensorStream:
     All processes make it together. Then the chief reads, and closes it; every other process
     serves until then.
 
-    Args:
-        process_group: the processes.
-        mine: the tensors that this process holds: whole ones, or shards of them as DTensors. Where
-            several processes hold a tensor, the first of them sends it.
-
     Attributes:
         shapes: a meta tensor of the dtype and shape of each tensor, by name, in the same order in
             every process.
@@ -51,11 +46,7 @@ class TensorStream:
         self._numbers = {name: number for number, name in enumerate(self._names)}
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns a whole tensor on the CPU, in memory of its own, in the chief.
-
-        Raises:
-            KeyError: no process holds it.
-        """
+        """Returns a whole tensor on the CPU, in memory of its own, in the chief."""
         self._group.broadcast_tensor(torch.tensor([self._numbers[name]]))
         # Where the tensor is sharded, all processes that hold a part join it together.
         whole = full_tensor(self._mine[name]).clone() if name in self._mine else None
@@ -92,16 +83,6 @@ def spread(
     """Yields to each process the tensors that it wants, of those that the chief reads one by one.
 
     All processes iterate to the end.
-
-    Args:
-        process_group: the processes.
-        shapes: in the chief, a tensor of the dtype and shape of each tensor, by name; elsewhere
-            None.
-        read: in the chief, returns the tensor of a name.
-        wants: whether this process wants the tensor of a name.
-
-    Yields:
-        The name and the whole tensor, on the CPU.
     """
     said = None if shapes is None else msgspec.msgpack.encode(_described(shapes))
     known = _metas(process_group.broadcast(said))

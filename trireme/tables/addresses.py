@@ -45,16 +45,7 @@ def read_ahead(typing_context: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def upper_bytes_equal(typing_context: Any, address: Any, byte: Any) -> Any:
-    """Compares the upper bytes of the 16 uint32 numbers at an address, all at once.
-
-    Args:
-        typing_context: numba's own.
-        address: the address (uint64), a multiple of 64.
-        byte: what to look for, uint32 below 256.
-
-    Returns:
-        A uint64 whose bit i is set where the upper byte of number i equals `byte`.
-    """
+    """Compares the upper bytes of the 16 uint32 numbers at an address, all at once."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = ir.IntType(32)

@@ -2,7 +2,7 @@
 
 They compute what `torch.nn.functional.embedding` and `embedding_bag` do, on CPUs. Backward adds
 the gradients of a row in the order of the batch, without sorting the batch by row as those do: it
-takes a tenth of their time. Gradients of gradients work, but for those of weights.
+takes a tenth of their time.
 """
 
 from __future__ import annotations
@@ -11,22 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
-from trireme.compiled import compile_for, compiled
+from trireme.compiled import compiled
 from trireme.tables.keys import plain, sum_rows
 
 
 def gather(rows: torch.Tensor, places: torch.Tensor, padding: int | None = None) -> torch.Tensor:
-    """Returns the row at each place.
-
-    Args:
-        rows: of shape (n, width), float32 or float64.
-        places: int64, of any shape.
-        padding: a row that gets no gradient.
-
-    Returns:
-        A tensor of the shape of `places` with a further dimension of `width`.
-    """
+    """Returns the row (float32 or float64) at each place (int64); `padding` gets no gradient."""
     return _Gather.apply(rows, places, padding)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -37,29 +29,18 @@ def sum_bags(
     weights: torch.Tensor | None = None,
     padding: int | None = None,
 ) -> torch.Tensor:
-    """Returns the sum of the rows of each bag.
+    """Returns the sum of the rows of each bag, of shape (bags, width).
 
     Args:
         rows: of shape (n, width), float32 or float64.
         places: the rows of all bags, one bag after the other: int64 of shape (entries,).
         bounds: where each bag begins, and where the last one ends: int64 of shape (bags + 1,). They
             ascend from 0 on.
-        weights: a factor for each entry, of shape (entries,) and of the dtype of `rows`. No
-            gradients are computed for them.
+        weights: a factor for each entry, of the dtype of `rows`; they get no gradients.
         padding: a row that gets no gradient.
-
-    Returns:
-        A tensor of shape (bags, width).
     """
     weights = rows.new_empty(0) if weights is None else weights.detach()
     return _SumBags.apply(rows, (places, bounds, weights), padding)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _without(gradients: torch.Tensor, padding: int | None) -> torch.Tensor:
-    """Returns gradients of rows, zero for the padding."""
-    if padding is None:
-        return gradients
-    return gradients.index_fill(0, torch.tensor([padding]), 0.0)
 
 
 class _Gather(torch.autograd.Function):
@@ -71,23 +52,11 @@ class _Gather(torch.autograd.Function):
         return rows.index_select(0, places.reshape(-1)).reshape(*places.shape, rows.shape[1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        summed = _Scatter.apply(gradient, ctx.places, ctx.count)  # type: ignore[no-untyped-call]
-        return _without(summed, ctx.padding), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    """Adds rows at places: the gradient of `_Gather`, whose own gradient is `_Gather`."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
-        ctx.places = places
-        flat = rows.detach().reshape(places.numel(), rows.shape[-1])
-        return torch.from_numpy(sum_rows(flat.numpy(), places.reshape(-1).numpy(), count))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return gather(gradient, ctx.places), None, None
+        flat = gradient.reshape(ctx.places.numel(), gradient.shape[-1])
+        sums = sum_rows(flat.numpy(), ctx.places.reshape(-1).numpy(), ctx.count)
+        return _without(sums, ctx.padding), None, None
 
 
 class _SumBags(torch.autograd.Function):
@@ -95,34 +64,26 @@ class _SumBags(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, bags: tuple[torch.Tensor, ...], padding: int | None
     ) -> torch.Tensor:
-        ctx.bags, ctx.count, ctx.padding = bags, rows.shape[0], padding
-        sums = np.zeros((bags[1].numel() - 1, rows.shape[1]), rows.detach().numpy().dtype)
+        given = rows.detach().numpy()
+        ctx.bags, ctx.shape, ctx.padding = bags, given.shape, padding
+        sums = np.zeros((bags[1].numel() - 1, given.shape[1]), given.dtype)
         places, bounds, weights = (plain(each.numpy()) for each in bags)
-        _sum_bags(plain(rows.detach().numpy()), places, bounds, weights, sums)
+        _sum_bags(plain(given), places, bounds, weights, sums)
         return torch.from_numpy(sums)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        spread = _SpreadBags.apply(gradient, ctx.bags, ctx.count)  # type: ignore[no-untyped-call]
-        return _without(spread, ctx.padding), None, None
+        sums = np.zeros(ctx.shape, gradient.numpy().dtype)
+        places, bounds, weights = (plain(each.numpy()) for each in ctx.bags)
+        _spread_bags(plain(gradient.numpy()), places, bounds, weights, sums)
+        return _without(sums, ctx.padding), None, None
 
 
-class _SpreadBags(torch.autograd.Function):
-    """Adds what belongs to a bag to its rows: the gradient of `_SumBags`, whose own it is again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, given: torch.Tensor, bags: tuple[torch.Tensor, ...], count: int
-    ) -> torch.Tensor:
-        ctx.bags = bags
-        sums = np.zeros((count, given.shape[1]), given.detach().numpy().dtype)
-        places, bounds, weights = (plain(each.numpy()) for each in bags)
-        _spread_bags(plain(given.detach().numpy()), places, bounds, weights, sums)
-        return torch.from_numpy(sums)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _SumBags.apply(gradient, ctx.bags, None), None, None  # type: ignore[no-untyped-call]
+def _without(gradients: Any, padding: int | None) -> torch.Tensor:
+    if padding is not None:
+        gradients[padding] = 0.0
+    return torch.from_numpy(gradients)
 
 
 @compiled
@@ -151,10 +112,3 @@ def _spread_bags(gradients: Any, places: Any, bounds: Any, weights: Any, sums: A
             else:
                 for column in range(gradients.shape[1]):
                     sums[place, column] += gradients[bag, column]
-
-
-def prepare(dtype: str) -> None:
-    """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
-    matrix = f"{dtype}[:, ::1]"
-    for function in (_sum_bags, _spread_bags):
-        compile_for(function, f"({matrix}, int64[::1], int64[::1], {dtype}[::1], {matrix})")

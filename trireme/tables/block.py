@@ -25,31 +25,20 @@ class Block:
     """A part of a table: rows, keys that wait for a row, and keys that were dropped.
 
     Each array belongs to nobody else. What has no entries is of length 0.
-
-    Attributes:
-        keys: keys with rows, int64 of shape (n,).
-        rows: their rows, of the dtype of the table and of shape (n, width).
-        states: the optimizer's state of each row, of the same dtype and of shape (n, state).
-        steps: the step of each row's last update, int64 of shape (n,).
-        touches: how often each was touched, up to 2**24 - 1; int64 of shape (n,).
-        waiting_keys: keys that were touched too seldom to have rows, int64 of shape (m,).
-        waiting_steps, waiting_touches: the same for these, int64 of shape (m,).
-        dropped_keys: keys that were dropped, int64 of shape (d,).
-        dropped_steps: the step at which each was, int64 of shape (d,).
-        optimizer: the optimizer with its hyper-parameters at the time.
     """
 
-    rows: npt.NDArray[Any]
+    rows: npt.NDArray[Any]  # their rows, of the dtype of the table and of shape (n, width)
+    # the optimizer's state of each row, of the same dtype and of shape (n, state)
     states: npt.NDArray[Any]
-    optimizer: Optimizer
-    keys: Keys
-    steps: Counts
-    touches: Counts
-    waiting_keys: Keys
-    waiting_steps: Counts
+    optimizer: Optimizer  # the optimizer with its hyper-parameters at the time
+    keys: Keys  # keys with rows, int64 of shape (n,)
+    steps: Counts  # the step of each row's last update, int64 of shape (n,)
+    touches: Counts  # how often each was touched, up to 2**24 - 1; int64 of shape (n,)
+    waiting_keys: Keys  # keys that were touched too seldom to have rows, int64 of shape (m,)
+    waiting_steps: Counts  # waiting_steps, waiting_touches: the same for these, int64 of shape (m,)
     waiting_touches: Counts
-    dropped_keys: Keys
-    dropped_steps: Counts
+    dropped_keys: Keys  # keys that were dropped, int64 of shape (d,)
+    dropped_steps: Counts  # the step at which each was, int64 of shape (d,)
 
     @classmethod
     def of(

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compile_for, compiled
-from trireme.tables.keys import Keys, mix
+from trireme.compiled import compiled
+from trireme.tables.keys import mix
 from trireme.tables.spec import Constant, Initializer, Normal, Uniform
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
@@ -90,54 +90,30 @@ def _quantile(chance: Any) -> Any:
 
 
 @compiled
-def fill_row(
-    row: Any, width: Any, key: Any, kind: Any, constant: Any, numbers: Any, seed: Any
-) -> None:
-    """Writes the first values of a key's row: its first `width` elements.
-
-    Args:
-        row: an array of at least `width` elements.
-        width: the number of columns.
-        key: the key, int64.
-        kind: see `FirstValues`, as for those that follow.
-        constant: of the dtype of the row and of shape (1,).
-        numbers: float64 of shape (2,).
-        seed: uint64.
-    """
-    if kind == CONSTANT:
+def fill_row(row: Any, width: Any, key: Any, first_values: Any) -> None:
+    """Writes the first values of a key's row: its first `width` elements."""
+    if first_values.kind == CONSTANT:
         for column in range(width):
-            row[column] = constant[0]
+            row[column] = first_values.constant[0]
         return
-    counter = mix(mix(key) ^ seed)
+    numbers = first_values.numbers
+    counter = mix(mix(key) ^ first_values.seed)
     for column in range(width):
         bits = mix(counter)
         counter += _GOLDEN
-        if kind == UNIFORM:
+        if first_values.kind == UNIFORM:
             row[column] = numbers[0] + (numbers[1] - numbers[0]) * (float(bits >> _S11) * _TO_UNIT)
         else:  # the middle of one of 2**52 equal intervals, so neither 0 nor 1
             chance = (float(bits >> _S12) + 0.5) * _TO_OPEN_UNIT
             row[column] = numbers[0] + numbers[1] * _quantile(chance)
 
 
-@compiled
-def _fill_rows(rows: Any, keys: Any, kind: Any, constant: Any, numbers: Any, seed: Any) -> None:
-    for place in range(keys.size):
-        fill_row(rows[place], rows.shape[1], keys[place], kind, constant, numbers, seed)
-
-
 class FirstValues(NamedTuple):
-    """An initializer as kernels take it.
+    """An initializer as kernels take it."""
 
-    Attributes:
-        kind: `CONSTANT`, `UNIFORM` or `NORMAL`.
-        constant: the value of a constant, of the dtype of the row and of shape (1,).
-        numbers: (low, high) or (mean, std), float64 of shape (2,).
-        seed: the seed.
-    """
-
-    kind: np.int64
-    constant: npt.NDArray[Any]
-    numbers: npt.NDArray[np.float64]
+    kind: np.int64  # `CONSTANT`, `UNIFORM` or `NORMAL`
+    constant: npt.NDArray[Any]  # of the dtype of the row and of shape (1,)
+    numbers: npt.NDArray[np.float64]  # (low, high) or (mean, std)
     seed: np.uint64
 
     @classmethod
@@ -154,19 +130,3 @@ class FirstValues(NamedTuple):
         return cls(
             np.int64(kind), np.array([value], dtype), np.array(numbers, np.float64), np.uint64(seed)
         )
-
-    def rows(self, keys: Keys, width: int) -> npt.NDArray[Any]:
-        """Returns the first rows of keys, of shape (n, width), whether a table has them or not."""
-        rows = np.empty((keys.size, width), self.constant.dtype)
-        _fill_rows(rows, keys, *self)
-        return rows
-
-
-def types_of_first_values(dtype: str) -> str:
-    """Returns the types of the fields of `FirstValues`, as a part of a signature."""
-    return f"int64, {dtype}[::1], float64[::1], uint64"
-
-
-def prepare(dtype: str) -> None:
-    """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
-    compile_for(_fill_rows, f"({dtype}[:, ::1], int64[::1], {types_of_first_values(dtype)})")

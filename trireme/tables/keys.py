@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compile_for, compiled
+from trireme.compiled import compiled
 
 Keys = npt.NDArray[np.int64]
 """Keys of rows, of shape (n,)."""
+
+Counts = npt.NDArray[np.int64]
+"""Steps, places or numbers, of shape (n,)."""
 
 SLOTS = 256
 """The slots of a table, as many as those of a job's dense parameters."""
@@ -54,12 +57,7 @@ def mix(key: Any) -> Any:
 
 @compiled
 def mix_with(hashed: Any, secret: Any) -> Any:
-    """Returns another uint64 hash, which nobody can foretell who does not know a random number.
-
-    Args:
-        hashed: the hash of a key, uint64.
-        secret: the number, uint64.
-    """
+    """Returns another uint64 hash, which nobody can foretell who does not know a random number."""
     return mix(hashed ^ secret)
 
 
@@ -147,18 +145,18 @@ def _split(keys: Any, owners: Any, parts: Any) -> Any:
     return order, ends
 
 
-def slots_of(keys: Keys) -> npt.NDArray[np.int64]:
-    """Returns the slot of each key: an int64 array of the shape of `keys`, (n,)."""
-    slots: npt.NDArray[np.int64] = _slots_of(plain(keys))
+def slots_of(keys: Keys) -> Counts:
+    """Returns the slot of each key."""
+    slots: Counts = _slots_of(plain(keys))
     return slots
 
 
 def all_within(keys: Keys, start: int, stop: int) -> bool:
-    """Returns whether the slots of all keys, of shape (n,), are in [start, stop)."""
+    """Returns whether the slots of all keys are in [start, stop)."""
     return bool(_all_within(plain(keys), start, stop))
 
 
-def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
+def unique(keys: Keys) -> tuple[Keys, Counts]:
     """Returns each key once, in the order in which they first appear, and the inverse.
 
     Args:
@@ -168,13 +166,11 @@ def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
         The unique keys, of shape (u,), and for each of `keys` its place among them, int64 of shape
         (n,): `unique[inverse]` equals `keys`.
     """
-    found: tuple[Keys, npt.NDArray[np.int64]] = _unique(plain(keys), np.uint64(randbits(64)))
+    found: tuple[Keys, Counts] = _unique(plain(keys), np.uint64(randbits(64)))
     return found
 
 
-def sum_rows(
-    rows: npt.NDArray[Any], inverse: npt.NDArray[np.int64], count: int
-) -> npt.NDArray[Any]:
+def sum_rows(rows: npt.NDArray[Any], inverse: Counts, count: int) -> npt.NDArray[Any]:
     """Returns the sums of the rows that belong to one key, added in the order of the batch.
 
     Args:
@@ -190,20 +186,12 @@ def sum_rows(
     return sums
 
 
-def put_rows(rows: npt.NDArray[Any], places: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-    """Writes rows to their places in another array: `out[places] = rows`.
-
-    Args:
-        rows: of one of the dtypes of a table and of shape (n, width).
-        places: int64 of shape (n,).
-        out: contiguous, of the same dtype and width.
-    """
+def put_rows(rows: npt.NDArray[Any], places: Counts, out: npt.NDArray[Any]) -> None:
+    """Writes rows to their places in a contiguous array of their dtype: `out[places] = rows`."""
     _put_words(plain(rows).view(np.int32), plain(places), out.view(np.int32))
 
 
-def split(
-    keys: Keys, owners: npt.NDArray[np.int64], parts: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def split(keys: Keys, owners: Counts, parts: int) -> tuple[Counts, Counts]:
     """Divides keys among the owners of their slots, such as servers.
 
     Args:
@@ -212,20 +200,8 @@ def split(
         parts: the number of owners.
 
     Returns:
-        The places of the keys, grouped by owner and in their order within one, int64 of shape
-        (n,); and where each group begins and the last one ends, int64 of shape (parts + 1,).
+        The places of the keys, grouped by owner and in their order within one; and where each
+        group begins and the last one ends, of shape (parts + 1,).
     """
-    divided: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = _split(
-        plain(keys), plain(owners), parts
-    )
+    divided: tuple[Counts, Counts] = _split(plain(keys), plain(owners), parts)
     return divided
-
-
-def prepare(dtype: str) -> None:
-    """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
-    compile_for(_slots_of, "(int64[::1],)")
-    compile_for(_unique, "(int64[::1], uint64)")
-    compile_for(_split, "(int64[::1], int64[::1], int64)")
-    compile_for(_all_within, "(int64[::1], int64, int64)")
-    compile_for(_put_words, "(int32[:, ::1], int64[::1], int32[:, ::1])")
-    compile_for(_sum_rows, f"({dtype}[:, ::1], int64[::1], {dtype}[:, ::1])")

@@ -5,33 +5,33 @@ are not repeated in it: they are in the records. Eight bits tell nearly all othe
 search reads one line of the index and the record that is wanted anyway. Entries are found by linear
 probing from a home, which is a product of hash and capacity rather than a remainder, so capacities
 need not be powers of two: the index of a slot grows by 1.4 when it is four fifths full, by itself,
-while those of other slots stay, and it is made anew from the records in order of memory. Slots
-begin at different capacities, so that in a large table they do not all grow at once. Homes are
-first places of lines of 16 entries, which are compared together. A removal moves the entries behind
-it back (Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R):
-there are no tombstones.
+and is made anew from the records in order of memory. Slots begin at different capacities, so that
+in a large table they do not all grow at once. Homes are first places of lines of 16 entries, which
+are compared together. A removal moves the entries behind it back (Knuth, The Art of Computer
+Programming, volume 3, section 6.4, algorithm R): there are no tombstones.
 
-Home and tag follow from the key's hash and a random number that each index draws for itself, and
-that nobody else knows: else whoever chooses keys, such as the ids of users, could choose many of
-one home, and a search would read them all (Crosby and Wallach, Denial of Service via Algorithmic
-Complexity Attacks, USENIX Security 2003). Slots follow from the key alone. Nothing outside the
-index depends on the number: records lie in the order in which they came.
+Home and tag follow from the key's hash and a random number that each index draws for itself: else
+whoever chooses keys, such as the ids of users, could choose many of one home, and a search would
+read them all (Crosby and Wallach, Denial of Service via Algorithmic Complexity Attacks, USENIX
+Security 2003). Nothing outside the index depends on the number: records lie in the order in which
+they came.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from secrets import randbits
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compile_for, compiled
+from trireme.compiled import compiled
 from trireme.errors import Rejected
 from trireme.tables.addresses import array_at, lowest_bit, read_ahead, upper_bytes_equal
 from trireme.tables.keys import SLOTS, Keys, mix, mix_with
 from trireme.tables.row_storage import (
+    Memory,
     RowStorage,
     copy_record,
     read_key,
@@ -43,16 +43,10 @@ from trireme.tables.row_storage import (
 Addresses = npt.NDArray[np.uint64]
 """Addresses of records, of shape (n,); 0 where there is none."""
 
-_MOST_RECENT = 1 << 20  # keys of a batch that is remembered: 16 MiB
-
-Places: TypeAlias = tuple[Addresses, Addresses, Addresses, np.uint64, np.uint64, np.uint64]
-
-TYPES_OF_PLACES = "uint64[::1], uint64[::1], uint64[:, ::1], uint64, uint64, uint64"
-"""The types of `RowIndex.places`, as a part of a signature."""
-
 MOST_RECORDS = (1 << 24) - 1
 """The most records of a slot: four thousand million in a table."""
 
+_MOST_RECENT = 1 << 20  # keys of a batch that is remembered: 16 MiB
 _GROWTH = 1.4
 _EMPTY = np.uint32(0xFFFFFFFF)
 _ROW = np.uint32(0xFFFFFF)
@@ -67,6 +61,15 @@ _LINE_BYTES = np.uint64(64)
 _GROUP = 64  # keys whose memory is asked for together
 
 
+class Places(NamedTuple):
+    """An index as kernels take it; arrays are by slot."""
+
+    indices: npt.NDArray[np.uint64]  # the address of the entries
+    capacities: npt.NDArray[np.uint64]  # how many entries there are
+    secret: np.uint64  # the index's random number
+    memory: Memory  # the records
+
+
 @compiled
 def _home(placed: Any, capacity: Any) -> Any:
     return ((((placed >> _S24) & _BITS32) * (capacity >> _S4)) >> _S32) << _S4
@@ -78,13 +81,10 @@ def _tag(placed: Any) -> Any:
 
 
 @compiled
-def _search(
-    key: Any, slot: Any, placed: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
-    record_bytes: Any,
-) -> Any:  # fmt: skip
+def _search(key: Any, slot: Any, placed: Any, at: Any) -> Any:
     """Returns place and record of a key, searching from its home on; the record is 0 for none."""
-    capacity = capacities[slot]
-    entries = array_at(indices[slot], np.int64(capacity), np.uint32)
+    capacity = at.capacities[slot]
+    entries = array_at(at.indices[slot], np.int64(capacity), np.uint32)
     tag = _tag(placed)
     place = _home(placed, capacity)
     while True:
@@ -92,8 +92,7 @@ def _search(
         if entry == _EMPTY:
             return place, _ZERO
         if entry >> _TAG_SHIFT == tag:
-            row = np.uint64(entry & _ROW)
-            address = record_address(blocks, slot, row, shift, record_bytes)
+            address = record_address(at.memory, slot, np.uint64(entry & _ROW))
             if read_key(address) == key:
                 return place, address
         place += _ONE
@@ -102,22 +101,8 @@ def _search(
 
 
 @compiled
-def search(
-    keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
-    secret: Any, found: Any,
-) -> Any:  # fmt: skip
-    """Writes the address of the record of each key, 0 for none; returns how many have none.
-
-    Args:
-        keys: int64 of shape (n,).
-        indices: the address of the entries of each slot, uint64.
-        capacities: how many there are, uint64.
-        blocks: see `trireme.tables.row_storage.RowStorage`, as for those that follow.
-        shift: see there.
-        record_bytes: see there.
-        secret: the index's own number, uint64.
-        found: is written; uint64 of shape (n,).
-    """
+def search(keys: Any, at: Any, found: Any) -> Any:
+    """Writes the address of the record of each key, 0 for none; returns how many have none."""
     slots = np.empty(_GROUP, np.uint64)
     places = np.empty(_GROUP, np.uint64)
     lines = np.empty(_GROUP, np.uint64)
@@ -127,8 +112,8 @@ def search(
         for each in range(size):
             hashed = mix(keys[first + each])
             slot = hashed >> _S56
-            placed = mix_with(hashed, secret)
-            line = indices[slot] + _home(placed, capacities[slot]) * _FOUR
+            placed = mix_with(hashed, at.secret)
+            line = at.indices[slot] + _home(placed, at.capacities[slot]) * _FOUR
             read_ahead(line)
             slots[each] = slot
             places[each] = placed
@@ -138,7 +123,7 @@ def search(
             address = _ZERO
             if place < _LINE:
                 row = np.uint64(array_at(lines[each], _ENTRIES, np.uint32)[place] & _ROW)
-                address = record_address(blocks, slots[each], row, shift, record_bytes)
+                address = record_address(at.memory, slots[each], row)
                 read_ahead(address)
                 read_ahead(address + _LINE_BYTES)
             found[first + each] = address
@@ -146,36 +131,28 @@ def search(
             key = keys[first + each]
             address = found[first + each]
             if address == _ZERO or read_key(address) != key:
-                _, address = _search(
-                    key, slots[each], places[each], indices, capacities, blocks, shift,
-                    record_bytes,
-                )  # fmt: skip
+                _, address = _search(key, slots[each], places[each], at)
                 found[first + each] = address
                 missing += address == _ZERO
     return missing
 
 
 @compiled
-def _add(
-    keys: Any, marks: Any, indices: Any, capacities: Any, blocks: Any, shift: Any,
-    record_bytes: Any, secret: Any, counts: Any, addresses: Any, fresh: Any,
-) -> Any:  # fmt: skip
+def _add(keys: Any, marks: Any, at: Any, counts: Any, addresses: Any, fresh: Any) -> Any:
     added = 0
     for each in range(keys.size):
         key = keys[each]
         hashed = mix(key)
         slot = hashed >> _S56
-        placed = mix_with(hashed, secret)
-        place, address = _search(
-            key, slot, placed, indices, capacities, blocks, shift, record_bytes
-        )
+        placed = mix_with(hashed, at.secret)
+        place, address = _search(key, slot, placed, at)
         if address == _ZERO:
             row = np.uint64(counts[slot])
             counts[slot] += 1
-            address = record_address(blocks, slot, row, shift, record_bytes)
+            address = record_address(at.memory, slot, row)
             write_key(address, key)
             write_mark(address, marks[each])
-            entries = array_at(indices[slot], np.int64(capacities[slot]), np.uint32)
+            entries = array_at(at.indices[slot], np.int64(at.capacities[slot]), np.uint32)
             entries[place] = (_tag(placed) << _TAG_SHIFT) | np.uint32(row)
             fresh[added] = each
             added += 1
@@ -184,19 +161,16 @@ def _add(
 
 
 @compiled
-def _close_gap(
-    gap: Any, slot: Any, entries: Any, capacity: Any, blocks: Any, shift: Any, record_bytes: Any,
-    secret: Any,
-) -> None:  # fmt: skip
+def _close_gap(gap: Any, slot: Any, entries: Any, at: Any) -> None:
+    capacity = at.capacities[slot]
     place = gap
     while True:
         place = place + _ONE if place + _ONE < capacity else _ZERO
         entry = entries[place]
         if entry == _EMPTY:
             break
-        row = np.uint64(entry & _ROW)
-        key = read_key(record_address(blocks, slot, row, shift, record_bytes))
-        home = _home(mix_with(mix(key), secret), capacity)
+        key = read_key(record_address(at.memory, slot, np.uint64(entry & _ROW)))
+        home = _home(mix_with(mix(key), at.secret), capacity)
         from_home = place - home if place >= home else place + capacity - home
         from_gap = place - gap if place >= gap else place + capacity - gap
         if from_home >= from_gap:
@@ -206,46 +180,34 @@ def _close_gap(
 
 
 @compiled
-def _remove(
-    keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
-    secret: Any, counts: Any,
-) -> Any:  # fmt: skip
+def _remove(keys: Any, at: Any, counts: Any) -> Any:
     removed = 0
     for each in range(keys.size):
         hashed = mix(keys[each])
         slot = hashed >> _S56
-        capacity = capacities[slot]
-        place, address = _search(
-            keys[each], slot, mix_with(hashed, secret), indices, capacities, blocks, shift,
-            record_bytes,
-        )  # fmt: skip
+        place, address = _search(keys[each], slot, mix_with(hashed, at.secret), at)
         if address == _ZERO:
             continue
-        entries = array_at(indices[slot], np.int64(capacity), np.uint32)
+        entries = array_at(at.indices[slot], np.int64(at.capacities[slot]), np.uint32)
         removed += 1
         counts[slot] -= 1
-        last = record_address(blocks, slot, np.uint64(counts[slot]), shift, record_bytes)
+        last = record_address(at.memory, slot, np.uint64(counts[slot]))
         if last != address:
             key = read_key(last)
-            at, _ = _search(
-                key, slot, mix_with(mix(key), secret), indices, capacities, blocks, shift,
-                record_bytes,
-            )  # fmt: skip
-            entries[at] = (entries[at] & ~_ROW) | (entries[place] & _ROW)
-            copy_record(last, address, record_bytes)
-        _close_gap(place, slot, entries, capacity, blocks, shift, record_bytes, secret)
+            moved, _ = _search(key, slot, mix_with(mix(key), at.secret), at)
+            entries[moved] = (entries[moved] & ~_ROW) | (entries[place] & _ROW)
+            copy_record(last, address, at.memory.record_bytes)
+        _close_gap(place, slot, entries, at)
     return removed
 
 
 @compiled
-def _rebuild(
-    slot: Any, count: Any, entries: Any, blocks: Any, shift: Any, record_bytes: Any, secret: Any
-) -> None:
+def _rebuild(slot: Any, count: Any, entries: Any, secret: Any, memory: Any) -> None:
     capacity = np.uint64(entries.size)
     for place in range(entries.size):
         entries[place] = _EMPTY
     for row in range(count):
-        address = record_address(blocks, slot, np.uint64(row), shift, record_bytes)
+        address = record_address(memory, slot, np.uint64(row))
         placed = mix_with(mix(read_key(address)), secret)
         at = _home(placed, capacity)
         while entries[at] != _EMPTY:
@@ -261,7 +223,7 @@ def _count_slots(keys: Any, counts: Any) -> None:
         counts[mix(keys[each]) >> _S56] += 1
 
 
-def _line_up(capacity: int) -> npt.NDArray[np.uint32]:
+def _aligned_entries(capacity: int) -> npt.NDArray[np.uint32]:
     """Returns an array of entries whose lines are lines of the cache."""
     array = np.empty(capacity + _ENTRIES, np.uint32)
     first = -array.ctypes.data % 64 // 4
@@ -269,16 +231,12 @@ def _line_up(capacity: int) -> npt.NDArray[np.uint32]:
 
 
 class RowIndex:
-    """Finds, adds and removes the records of keys in a storage.
-
-    Args:
-        storage: the records; this index alone adds to them and removes from them.
-    """
+    """Finds, adds and removes the records of keys in a storage, which belongs to it alone."""
 
     def __init__(self, storage: RowStorage) -> None:
         self.storage = storage
         self._secret = np.uint64(randbits(64))
-        self._nothing = _line_up(_ENTRIES)  # the index of a slot without keys
+        self._nothing = _aligned_entries(_ENTRIES)  # the index of a slot without keys
         self._nothing[:] = _EMPTY
         self._entries = [self._nothing] * SLOTS
         self._indices = np.full(SLOTS, self._nothing.ctypes.data, np.uint64)
@@ -294,25 +252,13 @@ class RowIndex:
 
     @property
     def places(self) -> Places:
-        """Where everything is: the arguments of `search` between keys and result."""
-        at = self.storage
-        return (
-            self._indices,
-            self._capacities,
-            at.blocks,
-            at.shift,
-            at.record_bytes,
-            self._secret,
-        )
+        """Where everything is, for kernels."""
+        return Places(self._indices, self._capacities, self._secret, self.storage.memory)
 
     def find(self, keys: Keys) -> tuple[Addresses, int]:
-        """Returns the address of the record of each key, and the number of keys without one.
-
-        Args:
-            keys: a contiguous int64 array of shape (n,); keys may repeat.
-        """
+        """Returns the address of the record of each key, and the number of keys without one."""
         found = np.empty(keys.size, np.uint64)
-        missing: int = search(keys, *self.places, found)
+        missing: int = search(keys, self.places, found)
         return found, missing
 
     def check_room(self, keys: Keys) -> npt.NDArray[np.int64]:
@@ -333,9 +279,7 @@ class RowIndex:
         return more
 
     def reserve(self, keys: Keys) -> None:
-        """Makes room for the records of keys that have none yet.
-
-        Records may move: see `RowStorage.moves`.
+        """Makes room for keys without a record. Records may move: see `RowStorage.moves`.
 
         Raises:
             Rejected: a slot would have more than `MOST_RECORDS` records.
@@ -343,9 +287,7 @@ class RowIndex:
         """
         more = self.check_room(keys)
         needed = self.storage.counts + more
-        self.storage.enlarge(int(needed.sum()))
-        for slot in self.storage.lacking(more):
-            self.storage.reserve(slot, int(needed[slot]))
+        self.storage.reserve(needed)
         full = (needed * 5 > self._room()) & (more > 0)
         for place in np.flatnonzero(full):
             self._resize(int(place), int(needed[place]))
@@ -355,17 +297,13 @@ class RowIndex:
     ) -> tuple[Addresses, npt.NDArray[np.int64]]:
         """Adds records of keys, for which there is room; only their headers are written.
 
-        Args:
-            keys: the keys, int64 of shape (n,). One that has a record already keeps it.
-            marks: the mark of each new record, uint64 of shape (n,).
-
         Returns:
-            The address of each key's record, and the places of those among `keys` that are new.
+            The address of each key's record, which it may have had before, and the places of those
+            among `keys` that are new.
         """
         addresses = np.empty(keys.size, np.uint64)
         fresh = np.empty(keys.size, np.int64)
-        at = self.storage
-        added = _add(keys, marks, *self.places, at.counts, addresses, fresh)
+        added = _add(keys, marks, self.places, self.storage.counts, addresses, fresh)
         return addresses, fresh[:added]
 
     def remove(self, keys: Keys) -> int:
@@ -373,13 +311,13 @@ class RowIndex:
 
         Other records may move: addresses that were found before are no longer valid.
         """
-        at = self.storage
-        removed: int = _remove(keys, *self.places, at.counts)
+        counts = self.storage.counts
+        removed: int = _remove(keys, self.places, counts)
         if removed:
-            at.trim()
-            sparse = at.counts * 16 < self._room() - 16 * _ENTRIES
+            self.storage.trim()
+            sparse = counts * 16 < self._room() - 16 * _ENTRIES
             for slot in np.flatnonzero(sparse):
-                self._resize(int(slot), int(at.counts[slot]) * 3 // 2)
+                self._resize(int(slot), int(counts[slot]) * 3 // 2)
         return removed
 
     def drop(self, oldest: int) -> Keys:
@@ -398,7 +336,7 @@ class RowIndex:
         self._resize(slot, 0)
 
     def _room(self) -> npt.NDArray[np.int64]:
-        """Returns four times the capacity of each slot's index, int64 of shape (slots,)."""
+        """Returns four times the capacity of each slot's index."""
         unused = self._indices == self._nothing.ctypes.data
         return np.where(unused, 0, self._capacities.astype(np.int64) * 4)
 
@@ -412,13 +350,8 @@ class RowIndex:
             capacity = int(lines) * _ENTRIES
             entries = self._entries[slot]
             if capacity != entries.size or entries is self._nothing:
-                entries = _line_up(capacity)
-            at = self.storage
-            count = at.counts[slot]
-            _rebuild(slot, count, entries, at.blocks, at.shift, at.record_bytes, self._secret)
-        self._point(slot, entries)
-
-    def _point(self, slot: int, entries: npt.NDArray[np.uint32]) -> None:
+                entries = _aligned_entries(capacity)
+            _rebuild(slot, self.storage.counts[slot], entries, self._secret, self.storage.memory)
         self._entries[slot] = entries
         self._indices[slot] = entries.ctypes.data
         self._capacities[slot] = entries.size
@@ -429,19 +362,13 @@ class RecentSearches:
 
     A worker pushes the keys that it has pulled a moment before, and a comparison of two batches
     costs a fiftieth of a search.
-
-    Args:
-        most: how many batches are remembered.
     """
 
-    def __init__(self, most: int = 8) -> None:
-        self._kept: deque[tuple[Keys, Addresses]] = deque(maxlen=most)
+    def __init__(self) -> None:
+        self._kept: deque[tuple[Keys, Addresses]] = deque(maxlen=8)
 
     def find(self, keys: Keys) -> Addresses | None:
-        """Returns the addresses of the records of keys if exactly these were searched for.
-
-        The entry is taken out: a batch is pulled and pushed once.
-        """
+        """Takes the addresses of keys out, if exactly these were searched for: they are pushed."""
         if not keys.size:
             return None
         for place, (known, addresses) in enumerate(self._kept):
@@ -458,15 +385,3 @@ class RecentSearches:
     def clear(self) -> None:
         """Forgets all, because records may have moved."""
         self._kept.clear()
-
-
-def prepare() -> None:
-    """Compiles what this module needs, or loads it from the cache."""
-    compile_for(search, f"(int64[::1], {TYPES_OF_PLACES}, uint64[::1])")
-    compile_for(
-        _add,
-        f"(int64[::1], uint64[::1], {TYPES_OF_PLACES}, int64[::1], uint64[::1], int64[::1])",
-    )
-    compile_for(_remove, f"(int64[::1], {TYPES_OF_PLACES}, int64[::1])")
-    compile_for(_rebuild, "(int64, int64, uint32[::1], uint64[:, ::1], uint64, uint64, uint64)")
-    compile_for(_count_slots, "(int64[::1], int64[::1])")

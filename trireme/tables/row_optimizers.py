@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compile_for, compiled
+from trireme.compiled import compiled
 from trireme.tables.addresses import array_at, read_ahead
 from trireme.tables.row_storage import HEADER_BYTES, touch
 from trireme.tables.spec import (
-    FLOATS,
     FTRL,
-    ITEM_SIZES,
     SGD,
     Adagrad,
     Add,
@@ -153,19 +151,14 @@ def _adam_numbers(optimizer: SparseAdam, step: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RowOptimizer:
-    """What a table does with updates under one of the optimizers.
+    """What a table does with updates under one of the optimizers."""
 
-    Attributes:
-        kernel: applies updates: (addresses, updates, step, numbers). Each address is a record's,
-            uint64 of shape (n,); updates are of shape (n, width); the step is uint64.
-        row_states: the elements of state of a row, for each of its columns.
-        states: the elements of state of a row besides.
-        numbers: what the kernel computes with, of (optimizer, width, step).
-    """
-
+    # applies updates: (addresses, updates, step, numbers). Each address is a record's, uint64 of
+    # shape (n,); updates are of shape (n, width); the step is uint64
     kernel: Callable[..., None]
-    row_states: int
-    states: int
+    row_states: int  # the elements of state of a row, for each of its columns
+    states: int  # the elements of state of a row besides
+    # what the kernel computes with, of (optimizer, width, step)
     numbers: Callable[[Any, int, int], tuple[float, ...]]
 
     def state(self, width: int) -> int:
@@ -199,30 +192,7 @@ def apply(
     updates: npt.NDArray[Any],
     step: int,
 ) -> None:
-    """Applies updates to the rows at some addresses.
-
-    Args:
-        optimizer: the optimizer, with its present hyper-parameters.
-        addresses: the addresses of the records, uint64 of shape (n,).
-        updates: their gradients, or what is added; contiguous, of the dtype of the rows and of
-            shape (n, width).
-        step: the global step of the updates, from 1.
-    """
+    """Applies updates to the rows at some addresses."""
     entry = ROW_OPTIMIZERS[type(optimizer)]
     numbers = entry.numbers(optimizer, updates.shape[1], step)
     entry.kernel(addresses, updates, np.uint64(step), np.array(numbers, updates.dtype))
-
-
-def prepare(optimizer: type, dtype: str) -> None:
-    """Compiles an optimizer for rows of a dtype, or loads it from the cache."""
-    kernel = cast("Any", ROW_OPTIMIZERS[optimizer].kernel)
-    compile_for(kernel, f"(uint64[::1], {dtype}[:, ::1], uint64, {dtype}[::1])")
-
-
-def supported() -> list[tuple[type, str]]:
-    """Returns each optimizer with each dtype that it takes."""
-    return [
-        (optimizer, dtype)
-        for optimizer in ROW_OPTIMIZERS
-        for dtype in (ITEM_SIZES if optimizer is Add else FLOATS)
-    ]

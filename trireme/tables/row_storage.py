@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from ctypes import memmove
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compile_for, compiled
+from trireme.compiled import compiled
 from trireme.tables.addresses import array_at
 from trireme.tables.keys import SLOTS
 
@@ -47,18 +47,19 @@ _ONE = np.uint64(1)
 _TOUCHES = np.uint64((1 << 24) - 1)
 
 
-@compiled
-def record_address(blocks: Any, slot: Any, row: Any, shift: Any, record_bytes: Any) -> Any:
-    """Returns the address (uint64) of a record.
+class Memory(NamedTuple):
+    """The records of a table as kernels take them."""
 
-    Args:
-        blocks: the addresses of the blocks of each slot, uint64 of shape (slots, blocks).
-        slot: the slot.
-        row: the number of the record within the slot, uint64.
-        shift: a block holds 2**shift records; uint64.
-        record_bytes: the bytes of a record, uint64.
-    """
-    return blocks[slot, row >> shift] + (row & ((_ONE << shift) - _ONE)) * record_bytes
+    blocks: npt.NDArray[np.uint64]  # their addresses, of shape (SLOTS, most blocks)
+    shift: np.uint64  # a block holds 2**shift records
+    record_bytes: np.uint64
+
+
+@compiled
+def record_address(memory: Any, slot: Any, row: Any) -> Any:
+    """Returns the address (uint64) of a record of a slot, by its number (uint64)."""
+    within = row & ((_ONE << memory.shift) - _ONE)
+    return memory.blocks[slot, row >> memory.shift] + within * memory.record_bytes
 
 
 @compiled
@@ -126,18 +127,16 @@ def copy_record(source: Any, target: Any, record_bytes: Any) -> None:
 
 
 @compiled
-def _drop(
-    slot: Any, count: Any, oldest: Any, blocks: Any, shift: Any, record_bytes: Any, dropped: Any
-) -> Any:
+def _drop(slot: Any, count: Any, oldest: Any, memory: Any, dropped: Any) -> Any:
     kept = 0
     for row in range(count):
-        address = record_address(blocks, slot, np.uint64(row), shift, record_bytes)
+        address = record_address(memory, slot, np.uint64(row))
         if step_of(read_mark(address)) < oldest:
             dropped[row - kept] = read_key(address)
         else:
             if kept != row:
-                target = record_address(blocks, slot, np.uint64(kept), shift, record_bytes)
-                copy_record(address, target, record_bytes)
+                target = record_address(memory, slot, np.uint64(kept))
+                copy_record(address, target, memory.record_bytes)
             kept += 1
     return kept
 
@@ -157,26 +156,21 @@ class RowStorage:
 
     Args:
         payload_bytes: the bytes of a record after its header, a multiple of 4.
+        level: the place of the size of its blocks in `_BLOCKS`.
 
     Attributes:
-        record_bytes: the bytes of a record, uint64.
-        shift: a block holds 2**shift records; uint64.
-        blocks: the addresses of the blocks of each slot, uint64 of shape (slots, most blocks).
-        counts: the number of records of each slot, int64 of shape (slots,).
+        counts: the number of records of each slot, int64 of shape (SLOTS,).
         moves: how often all records have moved; addresses that were found before are not valid.
     """
 
-    def __init__(self, payload_bytes: int) -> None:
-        self.record_bytes = np.uint64(HEADER_BYTES + payload_bytes)
+    def __init__(self, payload_bytes: int, level: int = 0) -> None:
         self.counts = np.zeros(SLOTS, np.int64)
         self.moves = 0
-        self._begin(0)
-
-    def _begin(self, level: int) -> None:
-        """Begins without blocks; those to come are of a size of `_BLOCKS`."""
+        self._payload_bytes = payload_bytes
+        self._record_bytes = HEADER_BYTES + payload_bytes
         self._level = level
-        self.shift = np.uint64(max(0, (_BLOCKS[level] // int(self.record_bytes)).bit_length() - 1))
-        self.blocks = np.zeros((SLOTS, 1), np.uint64)
+        self._shift = max(0, (_BLOCKS[level] // self._record_bytes).bit_length() - 1)
+        self._blocks = np.zeros((SLOTS, 1), np.uint64)
         self._block_counts = np.zeros(SLOTS, np.int64)
         self._pieces: list[npt.NDArray[np.uint8]] = []
         self._free: list[int] = []
@@ -185,57 +179,56 @@ class RowStorage:
     @property
     def bytes(self) -> int:
         """The bytes that are allocated; the system lends what was never written to others."""
-        return self._bytes + self.blocks.nbytes
+        return self._bytes + self._blocks.nbytes
 
-    def enlarge(self, records: int) -> None:
-        """Copies all records to larger blocks if so many in all are too many for the present ones.
+    @property
+    def memory(self) -> Memory:
+        """Where the records are."""
+        return Memory(self._blocks, np.uint64(self._shift), np.uint64(self._record_bytes))
+
+    def reserve(self, counts: npt.NDArray[np.int64]) -> None:
+        """Makes room for a number of records in each slot, those included that it has.
+
+        A table that has grown gets larger blocks, to which all records are copied.
 
         Raises:
-            MemoryError: the system has no memory for them; nothing has changed.
+            MemoryError: the system has no memory for them; no record has changed.
         """
-        level = sum(records * int(self.record_bytes) > limit for limit in _LIMITS)
-        if level <= self._level:
-            return
-        larger = RowStorage(int(self.record_bytes) - HEADER_BYTES)
-        larger._begin(level)
-        size, each = int(self.record_bytes), 1 << int(self.shift)
-        mask = (1 << int(larger.shift)) - 1
+        total = int(counts.sum()) * self._record_bytes
+        level = sum(total > limit for limit in _LIMITS)
+        if level > self._level:
+            larger = RowStorage(self._payload_bytes, level)
+            larger._add_blocks(self.counts)
+            self._copy_to(larger)
+            larger.counts, larger.moves = self.counts, self.moves + 1
+            vars(self).update(vars(larger))
+        self._add_blocks(counts)
+
+    def _copy_to(self, larger: RowStorage) -> None:
+        size, most, mask = self._record_bytes, 1 << self._shift, (1 << larger._shift) - 1
         for slot in np.flatnonzero(self.counts).tolist():
             count = int(self.counts[slot])
-            larger.reserve(slot, count)
-            for first in range(0, count, each):
-                source = int(self.blocks[slot, first >> int(self.shift)])
-                target = int(larger.blocks[slot, first >> int(larger.shift)])
-                target += (first & mask) * size
-                memmove(target, source, min(each, count - first) * size)
-        larger.counts, larger.moves = self.counts, self.moves + 1
-        vars(self).update(vars(larger))
+            for first in range(0, count, most):
+                source = int(self._blocks[slot, first >> self._shift])
+                target = int(larger._blocks[slot, first >> larger._shift]) + (first & mask) * size
+                memmove(target, source, min(most, count - first) * size)
 
-    def lacking(self, more: npt.NDArray[np.int64]) -> list[int]:
-        """Returns the slots that have no room for so many more records; int64, shape (slots,)."""
-        room = self._block_counts << np.int64(self.shift)
-        return [int(slot) for slot in np.flatnonzero(self.counts + more > room)]
-
-    def reserve(self, slot: int, records: int) -> None:
-        """Makes room for a number of records in a slot, those included that it has.
-
-        Raises:
-            MemoryError: the system has no memory for them; nothing has changed.
-        """
-        needed = -(-records >> int(self.shift))
-        while self._block_counts[slot] < needed:
-            if not self._free:
-                self._allocate()
-            if self._block_counts[slot] == self.blocks.shape[1]:
-                self.blocks = np.hstack([self.blocks, np.zeros_like(self.blocks)])
-            self.blocks[slot, self._block_counts[slot]] = self._free.pop()
-            self._block_counts[slot] += 1
+    def _add_blocks(self, counts: npt.NDArray[np.int64]) -> None:
+        needed = -(-counts >> np.int64(self._shift))
+        for slot in np.flatnonzero(needed > self._block_counts):
+            while self._block_counts[slot] < needed[slot]:
+                if not self._free:
+                    self._allocate()
+                if self._block_counts[slot] == self._blocks.shape[1]:
+                    self._blocks = np.hstack([self._blocks, np.zeros_like(self._blocks)])
+                self._blocks[slot, self._block_counts[slot]] = self._free.pop()
+                self._block_counts[slot] += 1
 
     def trim(self) -> None:
         """Lets all slots use the blocks that hold no record any more."""
-        needed = -(-self.counts >> np.int64(self.shift))
+        needed = -(-self.counts >> np.int64(self._shift))
         for slot in np.flatnonzero(self._block_counts > needed):
-            spare = self.blocks[slot, needed[slot] : self._block_counts[slot]]
+            spare = self._blocks[slot, needed[slot] : self._block_counts[slot]]
             self._free += spare.tolist()
             self._block_counts[slot] = needed[slot]
 
@@ -246,7 +239,7 @@ class RowStorage:
         """
         count = int(self.counts[slot])
         dropped = np.empty(count, np.int64)
-        kept = _drop(slot, count, oldest, self.blocks, self.shift, self.record_bytes, dropped)
+        kept = _drop(slot, count, oldest, self.memory, dropped)
         self.counts[slot] = kept
         self.trim()
         return dropped[: count - kept].copy()
@@ -258,22 +251,16 @@ class RowStorage:
 
     def addresses(self, slot: int) -> npt.NDArray[np.uint64]:
         """Returns the addresses of all records of a slot, uint64 of shape (records,)."""
-        rows = np.arange(self.counts[slot], dtype=np.uint64)
-        mask = np.uint64((1 << int(self.shift)) - 1)
-        starts = self.blocks[slot, rows >> self.shift]
-        addresses: npt.NDArray[np.uint64] = starts + (rows & mask) * self.record_bytes
+        rows = np.arange(self.counts[slot])
+        starts = self._blocks[slot, rows >> self._shift]
+        within = rows & ((1 << self._shift) - 1)
+        addresses: npt.NDArray[np.uint64] = starts + (within * self._record_bytes).astype(np.uint64)
         return addresses
 
     def changed(
         self, after: int, slots: Iterable[int], most: int
     ) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yields the addresses of the records of some slots whose last step is above `after`.
-
-        Args:
-            after: the step; -1 for all records.
-            slots: the slots, in the order in which their records come.
-            most: the most addresses at a time.
-        """
+        """Yields the addresses of the records of some slots whose last step is above `after`."""
         ready = np.empty(0, np.uint64)
         for slot in slots:
             if not self.counts[slot]:
@@ -290,7 +277,7 @@ class RowStorage:
 
     def _allocate(self) -> None:
         """Gets one more piece of memory and cuts it into blocks."""
-        block = int(self.record_bytes) << int(self.shift)
+        block = self._record_bytes << self._shift
         block += -block % _LINE
         size = _PIECES[self._level] if self._bytes < _LARGE_FROM else _LARGE_PIECE
         number = max(1, size // block)
@@ -299,9 +286,3 @@ class RowStorage:
         self._pieces.append(piece)
         self._bytes += piece.nbytes
         self._free += [first + each * block for each in reversed(range(number))]
-
-
-def prepare() -> None:
-    """Compiles what this module needs, or loads it from the cache."""
-    compile_for(_drop, "(int64, int64, int64, uint64[:, ::1], uint64, uint64, int64[::1])")
-    compile_for(_changed_after, "(uint64[::1], int64, uint64[::1])")

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from trireme.compiled import compile_for, compiled
+from trireme.compiled import compiled
 from trireme.tables.addresses import array_at
-from trireme.tables.initializers import fill_row, types_of_first_values
-from trireme.tables.row_index import TYPES_OF_PLACES, search
+from trireme.tables.initializers import fill_row
+from trireme.tables.keys import Counts, Keys
+from trireme.tables.row_index import Addresses, search
 from trireme.tables.row_storage import (
     HEADER_BYTES,
     mark_of,
@@ -26,60 +27,24 @@ _GROUP = 256  # keys that are searched for together
 
 
 @compiled
-def search_and_gather(
-    keys: Any, indices: Any, capacities: Any, blocks: Any, shift: Any, record_bytes: Any,
-    secret: Any, found: Any, rows: Any, kind: Any, constant: Any, numbers: Any, seed: Any,
-) -> Any:  # fmt: skip
-    """Searches for keys and copies their rows, a few at a time, while they are near.
-
-    Args:
-        keys: int64 of shape (n,).
-        indices: see `trireme.tables.row_index.search`, as for those that follow.
-        capacities: see there.
-        blocks: see there.
-        shift: see there.
-        record_bytes: see there.
-        secret: see there.
-        found: see there.
-        rows: see `gather`, as for those that follow.
-        kind: see there.
-        constant: see there.
-        numbers: see there.
-        seed: see there.
-
-    Returns:
-        How many keys have no record.
-    """
+def search_and_gather(keys: Any, at: Any, found: Any, rows: Any, first_values: Any) -> Any:
+    """Does `search` and `gather` for a few keys at a time, while their records are near."""
     missing = 0
     for first in range(0, keys.size, _GROUP):
         part = slice(first, min(first + _GROUP, keys.size))
-        missing += search(
-            keys[part], indices, capacities, blocks, shift, record_bytes, secret, found[part]
-        )
-        gather(found[part], keys[part], rows[part], kind, constant, numbers, seed)
+        missing += search(keys[part], at, found[part])
+        gather(found[part], keys[part], rows[part], first_values)
     return missing
 
 
 @compiled
-def gather(
-    addresses: Any, keys: Any, rows: Any, kind: Any, constant: Any, numbers: Any, seed: Any
-) -> None:
-    """Copies the rows at addresses; where the address is 0 the key's first values.
-
-    Args:
-        addresses: the addresses of the records, uint64 of shape (n,).
-        keys: their keys, int64 of shape (n,).
-        rows: is written; of shape (n, width).
-        kind: see `trireme.tables.initializers.FirstValues`, as for those that follow.
-        constant: of the dtype of the row and of shape (1,).
-        numbers: float64 of shape (2,).
-        seed: uint64.
-    """
+def gather(addresses: Any, keys: Any, rows: Any, first_values: Any) -> None:
+    """Copies the rows at addresses to (n, width); where the address is 0 the key's first values."""
     width = rows.shape[1]
     for each in range(addresses.size):
         address = addresses[each]
         if address == _ZERO:
-            fill_row(rows[each], width, keys[each], kind, constant, numbers, seed)
+            fill_row(rows[each], width, keys[each], first_values)
         else:
             row = array_at(address + _HEADER, width, rows.dtype)
             for column in range(width):
@@ -88,28 +53,14 @@ def gather(
 
 @compiled
 def begin(
-    addresses: Any, keys: Any, places: Any, width: Any, state: Any, initial: Any, kind: Any,
-    constant: Any, numbers: Any, seed: Any,
-) -> None:  # fmt: skip
-    """Writes the first values and the first state of new records.
-
-    Args:
-        addresses: the addresses of records, uint64 of shape (n,).
-        keys: their keys, int64 of shape (n,).
-        places: which of them are new, int64 of shape (m,).
-        width: the number of columns.
-        state: the elements of the optimizer's state of a row.
-        initial: their value, of the dtype of the rows and of shape (1,).
-        kind: see `trireme.tables.initializers.FirstValues`, as for those that follow.
-        constant: of the dtype of the row and of shape (1,).
-        numbers: float64 of shape (2,).
-        seed: uint64.
-    """
+    addresses: Any, keys: Any, places: Any, width: Any, initial: Any, first_values: Any
+) -> None:
+    """Writes first values and first state, `initial`, of the records at some places of a batch."""
     for place in places:
-        row = array_at(addresses[place] + _HEADER, width + state, constant.dtype)
-        fill_row(row, width, keys[place], kind, constant, numbers, seed)
-        for element in range(width, width + state):
-            row[element] = initial[0]
+        row = array_at(addresses[place] + _HEADER, width + initial.size, initial.dtype)
+        fill_row(row, width, keys[place], first_values)
+        for element in range(initial.size):
+            row[width + element] = initial[element]
 
 
 @compiled
@@ -137,8 +88,7 @@ def write_records(addresses: Any, rows: Any, states: Any) -> None:
 
 
 @compiled
-def read_headers(addresses: Any, keys: Any, steps: Any, touches: Any) -> None:
-    """Copies keys, last steps and touches out of records: int64, of shape (n,) each."""
+def _read_headers(addresses: Any, keys: Any, steps: Any, touches: Any) -> None:
     for each in range(addresses.size):
         mark = read_mark(addresses[each])
         keys[each] = read_key(addresses[each])
@@ -153,16 +103,8 @@ def write_marks(addresses: Any, steps: Any, touches: Any) -> None:
         write_mark(addresses[each], mark_of(steps[each], touches[each]))
 
 
-def prepare(dtype: str) -> None:
-    """Compiles what this module needs for rows of a dtype, or loads it from the cache."""
-    batch, first = "uint64[::1], int64[::1]", types_of_first_values(dtype)
-    compile_for(
-        search_and_gather,
-        f"(int64[::1], {TYPES_OF_PLACES}, uint64[::1], {dtype}[:, ::1], {first})",
-    )
-    compile_for(gather, f"({batch}, {dtype}[:, ::1], {first})")
-    compile_for(begin, f"({batch}, int64[::1], int64, int64, {dtype}[::1], {first})")
-    compile_for(read_records, f"(uint64[::1], {dtype}[:, ::1], {dtype}[:, ::1])")
-    compile_for(write_records, f"(uint64[::1], {dtype}[:, ::1], {dtype}[:, ::1])")
-    compile_for(read_headers, f"({batch}, int64[::1], int64[::1])")
-    compile_for(write_marks, f"({batch}, int64[::1])")
+def headers(addresses: Addresses) -> tuple[Keys, Counts, Counts]:
+    """Returns the keys, last steps and touches of the records at some addresses."""
+    keys, steps, touches = (np.empty(addresses.size, np.int64) for _ in range(3))
+    _read_headers(addresses, keys, steps, touches)
+    return keys, steps, touches

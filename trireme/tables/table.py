@@ -10,13 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
-from trireme.tables import row_index, row_optimizers, row_values
+from trireme.tables import row_index, row_optimizers
 from trireme.tables.block import Block, DropLog
 from trireme.tables.hot_keys import HotKey, HotKeys
 from trireme.tables.initializers import FirstValues
-from trireme.tables.keys import SLOTS, Keys, plain
+from trireme.tables.keys import SLOTS, Counts, Keys, plain
 from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
+from trireme.tables.row_optimizers import ROW_OPTIMIZERS, initial_state
 from trireme.tables.row_storage import RowStorage
+from trireme.tables.row_values import (
+    begin,
+    gather,
+    headers,
+    read_records,
+    search_and_gather,
+    write_marks,
+    write_records,
+)
 from trireme.tables.spec import MOST_STEPS, TableSpec, changed
 
 Rows = npt.NDArray[Any]
@@ -69,7 +79,7 @@ class Table:
         self.spec = spec
         self.optimizer = spec.optimizer
         self._first = FirstValues.of(spec.initializer, spec.dtype)
-        self._state = row_optimizers.ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+        self._state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
         self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
         self._waiting = RowIndex(RowStorage(0))
         self._hot = HotKeys()
@@ -95,7 +105,7 @@ class Table:
             dropped=self._drops.count,
         )
 
-    def bytes_by_slot(self) -> npt.NDArray[np.int64]:
+    def bytes_by_slot(self) -> Counts:
         """Returns how many bytes `export` takes for each slot: int64 of shape (SLOTS,)."""
         size = 24 + (self.spec.width + self._state) * self.spec.item_size
         rows, waiting = self._rows.storage.counts, self._waiting.storage.counts
@@ -133,11 +143,9 @@ class Table:
         addresses, missing = self._recent.find(keys), 0
         if addresses is None:
             addresses = np.empty(keys.size, np.uint64)
-            missing = row_values.search_and_gather(
-                keys, *self._rows.places, addresses, out, *self._first
-            )
+            missing = search_and_gather(keys, self._rows.places, addresses, out, self._first)
         else:
-            row_values.gather(addresses, keys, out, *self._first)
+            gather(addresses, keys, out, self._first)
         if not missing:
             self._recent.keep(keys, addresses)
         self._hits += keys.size - missing
@@ -217,14 +225,12 @@ class Table:
         self._changed()
         return int(dropped.size)
 
-    def _touches(self, keys: Keys) -> npt.NDArray[np.int64]:
+    def _touches(self, keys: Keys) -> Counts:
         """Returns how often keys without rows were touched."""
         touches = np.zeros(keys.size, np.int64)
         addresses, _ = self._waiting.find(keys)
         known = np.flatnonzero(addresses)
-        headers = [np.empty(known.size, np.int64) for _ in range(3)]
-        row_values.read_headers(addresses[known], *headers)
-        touches[known] = headers[2]
+        touches[known] = headers(addresses[known])[2]
         return touches
 
     def _reserve(self, absent: Keys) -> bool:
@@ -250,9 +256,7 @@ class Table:
     def _moves(self) -> int:
         return self._rows.storage.moves + self._waiting.storage.moves
 
-    def _admit(
-        self, keys: Keys, absent: npt.NDArray[np.int64], addresses: Addresses, step: int
-    ) -> None:
+    def _admit(self, keys: Keys, absent: Counts, addresses: Addresses, step: int) -> None:
         """Counts a touch of keys without rows; makes rows and writes their addresses."""
         admitted, touches = absent, np.zeros(absent.size, np.int64)
         if self.spec.admit_after > 1:
@@ -260,22 +264,18 @@ class Table:
             ready = touches + 1 >= self.spec.admit_after
             rest = absent[~ready]
             waiting, _ = self._waiting.add(keys[rest], np.zeros(rest.size, np.uint64))
-            row_values.write_marks(waiting, np.full(rest.size, step), touches[~ready] + 1)
+            write_marks(waiting, np.full(rest.size, step), touches[~ready] + 1)
             admitted, touches = absent[ready], touches[ready]
             self._waiting.remove(keys[admitted])
         marks = touches.astype(np.uint64)  # the update counts its own touch
         addresses[admitted], fresh = self._make(keys[admitted], marks)
         self._admitted += fresh.size
 
-    def _make(
-        self, keys: Keys, marks: npt.NDArray[np.uint64]
-    ) -> tuple[Addresses, npt.NDArray[np.int64]]:
+    def _make(self, keys: Keys, marks: npt.NDArray[np.uint64]) -> tuple[Addresses, Counts]:
         """Makes rows with their first values; returns all addresses, and the places of new ones."""
         addresses, fresh = self._rows.add(keys, marks)
-        initial = np.array([row_optimizers.initial_state(self.optimizer)], self.spec.dtype)
-        row_values.begin(
-            addresses, keys, fresh, self.spec.width, self._state, initial, *self._first
-        )
+        initial = np.full(self._state, initial_state(self.optimizer), self.spec.dtype)
+        begin(addresses, keys, fresh, self.spec.width, initial, self._first)
         return addresses, fresh
 
     # Leaving and coming -------------------------------------------------------------------------
@@ -335,12 +335,12 @@ class Table:
         self._make_room(block.keys, block.waiting_keys)  # removals may have given room back
         self._drops.note(block.dropped_keys, block.dropped_steps)
         addresses, _ = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
-        row_values.write_records(addresses, block.rows, block.states)
-        row_values.write_marks(addresses, block.steps, block.touches)
+        write_records(addresses, block.rows, block.states)
+        write_marks(addresses, block.steps, block.touches)
         waiting, _ = self._waiting.add(
             block.waiting_keys, np.zeros(block.waiting_keys.size, np.uint64)
         )
-        row_values.write_marks(waiting, block.waiting_steps, block.waiting_touches)
+        write_marks(waiting, block.waiting_steps, block.waiting_touches)
 
     def remove(self, slots: Iterable[int]) -> None:
         """Forgets all of some slots, which are now elsewhere; they do not count as dropped."""
@@ -371,18 +371,14 @@ class Table:
             yield Block.of(*form, {"dropped_keys": dropped, "dropped_steps": at})
         size = 24 + (spec.width + self._state) * spec.item_size
         for addresses in self._rows.storage.changed(after, slots, max(1, block_bytes // size)):
-            header = [np.empty(addresses.size, np.int64) for _ in range(3)]
-            row_values.read_headers(addresses, *header)
             rows = np.empty((addresses.size, spec.width), spec.dtype)
             states = np.empty((addresses.size, self._state), spec.dtype)
-            row_values.read_records(addresses, rows, states)
-            named = dict(zip(("keys", "steps", "touches"), header, strict=True))
+            read_records(addresses, rows, states)
+            named = dict(zip(("keys", "steps", "touches"), headers(addresses), strict=True))
             yield Block.of(*form, {"rows": rows, "states": states, **named})
         for addresses in self._waiting.storage.changed(after, slots, most):
-            header = [np.empty(addresses.size, np.int64) for _ in range(3)]
-            row_values.read_headers(addresses, *header)
             names = ("waiting_keys", "waiting_steps", "waiting_touches")
-            yield Block.of(*form, dict(zip(names, header, strict=True)))
+            yield Block.of(*form, dict(zip(names, headers(addresses), strict=True)))
 
     # Checks -------------------------------------------------------------------------------------
 

@@ -15,9 +15,6 @@ def remove_idle_copies(graph: fx.Graph) -> None:
     """Removes copies of a buffer to itself, which torch.export puts at the end of a graph.
 
     They would count as changes, after which autograd refuses to use the value in backward.
-
-    Args:
-        graph: the graph. It is changed.
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         target, source = node.args[:2]
@@ -32,10 +29,6 @@ def copy_for_backward(graph: fx.Graph, module: nn.Module) -> None:
 
     Autograd keeps what an operation reads, and the next micro-batch changes the buffer before this
     one's backward.
-
-    Args:
-        graph: the graph. It is changed.
-        module: the module whose attributes it names.
     """
     memory = Memory(graph, lambda node: attrgetter(str(node.target))(module))
     buffers = {id(each) for each in module.buffers()}

@@ -38,38 +38,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A model as a dataflow graph. Call it as the model.
+    """A model as a dataflow graph. Call it as the model."""
 
-    Attributes:
-        module: the graph, and the parameters, buffers and constants that it names. Each
-            `call_function` node has the metadata `val` (a fake tensor with shape and dtype; a
-            dynamic batch size is a symbol), `nn_module_stack`, and notes (`tracing`).
-        checks: checks of the shapes of the inputs that the graph relies on.
-        training: whether the model was in training mode.
-        batch: the batch size that the graph takes.
-    """
-
+    # the graph, and the parameters, buffers and constants that it names. Each `call_function` node
+    # has the metadata `val` (a fake tensor with shape and dtype; a dynamic batch size is a symbol),
+    # `nn_module_stack`, and notes (`tracing`)
     module: fx.GraphModule
-    checks: fx.GraphModule
-    training: bool
-    batch: Batch
+    checks: fx.GraphModule  # checks of the shapes of the inputs that the graph relies on
+    training: bool  # whether the model was in training mode
+    batch: Batch  # the batch size that the graph takes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's output.
-
-        Raises:
-            ConfigurationError: the inputs differ in structure from those of the capture, or in a
-                shape that the graph relies on.
-        """
+        """Returns the model's output."""
         self.check(*args, **kwargs)
         return self.module(*args, **kwargs)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Checks inputs of the model.
-
-        Raises:
-            ConfigurationError: the graph cannot take them, as for a call.
-        """
+        """Checks inputs of the model."""
         nesting = self.module.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]
         if not _has_nesting((args, kwargs), nesting):
             given = _nesting_text(tree_structure((args, kwargs)))
@@ -103,20 +88,6 @@ def capture(
     The batch size (dim 0 of those inputs that share it) becomes dynamic. If the model's code fixes
     it, the graph is captured for the size of the example, and a warning is logged with the reason.
     The model, its state and the random states are afterwards as before.
-
-    Args:
-        model: the model.
-        args: example inputs: tensors, and tuples, lists and dictionaries of them. Other values, as
-            numbers and strings, become part of the graph.
-        kwargs: example inputs by name.
-        batch_size: the batch size of the example; None takes it from the first tensor.
-        verify: whether to run the model and the graph once on the example, forward and backward,
-            and compare them. Without it, what torch.export drops silently goes unnoticed: the
-            backward pass of custom autograd functions, hooks, attributes that `forward` assigns.
-
-    Raises:
-        ConfigurationError: the model cannot be captured; names the line of its source, and what to
-            do instead. An error of the model's own on the example is raised as it is.
     """
     named = dict(kwargs or {})
     expected = None

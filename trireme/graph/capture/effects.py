@@ -141,10 +141,6 @@ class Memory:
 
     Two values that may share memory are of one group. The order of nodes plays no part: a value
     counts as changed if any node of the graph changes it.
-
-    Args:
-        graph: the graph.
-        value_of: returns the value of a `get_attr` node.
     """
 
     def __init__(self, graph: fx.Graph, value_of: Callable[[fx.Node], Any]) -> None:

@@ -33,33 +33,17 @@ _UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '([\w.<>]+)'>")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The batch size that a graph takes.
+    """The batch size that a graph takes."""
 
-    Attributes:
-        size: the batch size of the example; None if no input has one.
-        dynamic: whether the graph takes other sizes.
-        reason: why it does not; "" if it does.
-    """
-
-    size: int | None
-    dynamic: bool
-    reason: str = ""
+    size: int | None  # the batch size of the example; None if no input has one
+    dynamic: bool  # whether the graph takes other sizes
+    reason: str = ""  # why it does not; "" if it does
 
 
 def export(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
 ) -> tuple[ExportedProgram, Batch]:
-    """Exports a model with a dynamic batch size, else with that of the example.
-
-    Args:
-        model: the model.
-        args: example inputs.
-        kwargs: example inputs by name.
-        size: their batch size; None if there is none.
-
-    Raises:
-        ConfigurationError: torch.export fails with both.
-    """
+    """Exports a model with a dynamic batch size, else with that of the example."""
     reason = ""
     if size is not None:
         given, named = _doubled((args, kwargs)) if size == 1 else (args, kwargs)
@@ -174,14 +158,7 @@ def refusal(
     line: SourceLine | None,
     remedy: str = "compute it with tensors (torch.where, torch.cond), or do it outside forward",
 ) -> ConfigurationError:
-    """Returns the error that says that a model cannot be captured.
-
-    Args:
-        model: the model.
-        what: what cannot be captured.
-        line: the line of the model's source.
-        remedy: what to do instead.
-    """
+    """Returns the error that says that a model cannot be captured."""
     where = f" ({line})" if line else ""
     return ConfigurationError(
         f"--strategy graph cannot capture {type(model).__name__}: {what}{where}: {remedy}, or take "

@@ -37,31 +37,21 @@ _LARGEST = 64 * 2**20  # bytes; a larger constant costs more to keep and to send
 
 @dataclass(frozen=True, slots=True)
 class PassCount:
-    """What one pass did.
+    """What one pass did."""
 
-    Attributes:
-        name: `dead code`, `constants`, `attributes` or `common subexpressions`.
-        before: the number of operators (`call_function` nodes) before the pass; that of names of
-            tensors (`get_attr` nodes) for `attributes`.
-        after: the same number after the pass.
-    """
-
-    name: str
+    name: str  # `dead code`, `constants`, `attributes` or `common subexpressions`
+    # the number of operators (`call_function` nodes) before the pass; that of names of tensors
+    # (`get_attr` nodes) for `attributes`
     before: int
-    after: int
+    after: int  # the same number after the pass
 
 
 @dataclass(frozen=True, eq=False)
 class Optimised:
-    """An optimised graph, and what each pass did, in order.
+    """An optimised graph, and what each pass did, in order."""
 
-    Attributes:
-        capture: the graph, with the parameters and buffers of the one that was given.
-        passes: the counts of each pass.
-    """
-
-    capture: Capture
-    passes: tuple[PassCount, ...]
+    capture: Capture  # the graph, with the parameters and buffers of the one that was given
+    passes: tuple[PassCount, ...]  # the counts of each pass
 
 
 def optimise(
@@ -75,12 +65,6 @@ def optimise(
     Random operators, and those that change memory (batch norm in training mode, in-place
     operations), stay as they are, even if nothing uses their result. So do regions under
     `torch.no_grad` and `torch.autocast`.
-
-    Args:
-        captured: the graph, which is not changed.
-        largest_constant: the size in bytes of the largest constant that folding may make.
-        devices: the devices of nodes by name, as `scopes.requested` returns them.
-            Operators of different devices are not merged.
     """
     module = captured.module
     graph = copied(module.graph)  # it has no owner, so torch does not enter its regions
@@ -133,14 +117,6 @@ def fold_constants(
 
     Constants are tensors that are neither parameters nor buffers, numbers, and what operators make
     of them alone (`arange`, `ones`). A value that a node changes, or that the caller gets, stays.
-
-    Args:
-        graph: the graph.
-        module: the module whose attributes the graph names.
-        largest: the size in bytes of the largest result.
-
-    Returns:
-        The new constants, by the name that the graph has for them.
     """
     memory = Memory(graph, _values(module, {}))
     sources = constants_of(module, graph)
@@ -175,11 +151,6 @@ def share_attributes(
     """Merges nodes that name the same tensor, or constants of the same bits. Changes the graph.
 
     A constant that a node changes, or that the caller gets, is the same as itself only.
-
-    Args:
-        graph: the graph.
-        module: the module whose attributes the graph names.
-        constants: further constants that the graph names.
     """
     added = constants or {}
     value_of = _values(module, added)
@@ -207,12 +178,6 @@ def merge_common(
 
     Values are the same only if no node has changed their memory in between. A result whose memory
     a node changes, or that the caller gets, is not merged.
-
-    Args:
-        graph: the graph.
-        module: the module whose attributes the graph names.
-        constants: further constants that the graph names.
-        devices: the devices of nodes by name; nodes of different ones are not merged.
     """
     places = devices or {}
     memory = Memory(graph, _values(module, constants or {}))

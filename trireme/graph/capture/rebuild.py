@@ -27,11 +27,6 @@ def rebuild(
     The parameters, buffers and constants are the same objects as those of `root`. Parameters and
     buffers keep their names and kinds; constants are plain attributes, in no state dict.
     (`fx.GraphModule(root, graph)` would make persistent buffers of constants.)
-
-    Args:
-        root: the module whose attributes the graph names.
-        graph: the graph; the module owns it from now on.
-        constants: further constants that the graph names.
     """
     added = dict(constants or {})
     values: dict[str, Any] = dict(added)
@@ -57,13 +52,7 @@ def rebuild(
 def constants_of(
     module: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor] | None = None
 ) -> dict[fx.Node, torch.Tensor]:
-    """Returns the nodes that name constants: tensors that are neither parameters nor buffers.
-
-    Args:
-        module: the module whose attributes the graph names.
-        graph: the graph.
-        constants: further constants that the graph names.
-    """
+    """Returns the nodes that name constants: tensors that are neither parameters nor buffers."""
     added = constants or {}
     buffers = {id(buffer) for buffer in module.buffers()}
     found: dict[fx.Node, torch.Tensor] = {}

@@ -25,22 +25,15 @@ from trireme.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rehearsal:
-    """What one pass computed.
+    """What one pass computed."""
 
-    Attributes:
-        structure: the nesting of the output.
-        outputs: the leaves of the output.
-        gradients: by name, of the parameters, and of the inputs that require one; None where the
-            output does not depend on them.
-        buffers: the buffers after the pass.
-        functions: the names of the custom autograd functions that the pass called.
-    """
-
-    structure: str
-    outputs: list[Any]
+    structure: str  # the nesting of the output
+    outputs: list[Any]  # the leaves of the output
+    # by name, of the parameters, and of the inputs that require one; None where the output does not
+    # depend on them
     gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
-    functions: tuple[str, ...]
+    buffers: dict[str, torch.Tensor]  # the buffers after the pass
+    functions: tuple[str, ...]  # the names of the custom autograd functions that the pass called
 
 
 def rehearse(
@@ -51,10 +44,6 @@ def rehearse(
     Random numbers start from the same seed each time. The gradients are those of a fixed random
     weighting of the outputs. Parameters, their `grad`, buffers, attributes of modules and random
     states are afterwards as before, and the inputs are not changed.
-
-    Raises:
-        ConfigurationError: the call assigns attributes of modules that are not buffers, changes a
-            parameter, or draws random numbers of Python or NumPy.
     """
     versions = {name: each._version for name, each in model.named_parameters()}
     given = (tuple(args), dict(kwargs))
@@ -127,12 +116,6 @@ def restored_state(function: Callable[..., Any]) -> Iterator[Callable[[], bool]]
 
     That is state of a module, the attributes of another object or of a method's object, and
     variables of the function around it. What is further away, such as global variables, stays.
-
-    Args:
-        function: a function, a method, a module, or another object that can be called.
-
-    Yields:
-        A function that returns whether any of it has changed.
     """
     owner = getattr(function, "__self__", function)
     if isinstance(owner, nn.Module):
@@ -171,10 +154,6 @@ class _Attributes:
     """The attributes of objects, one level deep, with the contents of their tensors.
 
     Parameters are not copied: of a large model the copy might not fit.
-
-    Args:
-        objects: the objects by name; those of a model are its modules.
-        buffers: further tensors to keep.
     """
 
     @classmethod

@@ -20,15 +20,10 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of a program.
+    """A line of a program."""
 
-    Attributes:
-        file: the path of the file.
-        line: the number of the line, from 1.
-    """
-
-    file: str
-    line: int
+    file: str  # the path of the file
+    line: int  # the number of the line, from 1
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -50,11 +45,7 @@ def source_line(node: fx.Node) -> SourceLine | None:
 
 
 def calling_line(frame: FrameType | None) -> SourceLine | None:
-    """Returns the innermost line outside torch of a stack inside a capture; None without one.
-
-    Args:
-        frame: where the stack ends.
-    """
+    """Returns the innermost line outside torch of a stack inside a capture; None without one."""
     while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
         if _is_users(frame.f_code.co_filename):
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)

@@ -13,22 +13,14 @@ from trireme.graph.drawing.picture import Node
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What some nodes cost together, for one micro-batch.
+    """What some nodes cost together, for one micro-batch."""
 
-    Attributes:
-        operators: how many of them are operators.
-        forward_seconds: the duration of their forward computations.
-        backward_seconds: the duration of their backward computations.
-        resident_bytes: their parameters, gradients and optimizer state.
-        activation_bytes: what they keep from forward to backward.
-        places: where they are, in the order of the nodes; without what each task computes.
-    """
-
-    operators: int
-    forward_seconds: float
-    backward_seconds: float
-    resident_bytes: int
-    activation_bytes: int
+    operators: int  # how many of them are operators
+    forward_seconds: float  # the duration of their forward computations
+    backward_seconds: float  # the duration of their backward computations
+    resident_bytes: int  # their parameters, gradients and optimizer state
+    activation_bytes: int  # what they keep from forward to backward
+    # where they are, in the order of the nodes; without what each task computes
     places: tuple[str, ...]
 
     @classmethod
@@ -46,15 +38,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Module:
-    """A module with its own nodes and the modules in it, each where its first node is.
+    """A module with its own nodes and the modules in it, each where its first node is."""
 
-    Attributes:
-        scope: its path, with dots; "" for the model.
-        items: its nodes and modules, in the order of execution.
-    """
-
-    scope: str
-    items: tuple[Node | Module, ...]
+    scope: str  # its path, with dots; "" for the model
+    items: tuple[Node | Module, ...]  # its nodes and modules, in the order of execution
 
     @property
     def name(self) -> str:
@@ -78,17 +65,11 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the placement table: a module, or a run of nodes of one.
+    """A line of the placement table: a module, or a run of nodes of one."""
 
-    Attributes:
-        scope: the path of the module; "" for the model.
-        nodes: the nodes.
-        whole: whether these are all nodes of the module.
-    """
-
-    scope: str
-    nodes: tuple[Node, ...]
-    whole: bool
+    scope: str  # the path of the module; "" for the model
+    nodes: tuple[Node, ...]  # the nodes
+    whole: bool  # whether these are all nodes of the module
 
     @property
     def totals(self) -> Totals:

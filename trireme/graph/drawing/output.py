@@ -17,10 +17,6 @@ def write(picture: Picture, request: DrawRequest) -> str:
     """Writes the files of a request, and returns the text to print.
 
     The page has the drawing in it where Graphviz is installed, and a note in the text where not.
-
-    Raises:
-        ConfigurationError: Graphviz is missing and a drawing is asked for, or a file cannot be
-            written.
     """
     parts = [text(picture)]
     if request.svg is not None:
@@ -36,11 +32,7 @@ def write(picture: Picture, request: DrawRequest) -> str:
 
 
 def check_files(request: DrawRequest) -> None:
-    """Checks, before anything is computed, that the files of a request can probably be written.
-
-    Raises:
-        ConfigurationError: one names a directory, or is in one that this user may not write to.
-    """
+    """Checks, before anything is computed, that the files of a request can probably be written."""
     for name in filter(None, (request.svg, request.html)):
         path = Path(name)
         if path.is_dir():

@@ -18,12 +18,7 @@ _FITS = 1500.0  # the largest width of a drawing that is shrunk to the page, in 
 
 
 def page(picture: Picture, drawing: str = "") -> str:
-    """Returns the page.
-
-    Args:
-        picture: what it shows.
-        drawing: an `<svg>` element to embed, as `trireme.graph.drawing.svg.element` returns it.
-    """
+    """Returns the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("trireme.graph.drawing", package_path="")

@@ -13,36 +13,23 @@ INPUT, OUTPUT, PARAMETER, LOSS = "input", "output", "parameter", "loss"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operator, an input or output of the model, or a parameter that is placed by itself.
+    """An operator, an input or output of the model, or a parameter that is placed by itself."""
 
-    Attributes:
-        name: unique in the graph.
-        operator: such as `aten.linear`; or `input`, `output`, `parameter`, `loss`.
-        scope: the path of its module, with dots; "" for the model itself.
-        shape: the dtype and shape of its value, such as `float32[s0, 10]`.
-        source: the line that it comes from, as `file:line`; "" if unknown.
-        place: where it is computed, such as `worker:1` or `worker:0/cuda:1`; "" for what each task
-            computes for itself, and where nothing is placed.
-        forward_seconds: the duration of its forward computation, for one micro-batch.
-        backward_seconds: the duration of its backward computation.
-        resident_bytes: parameters, gradients and optimizer state.
-        activation_bytes: what is kept from forward to backward.
-        depth: the depth of its segment; None where nothing is cut, and for what each task computes.
-        late: whether it is in the late one of two segments of this place and depth.
-    """
-
-    name: str
-    operator: str
-    scope: str = ""
-    shape: str = ""
-    source: str = ""
+    name: str  # unique in the graph
+    operator: str  # such as `aten.linear`; or `input`, `output`, `parameter`, `loss`
+    scope: str = ""  # the path of its module, with dots; "" for the model itself
+    shape: str = ""  # the dtype and shape of its value, such as `float32[s0, 10]`
+    source: str = ""  # the line that it comes from, as `file:line`; "" if unknown
+    # where it is computed, such as `worker:1` or `worker:0/cuda:1`; "" for what each task computes
+    # for itself, and where nothing is placed
     place: str = ""
-    forward_seconds: float = 0.0
-    backward_seconds: float = 0.0
-    resident_bytes: int = 0
-    activation_bytes: int = 0
+    forward_seconds: float = 0.0  # the duration of its forward computation, for one micro-batch
+    backward_seconds: float = 0.0  # the duration of its backward computation
+    resident_bytes: int = 0  # parameters, gradients and optimizer state
+    activation_bytes: int = 0  # what is kept from forward to backward
+    # the depth of its segment; None where nothing is cut, and for what each task computes
     depth: int | None = None
-    late: bool = False
+    late: bool = False  # whether it is in the late one of two segments of this place and depth
 
     @property
     def is_operator(self) -> bool:
@@ -57,94 +44,56 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value that one node makes and another one reads.
+    """A value that one node makes and another one reads."""
 
-    Attributes:
-        source: the name of the node that makes it.
-        target: the name of the node that reads it.
-        bytes: its size for one micro-batch.
-        crosses: whether it goes from one place to another.
-    """
-
-    source: str
-    target: str
-    bytes: int
-    crosses: bool
+    source: str  # the name of the node that makes it
+    target: str  # the name of the node that reads it
+    bytes: int  # its size for one micro-batch
+    crosses: bool  # whether it goes from one place to another
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value that goes from one place to another, once however many nodes read it there.
+    """A value that goes from one place to another, once however many nodes read it there."""
 
-    Attributes:
-        value: the name of the node that makes it.
-        sender: the place of that node.
-        receiver: the place that receives it.
-        bytes: its size for one micro-batch.
-        returns: whether a gradient of the same size comes back.
-    """
-
-    value: str
-    sender: str
-    receiver: str
-    bytes: int
-    returns: bool
+    value: str  # the name of the node that makes it
+    sender: str  # the place of that node
+    receiver: str  # the place that receives it
+    bytes: int  # its size for one micro-batch
+    returns: bool  # whether a gradient of the same size comes back
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceUse:
-    """What is predicted for a place in one step.
+    """What is predicted for a place in one step."""
 
-    Attributes:
-        name: the place.
-        busy_seconds: how long it computes.
-        peak_bytes: the most that it holds at a time.
-        limit_bytes: what it may hold; None for no limit.
-    """
-
-    name: str
-    busy_seconds: float
-    peak_bytes: int
-    limit_bytes: int | None = None
+    name: str  # the place
+    busy_seconds: float  # how long it computes
+    peak_bytes: int  # the most that it holds at a time
+    limit_bytes: int | None = None  # what it may hold; None for no limit
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A model as a graph, from its capture to the predicted step.
+    """A model as a graph, from its capture to the predicted step."""
 
-    Attributes:
-        model: the name of the model's class, or "".
-        captured: the operators as captured, in the order of execution.
-        passes: what each optimisation did.
-        nodes: the optimised graph, in the order of execution; a parameter is before its first
-            reader.
-        edges: between these nodes.
-        places: what is predicted for each place.
-        transfers: between places, in the order of the values.
-        reason: why the placement is as it is; "" where nothing is placed.
-        tried: the predicted seconds of a step of each algorithm; None where its placement does not
-            fit.
-        step_seconds: the predicted duration of a step; None where nothing is placed.
-        micro_batches: into how many parts a step divides its batch.
-        placed: whether nodes have places.
-        cut: whether nodes have depths.
-        costed: whether nodes have costs.
-    """
-
-    model: str = ""
-    captured: tuple[Node, ...] = ()
-    passes: tuple[PassCount, ...] = ()
+    model: str = ""  # the name of the model's class, or ""
+    captured: tuple[Node, ...] = ()  # the operators as captured, in the order of execution
+    passes: tuple[PassCount, ...] = ()  # what each optimisation did
+    # the optimised graph, in the order of execution; a parameter is before its first reader
     nodes: tuple[Node, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    places: tuple[PlaceUse, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
-    reason: str = ""
+    edges: tuple[Edge, ...] = ()  # between these nodes
+    places: tuple[PlaceUse, ...] = ()  # what is predicted for each place
+    transfers: tuple[Transfer, ...] = ()  # between places, in the order of the values
+    reason: str = ""  # why the placement is as it is; "" where nothing is placed
+    # the predicted seconds of a step of each algorithm; None where its placement does not fit
     tried: Mapping[str, float | None] = field(default_factory=dict)
+    # the predicted duration of a step; None where nothing is placed
     step_seconds: float | None = None
-    micro_batches: int = 1
-    placed: bool = False
-    cut: bool = False
-    costed: bool = False
+    micro_batches: int = 1  # into how many parts a step divides its batch
+    placed: bool = False  # whether nodes have places
+    cut: bool = False  # whether nodes have depths
+    costed: bool = False  # whether nodes have costs
 
     @property
     def operators(self) -> tuple[Node, ...]:

@@ -29,15 +29,7 @@ _LINE, _DIM = "#8b9098", "#60646c"
 
 
 def svg(picture: Picture, *, legend: bool = True) -> str:
-    """Returns the drawing as a document of SVG.
-
-    Args:
-        picture: what to draw.
-        legend: whether to draw which colour is which place.
-
-    Raises:
-        ConfigurationError: the Python package `graphviz` or the program `dot` is missing.
-    """
+    """Returns the drawing as a document of SVG."""
     try:
         import graphviz
     except ImportError as error:
@@ -69,11 +61,7 @@ def element(document: str) -> str:
 
 
 def dot(picture: Picture, *, legend: bool = True) -> Digraph:
-    """Returns the drawing in Graphviz's own language.
-
-    Raises:
-        ImportError: the Python package `graphviz` is missing.
-    """
+    """Returns the drawing in Graphviz's own language."""
     return _Drawing(picture, legend).graph()
 
 

@@ -41,71 +41,49 @@ from trireme.graph.execute.sizes import read_sizes_of_inputs
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A part of the graph that one place computes without waiting.
+    """A part of the graph that one place computes without waiting."""
 
-    Attributes:
-        place: the number of the place.
-        depth: how many transfers are before it, at most.
-        part: 0 for the early segment of its place and depth, 1 for the late one and for the last
-            segment.
-        module: takes the values that the segment receives, then the model's inputs that it reads;
-            returns a list of the outputs.
-        receives: the names of the values that it takes from other segments and other places.
-        inputs: the positions of the model's inputs that it reads.
-        outputs: the names of the values that other segments take from it; none for the last
-            segment, which returns the model's outputs.
-    """
-
-    place: int
-    depth: int
+    place: int  # the number of the place
+    depth: int  # how many transfers are before it, at most
+    # 0 for the early segment of its place and depth, 1 for the late one and for the last segment
     part: int
+    # takes the values that the segment receives, then the model's inputs that it reads; returns a
+    # list of the outputs
     module: fx.GraphModule = field(repr=False)
+    # the names of the values that it takes from other segments and other places
     receives: tuple[str, ...]
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # the positions of the model's inputs that it reads
+    # the names of the values that other segments take from it; none for the last segment, which
+    # returns the model's outputs
     outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value that leaves the segment that computes it, or the place where it lives.
+    """A value that leaves the segment that computes it, or the place where it lives."""
 
-    Attributes:
-        name: the name of its node.
-        place: the place that computes it, or where the parameter or buffer lives.
-        readers: the other places that read it.
-        shape: its shape, in which the batch size is a symbol if it is dynamic.
-        dtype: its dtype.
-        differentiable: whether readers send a gradient back.
-        attribute: the name of the parameter or buffer; "" for a value that a segment computes.
-    """
-
-    name: str
-    place: int
-    readers: tuple[int, ...]
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
-    differentiable: bool
+    name: str  # the name of its node
+    place: int  # the place that computes it, or where the parameter or buffer lives
+    readers: tuple[int, ...]  # the other places that read it
+    shape: tuple[Any, ...]  # its shape, in which the batch size is a symbol if it is dynamic
+    dtype: torch.dtype  # its dtype
+    differentiable: bool  # whether readers send a gradient back
+    # the name of the parameter or buffer; "" for a value that a segment computes
     attribute: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A graph as several places compute it.
+    """A graph as several places compute it."""
 
-    Attributes:
-        segments: the segments, by depth, then by place, then by part; the last one computes the
-            model's outputs from what it receives.
-        values: the values between segments by name, in the order of the graph.
-        inputs: the fake tensors of the model's inputs; other objects for inputs that are none.
-        nesting: the structure of the outputs, whose leaves the last segment computes.
-        root: the module that holds the parameters and buffers.
-    """
-
+    # the segments, by depth, then by place, then by part; the last one computes the model's outputs
+    # from what it receives
     segments: tuple[Segment, ...]
-    values: Mapping[str, Value]
+    values: Mapping[str, Value]  # the values between segments by name, in the order of the graph
+    # the fake tensors of the model's inputs; other objects for inputs that are none
     inputs: tuple[Any, ...]
-    nesting: TreeSpec
-    root: fx.GraphModule = field(repr=False)
+    nesting: TreeSpec  # the structure of the outputs, whose leaves the last segment computes
+    root: fx.GraphModule = field(repr=False)  # the module that holds the parameters and buffers
 
     @property
     def transfers(self) -> int:
@@ -120,20 +98,7 @@ class Cut:
 
 
 def cut(module: fx.GraphModule, places: Mapping[str, int], *, output_place: int = 0) -> Cut:
-    """Cuts a captured graph by the places of its nodes.
-
-    Args:
-        module: the graph, as `capture` and the optimisations return it. It is not changed.
-        places: the number of the place of each operation, and of parameters and buffers, by the
-            name of the node. A parameter or buffer that is not named goes with its first reader,
-            any other node with the first node that it reads, or to `output_place`.
-        output_place: the place that receives the model's outputs.
-
-    Raises:
-        ConfigurationError: memory that an operation changes is read or changed at several places,
-            or both before and after a transfer that depends on it; or a size or number depends on
-            the values of a tensor. Names the nodes.
-    """
+    """Cuts a captured graph by the places of its nodes."""
     return _Cutter(module, places, output_place).cut()
 
 

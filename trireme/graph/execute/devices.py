@@ -15,10 +15,6 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
     Tensors that operators make are made there, and constants are copied there. Parameters and
     buffers are the same objects as before: the caller moves them.
-
-    Args:
-        module: the graph. It is not changed.
-        device: the device; for the CPU the module is returned as it is.
     """
     if device.type == "cpu":
         return module

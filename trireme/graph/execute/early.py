@@ -24,11 +24,6 @@ def early(
     They are the values that are sent with their ancestors in the group. All of the nodes that share
     changed memory are among them if one is; likewise all that read a value that is no tensor, such
     as the several results of one operator: only tensors go from one segment to another.
-
-    Args:
-        groups: the group of each node, such as its place and depth.
-        sent: the values that another place reads.
-        together: nodes that share memory which is changed in place; all of a set are in one group.
     """
     beside: dict[fx.Node, list[fx.Node]] = {}
     for nodes in map(list, together):

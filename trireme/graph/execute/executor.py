@@ -46,41 +46,23 @@ computes need not be waited for. More would take memory for values that are not 
 
 @dataclass(eq=False)
 class Microbatch:
-    """One micro-batch.
+    """One micro-batch."""
 
-    Attributes:
-        inputs: the model's inputs, flat and in their order, the same in all tasks.
-        loss: computes the scalar that is differentiated from the model's outputs, weighted by the
-            share of the micro-batch in the batch; it is called at the output place only. None
-            computes the outputs only. Either all tasks give a loss or none does.
-        outputs: the model's outputs, detached; None at other tasks than that of the output place.
-        value: the loss, detached; None as for `outputs`.
-    """
-
-    inputs: Sequence[Any]
+    inputs: Sequence[Any]  # the model's inputs, flat and in their order, the same in all tasks
+    # computes the scalar that is differentiated from the model's outputs, weighted by the share of
+    # the micro-batch in the batch; it is called at the output place only. None computes the outputs
+    # only. Either all tasks give a loss or none does
     loss: Callable[[Any], torch.Tensor] | None = None
+    # the model's outputs, detached; None at other tasks than that of the output place
     outputs: Any = None
-    value: torch.Tensor | None = None
+    value: torch.Tensor | None = None  # the loss, detached; None as for `outputs`
 
 
 class Executor:
     """Computes the segments of one task.
 
-    Args:
-        cut: the cut graph, equal in all tasks (`fingerprint`). The parameters and
-            buffers of a place must be on its device.
-        rank: the rank of this task.
-        places: the places, by their numbers in the cut; equal in all tasks.
-        group: the process group of the tasks, for nothing else while a batch is computed; gloo, or
-            another one that takes tensors of the CPU and tags. Not used if there is one task only.
-        schedule: the order of the forward and backward passes, equal in all tasks. `1f1b` keeps the
-            activations of fewer micro-batches.
-
     Attributes:
         record: called after each segment with its times; None for nobody.
-
-    Raises:
-        ConfigurationError: the cut has more places.
     """
 
     def __init__(
@@ -118,12 +100,6 @@ class Executor:
         Gradients are added to those of the parameters that live at places of this task. After an
         error, of this task's own too, the process group cannot be used again: the others get to
         know of it when this task ends or the group's timeout is over.
-
-        Args:
-            microbatches: the micro-batches; all tasks give as many, with the same inputs.
-
-        Raises:
-            RuntimeError: another task has gone, or does not answer within the group's timeout.
         """
         events, numbered = self._planned(tuple(each.loss is not None for each in microbatches))
         sizes = [symbols(self._cut.inputs, each.inputs) for each in microbatches]

@@ -21,11 +21,6 @@ def differentiable(
 
     Nodes that share memory which is changed count as one, as what one writes the others read: so
     the set may hold a node too many, but none too few.
-
-    Args:
-        graph: the graph.
-        memory: its memory.
-        value_of: returns the value of a `get_attr` node.
     """
 
     def shared(node: fx.Node) -> fx.Node:

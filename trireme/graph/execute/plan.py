@@ -33,59 +33,35 @@ BATCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A value, or its gradient, on its way from one place to another one.
+    """A value, or its gradient, on its way from one place to another one."""
 
-    Attributes:
-        name: the name of the value.
-        sender: the place that sends.
-        receiver: the place that receives.
-        microbatch: the number of the micro-batch; `BATCH` for a parameter or buffer.
-        back: whether it is the gradient.
-    """
-
-    name: str
-    sender: int
-    receiver: int
-    microbatch: int
-    back: bool
+    name: str  # the name of the value
+    sender: int  # the place that sends
+    receiver: int  # the place that receives
+    microbatch: int  # the number of the micro-batch; `BATCH` for a parameter or buffer
+    back: bool  # whether it is the gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one place does at a time.
+    """What one place does at a time."""
 
-    Attributes:
-        kind: `give`: sends parameters and buffers; `forward` and `backward` of a segment; `take`:
-            receives the gradients of parameters that other places read.
-        place: the place.
-        segment: the position of the segment in the cut; -1 for `give` and `take`.
-        microbatch: the number of the micro-batch; `BATCH` for `give` and `take`.
-        receives: what it needs.
-        sends: what it sends when it is done.
-        releases: the names of the values of its place and micro-batch that no later event reads.
-    """
-
+    # `give`: sends parameters and buffers; `forward` and `backward` of a segment; `take`: receives
+    # the gradients of parameters that other places read
     kind: Literal["give", "forward", "backward", "take"]
-    place: int
-    segment: int
-    microbatch: int
-    receives: tuple[Message, ...] = ()
-    sends: tuple[Message, ...] = ()
+    place: int  # the place
+    segment: int  # the position of the segment in the cut; -1 for `give` and `take`
+    microbatch: int  # the number of the micro-batch; `BATCH` for `give` and `take`
+    receives: tuple[Message, ...] = ()  # what it needs
+    sends: tuple[Message, ...] = ()  # what it sends when it is done
+    # the names of the values of its place and micro-batch that no later event reads
     releases: tuple[str, ...] = ()
 
 
 def plan(
     cut: Cut, trained: Sequence[bool], schedule: Schedule, same: Sequence[int] | None = None
 ) -> tuple[Event, ...]:
-    """Returns all events of a batch, in the agreed order.
-
-    Args:
-        cut: the cut graph.
-        trained: for each micro-batch, whether it has a backward pass.
-        schedule: the order of forward and backward passes.
-        same: for each place, the place that stands for it: several places that are the same device
-            of the same task exchange no messages. None: no two are the same.
-    """
+    """Returns all events of a batch, in the agreed order."""
     return _Planner(cut, trained, schedule, same or range(cut.places)).events()
 
 

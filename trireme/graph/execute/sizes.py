@@ -16,14 +16,7 @@ _SIZES = frozenset([torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.defaul
 
 
 def read_sizes_of_inputs(graph: fx.Graph) -> None:
-    """Computes each size in a graph from the sizes of the inputs, and from no other tensor.
-
-    Args:
-        graph: the graph; it is changed.
-
-    Raises:
-        ConfigurationError: a size does not follow from those of the inputs.
-    """
+    """Computes each size in a graph from the sizes of the inputs, and from no other tensor."""
     inputs = graph.find_nodes(op="placeholder")
     known: dict[Any, tuple[fx.Node, int]] = {}
     size: Any
@@ -89,15 +82,7 @@ def _computed(
 
 
 def symbols(fakes: Sequence[Any], inputs: Sequence[Any]) -> dict[Any, int]:
-    """Returns the numbers for the symbolic sizes of a graph's inputs.
-
-    Args:
-        fakes: the fake tensors of the inputs; other objects for inputs that are no tensors.
-        inputs: the inputs.
-
-    Raises:
-        ValueError: there are more or fewer inputs, or an input has another number of dimensions.
-    """
+    """Returns the numbers for the symbolic sizes of a graph's inputs."""
     found: dict[Any, int] = {}
     size: Any
     for fake, given in zip(fakes, inputs, strict=True):
@@ -109,12 +94,7 @@ def symbols(fakes: Sequence[Any], inputs: Sequence[Any]) -> dict[Any, int]:
 
 
 def numbers(shape: Sequence[Any], known: Mapping[Any, int]) -> tuple[int, ...]:
-    """Returns a shape as numbers.
-
-    Args:
-        shape: the shape, in which sizes may be symbolic.
-        known: the numbers for symbols, as `symbols` returns them.
-    """
+    """Returns a shape as numbers."""
     return tuple(
         int(size.node.expr.subs(known)) if _is_symbol(size) else int(size) for size in shape
     )

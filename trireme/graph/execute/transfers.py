@@ -19,28 +19,18 @@ dtype, and none that arithmetic makes. So gradients that exist take no further b
 
 @dataclass(frozen=True)
 class Place:
-    """Where segments are computed.
+    """Where segments are computed."""
 
-    Attributes:
-        rank: the rank of the task in `torch.distributed`, in the default group.
-        device: the device.
-    """
-
-    rank: int
-    device: torch.device
+    rank: int  # the rank of the task in `torch.distributed`, in the default group
+    device: torch.device  # the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """What a plan says of its messages.
+    """What a plan says of its messages."""
 
-    Attributes:
-        tags: a number for each message.
-        consumers: the position of the event that receives each message.
-    """
-
-    tags: Mapping[Message, int]
-    consumers: Mapping[Message, int]
+    tags: Mapping[Message, int]  # a number for each message
+    consumers: Mapping[Message, int]  # the position of the event that receives each message
 
 
 def route(events: Sequence[Event]) -> Route:
@@ -51,15 +41,7 @@ def route(events: Sequence[Event]) -> Route:
 
 
 class Transfers:
-    """The messages of one batch at one task.
-
-    Args:
-        rank: the rank of the task.
-        places: the places of all tasks.
-        route: the numbers of the messages.
-        allocate: returns an empty tensor for a message, in the memory of the CPU.
-        group: the process group; it must take tensors of the CPU and tags, as gloo does.
-    """
+    """The messages of one batch at one task."""
 
     def __init__(
         self,
@@ -88,21 +70,13 @@ class Transfers:
                 self._coming[message] = dist.irecv(buffer, sender, self._group, tag), buffer
 
     def take(self, message: Message) -> torch.Tensor:
-        """Waits for a value and returns it, on the device of the place that receives it.
-
-        Raises:
-            RuntimeError: the other task has gone, or the group's timeout is over.
-        """
+        """Waits for a value and returns it, on the device of the place that receives it."""
         found = self.take_gradient(message)
         assert found is not None
         return found
 
     def take_gradient(self, message: Message) -> torch.Tensor | None:
-        """Waits for a message as `take` does; returns None for a gradient that does not exist.
-
-        Raises:
-            RuntimeError: the other task has gone, or the group's timeout is over.
-        """
+        """Waits for a message as `take` does; returns None for a gradient that does not exist."""
         device = self._places[message.receiver].device
         if message in self._local:
             return self._local.pop(message)
@@ -118,9 +92,6 @@ class Transfers:
         """Sends a tensor, or that a gradient does not exist, and does not wait for the receiver.
 
         Nobody may change the tensor's memory any more.
-
-        Raises:
-            RuntimeError: the other task has gone.
         """
         place = self._places[message.receiver]
         if place.rank == self._rank:
@@ -137,12 +108,6 @@ class Transfers:
         """Releases the memory of messages whose receiver is before a position of the plan.
 
         Waits for them if necessary. That keeps the order of the plan, and so never deadlocks.
-
-        Args:
-            position: the position; None for all messages.
-
-        Raises:
-            RuntimeError: another task has gone, or the group's timeout is over.
         """
         while self._sent and (position is None or self._sent[0][0] < position):
             _, _, work, _, rank = heapq.heappop(self._sent)
@@ -175,12 +140,7 @@ def _is_none(buffer: torch.Tensor) -> bool:
 
 
 class _Talk:
-    """Says in errors of torch.distributed which task they are about.
-
-    Args:
-        rank: the rank of the other task.
-        begins: whether a transfer is only begun: then other errors are this task's own.
-    """
+    """Says in errors of torch.distributed which task they are about."""
 
     def __init__(self, rank: int, *, begins: bool = False) -> None:
         self._rank = rank

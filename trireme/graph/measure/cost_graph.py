@@ -37,12 +37,6 @@ def cost_graph(
 
     The model's inputs, constants, the sizes of tensors and views of these are none: every task has
     them.
-
-    Args:
-        captured: the model.
-        measurement: the costs of its operators for one micro-batch.
-        state_factor: the bytes of optimizer state for each byte of a parameter.
-        update: what the optimizer's step costs.
     """
     module = captured.module
     everywhere = replicated(module)
@@ -86,11 +80,6 @@ def grouping(captured: Capture, placed: Collection[str] = ()) -> Constraints:
 
     These are the values of an operator with several ones and the operator; what uses memory that an
     operator changes in place; and a parameter or buffer and the first operator that reads it.
-
-    Args:
-        captured: the model.
-        placed: the names of parameters and buffers which are placed by themselves, as on `ps`
-            tasks, and need not be where they are read.
     """
     module = captured.module
     names = {node.name for node in module.graph.nodes if node.op in ("call_function", "get_attr")}

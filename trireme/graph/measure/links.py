@@ -67,15 +67,6 @@ def measure_links(
 
     All processes call it together. Several pairs measure at the same time, each process in one of
     them: in as many rounds as it has others (the circle method of round-robin tournaments).
-
-    Args:
-        ranks: the global ranks of the processes of the group, in the same order everywhere.
-        group: their process group; it must be able to send CPU tensors, as gloo's can.
-        budget_seconds: how long all rounds may take, about, where links are not too slow for it.
-
-    Returns:
-        The link of each pair of places in `ranks`, smaller place first, the same in all processes.
-        It holds for both directions.
     """
     here = ranks.index(dist.get_rank())
     rounds = _rounds(len(ranks))
@@ -155,11 +146,6 @@ def _bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
     """Returns the bytes per second of a link, on which a message of more bytes takes longer.
 
     On a busy machine, all small messages may be later than a large one.
-
-    Args:
-        size: how many bytes more there are, there and back.
-        small_seconds: the round-trip time of a small message.
-        large_seconds: the round-trip time of a large message, more than 0.
     """
     return size / max(large_seconds - small_seconds, _NOISE * large_seconds)
 
@@ -196,17 +182,7 @@ def _wait(work: dist.Work | None) -> None:
 def _exchanged(
     other: int, group: dist.ProcessGroup | None, size: int, count: int
 ) -> tuple[float, float]:
-    """Exchanges messages with a process that does the same, as a step does; both compute meanwhile.
-
-    Args:
-        other: its rank.
-        group: the process group.
-        size: the bytes of a large message.
-        count: how many messages of each size are exchanged.
-
-    Returns:
-        The seconds of the processor that a transfer takes at this end, small and large.
-    """
+    """Exchanges messages with a process that does the same, while both compute, as in a step."""
     here = dist.get_rank()
     places = [Place(rank, torch.device("cpu")) for rank in sorted((here, other))]
     ranks = [place.rank for place in places]

@@ -32,41 +32,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cost:
-    """What one operator costs for one micro-batch.
+    """What one operator costs for one micro-batch."""
 
-    Attributes:
-        forward_seconds: how long it computes.
-        backward_seconds: how long its backward computation takes; 0 if it has none.
-        activation_bytes: what autograd keeps from its forward to its backward computation: its own
-            value, if anything keeps that or a view of it, and what it keeps besides. No parameters,
-            and no values of other operators, which count there.
-        output_bytes: its value, or its values together.
-        differentiable: whether its value has a gradient.
-    """
-
-    forward_seconds: float = 0.0
-    backward_seconds: float = 0.0
+    forward_seconds: float = 0.0  # how long it computes
+    backward_seconds: float = 0.0  # how long its backward computation takes; 0 if it has none
+    # what autograd keeps from its forward to its backward computation: its own value, if anything
+    # keeps that or a view of it, and what it keeps besides. No parameters, and no values of other
+    # operators, which count there
     activation_bytes: int = 0
-    output_bytes: int = 0
-    differentiable: bool = False
+    output_bytes: int = 0  # its value, or its values together
+    differentiable: bool = False  # whether its value has a gradient
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a captured model costs for one micro-batch.
+    """What a captured model costs for one micro-batch."""
 
-    Attributes:
-        costs: of each `call_function` node that has tensors, by its name.
-        loss: the cost of the loss function; zero if there was none.
-        segment_seconds: what a call of a graph takes besides its operators, and its backward
-            computation likewise.
-        accumulation_byte_seconds: what adding a gradient to that of the micro-batches before takes,
-            for each byte.
-    """
-
-    costs: Mapping[str, Cost]
-    loss: Cost
+    costs: Mapping[str, Cost]  # of each `call_function` node that has tensors, by its name
+    loss: Cost  # the cost of the loss function; zero if there was none
+    # what a call of a graph takes besides its operators, and its backward computation likewise
     segment_seconds: float = 0.0
+    # what adding a gradient to that of the micro-batches before takes, for each byte
     accumulation_byte_seconds: float = 0.0
 
     @property
@@ -90,18 +76,6 @@ def measure(
     Each duration is the median of repeated runs. Equal operators are measured once. Integers and
     booleans are zeros, which are valid indices; other inputs are random and positive. The tensors
     of one operator exist at a time. The random state is afterwards as before.
-
-    Args:
-        captured: the model.
-        args: example inputs, of the size of a micro-batch; only their shapes matter.
-        kwargs: example inputs by name.
-        loss: computes the scalar that is differentiated from outputs like those of the model.
-        repeats: how often to run each operator.
-        budget_seconds: how long it may take in all, about: longer operators are run less often, but
-            each at least once.
-
-    Raises:
-        ConfigurationError: the inputs differ in structure from those of the capture.
     """
     sizes = _symbols(captured.module, args, kwargs or {})
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

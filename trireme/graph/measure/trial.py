@@ -15,41 +15,28 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a function.
+    """An input of a function."""
 
-    Attributes:
-        value: a tensor of the `meta` device, whose shape, strides and dtype the input gets;
-            anything else is the input itself.
-        trained: whether the input needs a gradient.
-        resident: whether it is a parameter or a buffer, which is there anyway.
-    """
-
+    # a tensor of the `meta` device, whose shape, strides and dtype the input gets; anything else is
+    # the input itself
     value: Any
-    trained: bool = False
-    resident: bool = False
+    trained: bool = False  # whether the input needs a gradient
+    resident: bool = False  # whether it is a parameter or a buffer, which is there anyway
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What trying a function has shown. Outputs are the tensors that it returns, by their order.
+    """What trying a function has shown. Outputs are the tensors that it returns, by their order."""
 
-    Attributes:
-        forward_seconds: how long it computes.
-        backward_seconds: how long its backward computation takes, without starting autograd.
-        trained: whether each output has a gradient.
-        shares: the input whose memory each output shares; None if it has memory of its own.
-        kept_inputs: the inputs that autograd keeps, or views of them, without resident ones.
-        kept_outputs: the outputs that it keeps.
-        kept_bytes: what it keeps besides.
-    """
-
-    forward_seconds: float
-    backward_seconds: float
-    trained: tuple[bool, ...]
+    forward_seconds: float  # how long it computes
+    backward_seconds: float  # how long its backward computation takes, without starting autograd
+    trained: tuple[bool, ...]  # whether each output has a gradient
+    # the input whose memory each output shares; None if it has memory of its own
     shares: tuple[int | None, ...]
+    # the inputs that autograd keeps, or views of them, without resident ones
     kept_inputs: frozenset[int]
-    kept_outputs: frozenset[int]
-    kept_bytes: int
+    kept_outputs: frozenset[int]  # the outputs that it keeps
+    kept_bytes: int  # what it keeps besides
 
 
 class Trials:
@@ -61,9 +48,6 @@ class Trials:
     In a step other operators compute between two runs of one, so that parameters and what autograd
     keeps are not in a core's cache any more, whereas an operator has just computed the inputs.
     So it is here: before each run other memory is read, and after that the inputs.
-
-    Args:
-        repeats: how often to run each function; of these the medians count.
     """
 
     def __init__(self, repeats: int) -> None:
@@ -86,18 +70,7 @@ class Trials:
         mutable: bool = False,
         read: frozenset[int] | None = None,
     ) -> Trial:
-        """Tries a function.
-
-        Args:
-            function: takes the inputs and returns nested tensors.
-            inputs: the inputs.
-            seconds: after this time it is not repeated any more; it runs at least once.
-            mutable: whether it may change inputs in place.
-            read: which of its outputs have readers, so that gradients come back; None for all.
-
-        Raises:
-            RuntimeError: the function refuses random inputs of these shapes.
-        """
+        """Tries a function."""
         began = time.perf_counter()
         leaves = [_made(each) for each in inputs]
         given = _copies(leaves) if mutable else leaves

@@ -18,15 +18,10 @@ _SMALL, _LARGE = 4, 1 << 18
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """How long an optimizer's step takes for a parameter.
+    """How long an optimizer's step takes for a parameter."""
 
-    Attributes:
-        tensor_seconds: for each parameter, whatever its size.
-        byte_seconds: for each of its bytes.
-    """
-
-    tensor_seconds: float = 0.0
-    byte_seconds: float = 0.0
+    tensor_seconds: float = 0.0  # for each parameter, whatever its size
+    byte_seconds: float = 0.0  # for each of its bytes
 
     def seconds(self, size: int) -> float:
         """Returns the duration for a parameter of that many bytes."""
@@ -41,9 +36,6 @@ def state_factor(optimizer: torch.optim.Optimizer) -> float:
     """Returns how many bytes of state an optimizer has for each byte of a parameter.
 
     An optimizer of the same class and hyper-parameters makes a step on a small tensor.
-
-    Args:
-        optimizer: the optimizer, of any parameters; they are left alone.
     """
     parameter = torch.zeros(64, 64)
     another = _stepped(optimizer, parameter)
@@ -54,12 +46,7 @@ def state_factor(optimizer: torch.optim.Optimizer) -> float:
 
 
 def update_cost(optimizer: torch.optim.Optimizer, repeats: int = 10) -> UpdateCost:
-    """Measures how long an optimizer's step takes, on tensors of two sizes.
-
-    Args:
-        optimizer: the optimizer, of any parameters; they are left alone.
-        repeats: how often to measure; the medians count.
-    """
+    """Measures how long an optimizer's step takes, on tensors of two sizes."""
     small, large = (_step_seconds(optimizer, size, repeats) for size in (_SMALL, _LARGE))
     return UpdateCost(small, max(large - small, 0.0) / (_LARGE * 4))
 

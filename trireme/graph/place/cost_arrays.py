@@ -20,34 +20,24 @@ class Costs:
 
     A node is an operation or several fused ones. Then it may make several values; those that
     nobody outside reads are left out.
-
-    Attributes:
-        forward: seconds, for each node; `backward` likewise, and `update`, once at the end;
-            `accumulation`, in each backward computation but the first.
-        resident: bytes, for each node; `activation` and `working` likewise.
-        makers: the node that makes each value, ascending.
-        sizes: the bytes of each value.
-        differentiable: whether gradients of each value return.
-        stored: whether each value is there before the step, and is sent once.
-        values: the value of each reading, ascending, and of one value by the reader.
-        readers: the node that reads, another than the maker and after it.
-        segment_seconds: what a segment takes besides its nodes, in each direction.
     """
 
+    # seconds, for each node; `backward` likewise, and `update`, once at the end; `accumulation`, in
+    # each backward computation but the first
     forward: Floats
     backward: Floats
     update: Floats
     accumulation: Floats
-    resident: Floats
+    resident: Floats  # bytes, for each node; `activation` and `working` likewise
     activation: Floats
     working: Floats
-    makers: Ints
-    sizes: Floats
-    differentiable: Bools
-    stored: Bools
-    values: Ints
-    readers: Ints
-    segment_seconds: float = 0.0
+    makers: Ints  # the node that makes each value, ascending
+    sizes: Floats  # the bytes of each value
+    differentiable: Bools  # whether gradients of each value return
+    stored: Bools  # whether each value is there before the step, and is sent once
+    values: Ints  # the value of each reading, ascending, and of one value by the reader
+    readers: Ints  # the node that reads, another than the maker and after it
+    segment_seconds: float = 0.0  # what a segment takes besides its nodes, in each direction
 
     @staticmethod
     def of(graph: CostGraph) -> Costs:

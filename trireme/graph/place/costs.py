@@ -24,54 +24,39 @@ Devices = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Operation:
-    """What one operation costs for one micro-batch, on a device of speed 1.
+    """What one operation costs for one micro-batch, on a device of speed 1."""
 
-    Attributes:
-        name: unique in the graph.
-        inputs: the names of the operations whose values it reads.
-        forward_seconds: the duration of its forward computation.
-        backward_seconds: the duration of its backward computation.
-        resident_bytes: parameters, their gradients and optimizer state, which lie where the
-            operation is placed, once for all micro-batches.
-        activation_bytes: what lies there from the operation's forward to its backward computation,
-            its output included if that is kept.
-        output_bytes: its value, which goes to every other device on which an operation reads it.
-        differentiable: whether a gradient of the value, as large as the value, comes back from
-            each of them. Data, masks and indices have none.
-        stored: whether it is a parameter or buffer, which is there before the step. It reads
-            nothing and computes nothing; its value is sent once, as the step begins, and its
-            gradient once; its backward computation is the optimizer's update, once at the end.
-        accumulation_seconds: what adding the gradients of the parameters that it reads to those of
-            the micro-batches before takes; the first micro-batch has none before.
-    """
-
-    name: str
-    inputs: tuple[str, ...] = ()
-    forward_seconds: float = 0.0
-    backward_seconds: float = 0.0
+    name: str  # unique in the graph
+    inputs: tuple[str, ...] = ()  # the names of the operations whose values it reads
+    forward_seconds: float = 0.0  # the duration of its forward computation
+    backward_seconds: float = 0.0  # the duration of its backward computation
+    # parameters, their gradients and optimizer state, which lie where the operation is placed, once
+    # for all micro-batches
     resident_bytes: int = 0
+    # what lies there from the operation's forward to its backward computation, its output included
+    # if that is kept
     activation_bytes: int = 0
+    # its value, which goes to every other device on which an operation reads it
     output_bytes: int = 0
+    # whether a gradient of the value, as large as the value, comes back from each of them. Data,
+    # masks and indices have none
     differentiable: bool = True
+    # whether it is a parameter or buffer, which is there before the step. It reads nothing and
+    # computes nothing; its value is sent once, as the step begins, and its gradient once; its
+    # backward computation is the optimizer's update, once at the end
     stored: bool = False
+    # what adding the gradients of the parameters that it reads to those of the micro-batches before
+    # takes; the first micro-batch has none before
     accumulation_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class CostGraph:
-    """The operations of a model in topological order: the order in which devices execute them.
+    """The operations of a model in topological order: the order in which devices execute them."""
 
-    Attributes:
-        operations: each after those that it reads.
-        segment_seconds: what each segment (the operations that a device executes without waiting)
-            takes besides them, in each direction, on a device of speed 1.
-
-    Raises:
-        ValueError: two operations have one name, one reads what does not come before it, a cost is
-            negative or not finite, or something stored reads or computes something.
-    """
-
-    operations: tuple[Operation, ...]
+    operations: tuple[Operation, ...]  # each after those that it reads
+    # what each segment (the operations that a device executes without waiting) takes besides them,
+    # in each direction, on a device of speed 1
     segment_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -108,20 +93,12 @@ class CostGraph:
 
 @dataclass(frozen=True)
 class Device:
-    """Something that computes one operation at a time.
+    """Something that computes one operation at a time."""
 
-    Attributes:
-        name: unique among the devices.
-        speed: relative to the device on which the costs were measured: 2 takes half the time.
-        memory_bytes: how much it can hold; None for no limit.
-
-    Raises:
-        ConfigurationError: the speed or the limit is not positive.
-    """
-
-    name: str
+    name: str  # unique among the devices
+    # relative to the device on which the costs were measured: 2 takes half the time
     speed: float = 1.0
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # how much it can hold; None for no limit
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.speed) and self.speed > 0):
@@ -134,23 +111,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction between two devices. It carries one transfer at a time.
+    """One direction between two devices. It carries one transfer at a time."""
 
-    Attributes:
-        latency_seconds: what each transfer takes whatever its size.
-        bytes_per_second: the bandwidth; infinite by default.
-        work_seconds: for how long each transfer, whatever its size, keeps the processor of each
-            side from computing.
-        work_byte_seconds: likewise for each byte, which both sides copy.
-
-    Raises:
-        ConfigurationError: the latency or the work is negative, or the bandwidth is not positive.
-    """
-
-    latency_seconds: float = 0.0
-    bytes_per_second: float = math.inf
+    latency_seconds: float = 0.0  # what each transfer takes whatever its size
+    bytes_per_second: float = math.inf  # the bandwidth; infinite by default
+    # for how long each transfer, whatever its size, keeps the processor of each side from computing
     work_seconds: float = 0.0
-    work_byte_seconds: float = 0.0
+    work_byte_seconds: float = 0.0  # likewise for each byte, which both sides copy
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
@@ -174,20 +141,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices, and the links between any two of them.
+    """The devices, and the links between any two of them."""
 
-    Attributes:
-        devices: at least one; each has a number, its place here.
-        link: the link between two devices that `links` does not name.
-        links: other links, by the names of the sender and the receiver. One that is named in one
-            direction only holds for both.
-
-    Raises:
-        ConfigurationError: there is no device, two have one name, or a link names an unknown one.
-    """
-
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...]  # at least one; each has a number, its place here
+    # the link between two devices that `links` does not name
     link: Link = field(default_factory=Link)
+    # other links, by the names of the sender and the receiver. One that is named in one direction
+    # only holds for both
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -206,11 +166,7 @@ class Hardware:
         return {device.name: number for number, device in enumerate(self.devices)}
 
     def number(self, name: str) -> int:
-        """Returns the number of a device.
-
-        Raises:
-            ConfigurationError: there is none of this name.
-        """
+        """Returns the number of a device."""
         if name not in self.numbers:
             names = ", ".join(self.numbers)
             raise ConfigurationError(
@@ -226,15 +182,12 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a placement must respect.
+    """What a placement must respect."""
 
-    Attributes:
-        pinned: the device of an operation, for operations that may be nowhere else.
-        together: groups of operations that share a device, such as those that share a parameter.
-            Groups that overlap are one group.
-        never: the devices on which an operation may not be.
-    """
-
+    # the device of an operation, for operations that may be nowhere else
     pinned: Devices = field(default_factory=dict)
+    # groups of operations that share a device, such as those that share a parameter. Groups that
+    # overlap are one group
     together: tuple[tuple[str, ...], ...] = ()
+    # the devices on which an operation may not be
     never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -45,21 +45,13 @@ GAIN = 0.02
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each operation is, and why there.
+    """Where each operation is, and why there."""
 
-    Attributes:
-        devices: the name of the device of each operation.
-        algorithm: what found it.
-        reason: the same in a sentence, with the next best.
-        prediction: the predicted step time, memory and traffic.
-        tried: the seconds of a step that each algorithm reaches, and None where what it found does
-            not fit.
-    """
-
-    devices: Devices
-    algorithm: str
-    reason: str
-    prediction: Prediction
+    devices: Devices  # the name of the device of each operation
+    algorithm: str  # what found it
+    reason: str  # the same in a sentence, with the next best
+    prediction: Prediction  # the predicted step time, memory and traffic
+    # the seconds of a step that each algorithm reaches, and None where what it found does not fit
     tried: Mapping[str, float | None]
 
 
@@ -82,26 +74,6 @@ def place(
     durations are less certain than those of computations. But everything stays on one device, as
     far as the constraints allow it, unless another placement makes the risk smaller by at least
     `GAIN`; and what local search has moved for less than `tidying.NOISE` is undone.
-
-    Args:
-        graph: the operations and their costs.
-        hardware: the devices and links.
-        constraints: what to respect; nothing by default.
-        micro_batches: of a step, as in `trireme.graph.place.prediction.predict`.
-        schedule: their order, as there.
-        algorithm: one of `ALGORITHMS`.
-        expert: a placement that somebody thinks good: what `expert` returns, and `best` improves.
-        seed: of random placements and of the local search.
-        evaluations: how many placements the local search of `best` looks at, fewer of large graphs.
-            With at most as many placements in all it looks at each, and finds the optimum.
-
-    Returns:
-        The best placement of those that fit.
-
-    Raises:
-        ConfigurationError: no placement that was found fits, an unknown algorithm, `expert` without
-            a placement, one that breaks the constraints, impossible constraints, or an unknown name
-            in either; less than one micro-batch.
     """
     if algorithm not in ALGORITHMS:
         close = suggestion(algorithm, ALGORITHMS)

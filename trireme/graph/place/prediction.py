@@ -14,51 +14,31 @@ from trireme.graph.place.simulation import Simulator, Transfers
 
 @dataclass(frozen=True)
 class DevicePrediction:
-    """What one device does in a step.
+    """What one device does in a step."""
 
-    Attributes:
-        device: its name.
-        peak_bytes: the most that it holds at a time.
-        busy_seconds: how long it computes.
-    """
-
-    device: str
-    peak_bytes: int
-    busy_seconds: float
+    device: str  # its name
+    peak_bytes: int  # the most that it holds at a time
+    busy_seconds: float  # how long it computes
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one link carries in a step, values and gradients, over all micro-batches.
+    """What one link carries in a step, values and gradients, over all micro-batches."""
 
-    Attributes:
-        sender: the name of the device that sends.
-        receiver: the name of the device that receives.
-        transfers: their number.
-        total_bytes: their sizes together.
-        busy_seconds: how long they occupy the link.
-    """
-
-    sender: str
-    receiver: str
-    transfers: int
-    total_bytes: int
-    busy_seconds: float
+    sender: str  # the name of the device that sends
+    receiver: str  # the name of the device that receives
+    transfers: int  # their number
+    total_bytes: int  # their sizes together
+    busy_seconds: float  # how long they occupy the link
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step of a placement costs.
+    """What a step of a placement costs."""
 
-    Attributes:
-        step_seconds: from the first computation to the end of the last.
-        devices: in the order of the hardware's devices.
-        traffic: the links that carry something, by sender and receiver.
-    """
-
-    step_seconds: float
-    devices: tuple[DevicePrediction, ...]
-    traffic: tuple[Traffic, ...]
+    step_seconds: float  # from the first computation to the end of the last
+    devices: tuple[DevicePrediction, ...]  # in the order of the hardware's devices
+    traffic: tuple[Traffic, ...]  # the links that carry something, by sender and receiver
 
 
 def predict(
@@ -112,17 +92,6 @@ def predict(
        micro-batches. Its gradient returns once, after the last of the backward computations that
        rule 4 names. When a device has ended all its computations and all these gradients have
        arrived, it computes the backward seconds of what is stored there: the optimizer's update.
-
-    Args:
-        graph: the operations and their costs.
-        hardware: the devices and the links.
-        placement: the device of every operation.
-        micro_batches: into how many parts, whose costs `graph` states, a step divides the batch.
-        schedule: their order.
-
-    Raises:
-        ConfigurationError: an operation has no device or an unknown one, the placement names an
-            unknown operation, or there is not at least one micro-batch.
     """
     placed = device_numbers(graph, hardware, placement)
     simulator = Simulator(Costs.of(graph), hardware, micro_batches, schedule)
@@ -138,11 +107,7 @@ def predict(
 
 
 def device_numbers(graph: CostGraph, hardware: Hardware, placement: Devices) -> Ints:
-    """Returns the number of the device of each operation, in the order of the operations.
-
-    Raises:
-        ConfigurationError: as in `predict`.
-    """
+    """Returns the number of the device of each operation, in the order of the operations."""
     for name in placement:
         if name not in graph.positions:
             close = suggestion(name, graph.positions)

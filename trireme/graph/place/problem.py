@@ -19,16 +19,11 @@ class Problem:
     """Which device for which unit: nodes that must be together, or one node alone.
 
     A *choice* is the number of the device of each unit.
-
-    Attributes:
-        simulator: executes placements of the nodes.
-        units: the unit of each node.
-        allowed: whether a unit (row) may be on a device (column).
     """
 
-    simulator: Simulator
-    units: Ints
-    allowed: NDArray[np.bool_]
+    simulator: Simulator  # executes placements of the nodes
+    units: Ints  # the unit of each node
+    allowed: NDArray[np.bool_]  # whether a unit (row) may be on a device (column)
     _scores: dict[bytes, Score] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -74,12 +69,7 @@ def problem_of(
     micro_batches: int,
     schedule: Schedule = "gpipe",
 ) -> Problem:
-    """Returns the problem of placing each operation of a graph.
-
-    Raises:
-        ConfigurationError: a constraint names an unknown operation or device, the constraints
-            leave no device for an operation, or there is not at least one micro-batch.
-    """
+    """Returns the problem of placing each operation of a graph."""
 
     def place_of(name: str) -> int:
         if name not in graph.positions:
@@ -132,13 +122,6 @@ def coarsened(problem: Problem, target: int) -> tuple[Problem, Ints]:
     Each node of the result is a run of a topological order, so that the result has no cycle. The
     order is depth-first from the last operations back through their inputs: a branch is a run in
     it, and so is a chain. Only what constraints treat alike is fused.
-
-    Args:
-        problem: a graph with all its operations.
-        target: how many nodes are wanted; constraints may require more.
-
-    Returns:
-        The problem, and the node that each operation has become a part of.
     """
     costs = problem.simulator.costs
     count = len(costs.forward)

@@ -18,25 +18,16 @@ _DEVICE = re.compile(r"(worker:\d+(/(cpu|cuda:\d+))?|ps:\d+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Requests:
-    """What the program requests, as far as the devices of the job can meet it.
+    """What the program requests, as far as the devices of the job can meet it."""
 
-    Attributes:
-        constraints: where operations must be, and may not be.
-        on_servers: the parameters that are requested on parameter servers, by the node's name.
-        unmet: a sentence for each request that the job cannot meet.
-    """
-
-    constraints: Constraints
+    constraints: Constraints  # where operations must be, and may not be
+    # the parameters that are requested on parameter servers, by the node's name
     on_servers: Mapping[str, str] = field(default_factory=dict)
-    unmet: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()  # a sentence for each request that the job cannot meet
 
 
 def check_device(name: str) -> str:
-    """Returns the name of a device.
-
-    Raises:
-        ConfigurationError: it is not a device's name; says how they are written.
-    """
+    """Returns the name of a device."""
     if not _DEVICE.fullmatch(name):
         raise ConfigurationError(
             f"device {name!r}: write worker:1, worker:0/cuda:1, worker:0/cpu, or ps:0 for "
@@ -50,13 +41,6 @@ def matched(graph: fx.Graph, patterns: Mapping[str, str]) -> dict[str, str]:
 
     A pattern is compared with the names of the node, of its module, of the parameter, and of the
     modules around it.
-
-    Args:
-        graph: a captured graph.
-        patterns: pattern -> device.
-
-    Raises:
-        ConfigurationError: a pattern names nothing in the graph, or a device's name is misspelt.
     """
     for device in patterns.values():
         check_device(device)
@@ -82,26 +66,14 @@ def matched(graph: fx.Graph, patterns: Mapping[str, str]) -> dict[str, str]:
 
 
 def named_by(graph: fx.Graph, pattern: str) -> tuple[str, ...]:
-    """Returns the nodes that a pattern names, as for `matched`.
-
-    Raises:
-        ConfigurationError: there are none.
-    """
+    """Returns the nodes that a pattern names, as for `matched`."""
     return tuple(matched(graph, {pattern: "worker:0"}))
 
 
 def barred_devices(
     graph: fx.Graph, never: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the devices on which a node may not be placed, by its name.
-
-    Args:
-        graph: a captured graph.
-        never: pattern -> devices.
-
-    Raises:
-        ConfigurationError: a pattern names nothing in the graph, or a device's name is misspelt.
-    """
+    """Returns the devices on which a node may not be placed, by its name."""
     found: dict[str, tuple[str, ...]] = {}
     for pattern, devices in never.items():
         for device in devices:
@@ -132,26 +104,7 @@ def resolve(
     soft: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> Requests:
-    """Returns the constraints that requests for devices mean for a job.
-
-    Args:
-        requested: the requested devices, by the operation's name.
-        together: groups of operations that must share a device: the first request among them holds
-            for the group.
-        operations: the names of all operations.
-        places: the devices of the job, such as `worker:0/cpu`.
-        parameters: the operations that are parameters: only these may be requested on servers.
-        devices: the devices on which operations may be placed; empty for all.
-        barred: the devices on which an operation may not be placed, by the operation's name.
-        servers: the number of parameter servers.
-        soft: whether a request that cannot be met is reported instead of refused. In a job without
-            servers, requests for them are neither: parameters lie on the other devices.
-        names: what messages call operations, such as the names of parameters, if not by their own.
-
-    Raises:
-        ConfigurationError: `devices` names none of the job's; all devices are barred for an
-            operation; or a request cannot be met, and `soft` is off.
-    """
+    """Returns the constraints that requests for devices mean for a job."""
     for device in devices:
         check_device(device)
     allowed = [place for place in places if not devices or _is_any_of(place, devices)]

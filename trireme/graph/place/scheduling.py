@@ -68,12 +68,7 @@ class _ListScheduler:
         return node
 
     def _offer(self, device: int) -> tuple[float, float, int, int] | None:
-        """Returns the node that a device can begin next, in the order of preference.
-
-        Returns:
-            When it begins, minus its longest path to the end, the node and the device; None where
-            the device has none.
-        """
+        """Returns the node that a device can begin next, in the order of preference."""
         queue = self._queues[device]
         while (first := queue.first()) is not None:
             begins, node = first

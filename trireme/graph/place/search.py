@@ -23,12 +23,6 @@ def improved(
     S. Kirkpatrick, C. D. Gelatt and M. P. Vecchi, "Optimization by Simulated Annealing", Science
     220 (1983). Bytes above the limits count as seconds while it searches; of all that it has seen
     it returns that with the least bytes above the limits, and among these the shortest step.
-
-    Args:
-        problem: what to place.
-        choice: where to begin.
-        evaluations: how many choices to look at: the result depends on nothing else.
-        numbers: what to change.
     """
     score = problem.score(choice)
     best, least = choice, score

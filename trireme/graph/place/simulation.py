@@ -17,58 +17,40 @@ than what computations take, so that nearly equal placements are told apart by t
 
 
 class Score(NamedTuple):
-    """How good a placement is: smaller is better.
+    """How good a placement is: smaller is better."""
 
-    Attributes:
-        excess: the bytes above the limits, over all devices.
-        risk: the duration of a step, and a part of that of all transfers.
-        seconds: the duration of a step.
-    """
-
-    excess: float
-    risk: float
-    seconds: float
+    excess: float  # the bytes above the limits, over all devices
+    risk: float  # the duration of a step, and a part of that of all transfers
+    seconds: float  # the duration of a step
 
 
 class Transfers(NamedTuple):
-    """Values that go to other devices, as arrays: a place for each, by value and receiver.
+    """Values that go to other devices, as arrays: a place for each, by value and receiver."""
 
-    Attributes:
-        makers: the node that makes it.
-        readers: the node in the first segment of those that read it there: others never wait for
-            it, and its backward computation is the last, after which the gradient returns.
-        senders: the number of a device; `receivers` likewise.
-        sizes: its bytes.
-        returns: whether its gradient returns.
-        stored: whether it is sent once, and not for each micro-batch.
-    """
-
-    makers: Ints
+    makers: Ints  # the node that makes it
+    # the node in the first segment of those that read it there: others never wait for it, and its
+    # backward computation is the last, after which the gradient returns
     readers: Ints
-    senders: Ints
+    senders: Ints  # the number of a device; `receivers` likewise
     receivers: Ints
-    sizes: Floats
-    returns: Bools
-    stored: Bools
+    sizes: Floats  # its bytes
+    returns: Bools  # whether its gradient returns
+    stored: Bools  # whether it is sent once, and not for each micro-batch
 
 
 class Parts(NamedTuple):
-    """A placement, and what follows from it alone.
+    """A placement, and what follows from it alone."""
 
-    Attributes:
-        placed: the number of the device of each node.
-        depths: the largest number of transfers of computed values on a path to each node: the
-            nodes with one device and one depth are a group.
-        late: whether no other device flags for the node: it makes no computed value that is read on
-            another device, nor one on which such a value of its group depends. The late nodes of a
-            group are a segment, and so are the others, the early ones.
-        transfers: what goes from device to device for one micro-batch, or once if it is stored, by
-            value and receiver.
-    """
-
-    placed: Ints
+    placed: Ints  # the number of the device of each node
+    # the largest number of transfers of computed values on a path to each node: the nodes with one
+    # device and one depth are a group
     depths: Ints
+    # whether no other device flags for the node: it makes no computed value that is read on another
+    # device, nor one on which such a value of its group depends. The late nodes of a group are a
+    # segment, and so are the others, the early ones
     late: Bools
+    # what goes from device to device for one micro-batch, or once if it is stored, by value and
+    # receiver
     transfers: Transfers
 
 
@@ -96,17 +78,8 @@ _Levels = list[list[_Segment]]
 class Simulator:
     """Executes placements of one graph by the rules of `trireme.graph.place.prediction.predict`.
 
-    Args:
-        costs: the graph.
-        hardware: the devices and links.
-        micro_batches: of a step.
-        schedule: their order.
-
     Attributes:
         held: the least that each node holds where it is, whatever the placement.
-
-    Raises:
-        ConfigurationError: there is not at least one micro-batch.
     """
 
     def __init__(

@@ -29,11 +29,6 @@ def tidied(problem: Problem, choice: Ints, evaluations: int) -> Ints:
     device in the order of the operations, and thrice that of the transfers. A move is refused where
     the risk grows by more than `NOISE`, or bytes above the limits are added. Many moves are tried
     at once, and where they are refused, each half of them.
-
-    Args:
-        problem: what to place.
-        choice: what to tidy.
-        evaluations: how many choices to look at.
     """
     search = _Search(problem, choice, evaluations)
     improves = True

@@ -24,14 +24,10 @@ LARGE = 1 << 20
 
 @dataclass(frozen=True)
 class View:
-    """A strided view of a storage of the tape.
+    """A strided view of a storage of the tape."""
 
-    Attributes:
-        storage: the storage's number.
-        dtype, size, stride, offset: of the tensor; stride and offset count elements.
-    """
-
-    storage: int
+    storage: int  # the storage's number
+    # dtype, size, stride, offset: of the tensor; stride and offset count elements
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -54,26 +50,18 @@ class View:
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of an operator, or of a function that is repeated as a whole.
+    """One call of an operator, or of a function that is repeated as a whole."""
 
-    Attributes:
-        call: the operator.
-        args, kwargs: its arguments, with a `View` in place of each tensor.
-        writes: the numbers of the storages that it changes.
-        outputs: the view of each tensor that it returns; None where the result is no tensor.
-        made: the numbers of the storages that it makes.
-        generator: from which it draws; None if it draws no random numbers.
-        state: the state of the generator before the call.
-    """
-
-    call: Callable[..., Any]
-    args: tuple[Any, ...]
+    call: Callable[..., Any]  # the operator
+    args: tuple[Any, ...]  # args, kwargs: its arguments, with a `View` in place of each tensor
     kwargs: dict[str, Any]
-    writes: frozenset[int]
+    writes: frozenset[int]  # the numbers of the storages that it changes
+    # the view of each tensor that it returns; None where the result is no tensor
     outputs: list[View | None]
-    made: frozenset[int]
+    made: frozenset[int]  # the numbers of the storages that it makes
+    # from which it draws; None if it draws no random numbers
     generator: torch.Generator | None = None
-    state: torch.Tensor | None = None
+    state: torch.Tensor | None = None  # the state of the generator before the call
 
     @property
     def views(self) -> list[View]:
@@ -167,15 +155,7 @@ class Tape:
     def replay(
         self, storages: Collection[int], device: torch.device
     ) -> dict[int, torch.UntypedStorage]:
-        """Repeats the construction of some storages; leaves the generators as they are.
-
-        Args:
-            storages: the numbers of the storages.
-            device: the device to which each is moved once it is complete.
-
-        Returns:
-            The storages by number.
-        """
+        """Repeats the construction of some storages; leaves the generators as they are."""
         real: dict[int, torch.UntypedStorage] = {}
         needed = self.needed(storages)
         last = self._last_uses(needed)

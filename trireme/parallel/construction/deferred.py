@@ -73,13 +73,6 @@ class Deferred:
 
         The process needs memory for the named tensors, and, one after the other, for what each of
         them is computed from. Random generators stay as they are.
-
-        Args:
-            names: of `names` and `attributes`.
-            device: where the tensors are to be. Values are computed on the CPU.
-
-        Raises:
-            ConfigurationError: a name is unknown, or a tensor was not made by the constructor.
         """
         held = _named(self.model) | _plain(self.model)
         if unknown := sorted(set(names) - held.keys()):
@@ -112,12 +105,6 @@ def deferred(build: Callable[[], nn.Module]) -> Deferred:
     Random numbers are drawn, one tensor at a time, so that the generators end in the states after
     an ordinary construction. Values that the constructor reads (`.item()`, `.tolist()`) are
     computed at once. Tensors from elsewhere, such as those of NumPy arrays, stay in memory.
-
-    Args:
-        build: makes the model, on the CPU.
-
-    Raises:
-        ConfigurationError: the constructor cannot run without memory; says in which line.
     """
     tape = Tape()
     recorder = _Recorder(tape)
@@ -384,9 +371,6 @@ def with_untouched_memory(model: nn.Module) -> Iterator[None]:
 
     The system lends such memory without having it: so a model can be traced, which needs shapes,
     dtypes and devices, in a process that could not hold its values.
-
-    Args:
-        model: the model; in the context its meta parameters are uninitialised CPU tensors.
     """
     lent = [
         (

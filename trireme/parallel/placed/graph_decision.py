@@ -40,62 +40,39 @@ from trireme.tensors import map_tensors
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A call of the model, whose duration is measured.
+    """A call of the model, whose duration is measured."""
 
-    Attributes:
-        args: the arguments of the call.
-        kwargs: those by name.
-        loss: outputs -> the mean loss, a scalar; None where it is not known.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[Any, ...]  # the arguments of the call
+    kwargs: Mapping[str, Any]  # those by name
+    # outputs -> the mean loss, a scalar; None where it is not known
     loss: Callable[[Any], torch.Tensor] | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Where each operation is computed: what one process tells the others.
+    """Where each operation is computed: what one process tells the others."""
 
-    Attributes:
-        placement: the number of the place of each operation, parameter and buffer, by its node.
-        output: the number of the place that receives the model's outputs.
-        pieces: the number of micro-batches.
-        summary: what was decided and why, in a sentence.
-        warnings: requests of the program that cannot be met.
-        table: the placement as a table.
-        modules: the name of the place of each module, by its path: that of most of its operations.
-        error: why there is no placement; "" if there is one.
-    """
-
+    # the number of the place of each operation, parameter and buffer, by its node
     placement: dict[str, int] = {}
-    output: int = 0
-    pieces: int = 1
-    summary: str = ""
-    warnings: tuple[str, ...] = ()
-    table: str = ""
+    output: int = 0  # the number of the place that receives the model's outputs
+    pieces: int = 1  # the number of micro-batches
+    summary: str = ""  # what was decided and why, in a sentence
+    warnings: tuple[str, ...] = ()  # requests of the program that cannot be met
+    table: str = ""  # the placement as a table
+    # the name of the place of each module, by its path: that of most of its operations
     modules: dict[str, str] = {}
-    error: str = ""
+    error: str = ""  # why there is no placement; "" if there is one
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A placement, and what it was made of.
+    """A placement, and what it was made of."""
 
-    Attributes:
-        optimised: the graph.
-        costs: its operations, with their costs for one micro-batch.
-        hardware: the devices and links.
-        placement: where each operation is computed.
-        pieces: the number of micro-batches.
-        requests: what the program has requested.
-    """
-
-    optimised: Optimised
-    costs: CostGraph
-    hardware: Hardware
-    placement: Placement
-    pieces: int
-    requests: Requests
+    optimised: Optimised  # the graph
+    costs: CostGraph  # its operations, with their costs for one micro-batch
+    hardware: Hardware  # the devices and links
+    placement: Placement  # where each operation is computed
+    pieces: int  # the number of micro-batches
+    requests: Requests  # what the program has requested
 
     @property
     def seconds(self) -> float:
@@ -126,12 +103,7 @@ class Placed:
         return cut(module, decision.placement, output_place=decision.output)
 
     def picture(self, captured: Capture | None = None, parts: Cut | None = None) -> Picture:
-        """Returns what is to be shown of it.
-
-        Args:
-            captured: the graph before its optimisation, if it is to be shown too.
-            parts: the cut graph, if it is to be shown too.
-        """
+        """Returns what is to be shown of it."""
         return picture_of(
             captured,
             self.optimised,
@@ -145,31 +117,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class Decider:
-    """Measures the operations of a captured model, and places them.
+    """Measures the operations of a captured model, and places them."""
 
-    Attributes:
-        config: what the program and the launch request.
-        state_factor: the bytes of optimizer state for each byte of parameters.
-        update: how long the optimizer takes for a parameter.
-        servers: the number of parameter servers.
-        warning: what a user should know of the optimizer; "" if nothing.
-    """
-
-    config: GraphConfig
-    state_factor: float = 0.0
-    update: UpdateCost = NO_UPDATE
-    servers: int = 0
-    warning: str = ""
+    config: GraphConfig  # what the program and the launch request
+    state_factor: float = 0.0  # the bytes of optimizer state for each byte of parameters
+    update: UpdateCost = NO_UPDATE  # how long the optimizer takes for a parameter
+    servers: int = 0  # the number of parameter servers
+    warning: str = ""  # what a user should know of the optimizer; "" if nothing
 
     @classmethod
     def of(cls, config: GraphConfig, optimizer: torch.optim.Optimizer, servers: int) -> Self:
-        """Returns one for a program's optimizer, or several, of which the largest costs count.
-
-        Args:
-            config: what the program and the launch request.
-            optimizer: the optimizer, which is left alone.
-            servers: the number of parameter servers, which then make the updates.
-        """
+        """Returns one for a program's optimizer, or several, of which the largest costs count."""
         each = members(optimizer)
         update = NO_UPDATE
         if not servers:
@@ -199,19 +157,7 @@ class Decider:
         hardware: Hardware,
         homes: Mapping[str, str],
     ) -> Placed:
-        """Returns where each operation is computed, and why.
-
-        Args:
-            optimised: the graph.
-            model: the model of which it was captured.
-            example: returns a micro-batch, for a number of micro-batches.
-            divides: returns whether that number of micro-batches has the loss of the batch.
-            hardware: the devices, and the links between them.
-            homes: the place of parameters that have one already, by the name of the node.
-
-        Raises:
-            ConfigurationError: no placement meets the requests and the memory limit.
-        """
+        """Returns where each operation is computed, and why."""
         captured, config = optimised.capture, self.config
         graph = captured.module.graph
         wanted = matched(graph, config.placement)
@@ -270,15 +216,6 @@ class Decider:
         All tasks measure at the same time, though only one decides: in a step they compute at the
         same time too, and share caches and the memory's bandwidth. Measured by one task alone, the
         operators of two tasks of a host take a tenth less time than in a step.
-
-        Args:
-            captured: the graph.
-            example: returns a micro-batch, for a number of micro-batches.
-            places: the number of devices.
-            divides: returns whether that number of micro-batches has the loss of the batch.
-
-        Raises:
-            ConfigurationError: an example differs in structure from that of the capture.
         """
         measured = {}
         for pieces in self._candidates(captured, places, divides):
@@ -302,16 +239,7 @@ class Decider:
 def optimised_graph(
     model: nn.Module, batch: Example, *, verify: bool = True
 ) -> tuple[Capture, Optimised]:
-    """Returns the graph of a model as captured, and optimised.
-
-    Args:
-        model: the model.
-        batch: a call of it.
-        verify: whether to compare the graph with the model.
-
-    Raises:
-        ConfigurationError: the model cannot be captured.
-    """
+    """Returns the graph of a model as captured, and optimised."""
     args, kwargs = plain_inputs(batch.args, batch.kwargs)
     captured = capture(model, args, kwargs, verify=verify)
     return captured, optimise(captured, devices=requested(captured.module, model))
@@ -361,15 +289,7 @@ def _attributes_of(module: fx.GraphModule) -> dict[str, str]:
 
 
 def _summary(picture: Picture, found: Placement, pieces: int, *, free: bool) -> str:
-    """Returns a sentence about a placement, with the operators that its table counts.
-
-    Args:
-        picture: the picture.
-        found: the placement.
-        pieces: the number of micro-batches.
-        free: whether no operation has a place by request. Else each algorithm keeps to the
-            requests, and none has everything on one device.
-    """
+    """Returns a sentence about a placement, with the operators that its table counts."""
     counts = Counter(node.place for node in picture.nodes if node.is_operator and node.place)
     devices = [each.device for each in found.prediction.devices]
     shares = ", ".join(f"{counts[place] or 'no'} operators on {place}" for place in devices)

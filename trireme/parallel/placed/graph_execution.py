@@ -28,11 +28,6 @@ the number of examples."""
 class GraphExecution(OperationLog):
     """Computes the gradients of batches.
 
-    Args:
-        process_group: the processes of the job.
-        part: the operations of this process.
-        loss: (outputs, targets) -> the mean loss, a scalar.
-
     Attributes:
         graph: the graph of the newest step; None before the first.
     """
@@ -58,16 +53,7 @@ class GraphExecution(OperationLog):
     def prepare(
         self, split: Callable[[int], Sequence[Piece]], divides: Callable[[int], bool]
     ) -> PlacedGraph:
-        """Returns the graph of the model's present mode; captures and places it if there is none.
-
-        Args:
-            split: splits a batch into a number of micro-batches.
-            divides: returns whether that number of micro-batches has the loss of the batch.
-
-        Raises:
-            ConfigurationError: the model cannot be captured or placed; or the tasks have been given
-                different first batches.
-        """
+        """Returns the graph of the model's present mode; makes it if there is none."""
 
         def example(count: int) -> Example:
             (args, kwargs), targets, _ = split(count)[0]
@@ -85,21 +71,6 @@ class GraphExecution(OperationLog):
 
         Where nobody has chosen the number of micro-batches, the process that receives the outputs
         computes the loss of the whole batch besides, and compares.
-
-        Args:
-            graph: the graph, of `prepare`.
-            pieces: the micro-batches.
-            targets: the targets of the whole batch.
-            factor: the loss is multiplied by this number.
-
-        Returns:
-            The mean loss; in the process that receives the outputs, the outputs of the
-            micro-batches with their targets, in other processes an empty list; and whether the
-            loss of the whole batch is that of its micro-batches.
-
-        Raises:
-            JobFailed: another process has ended.
-            ConfigurationError: the tasks have been given different batches.
         """
         group, self.graph = self._process_group, graph
         self._check_same(pieces)
@@ -148,15 +119,7 @@ class GraphExecution(OperationLog):
             )
 
     def outputs(self, graph: PlacedGraph, piece: Piece) -> tuple[Any] | None:
-        """Returns the model's outputs in the process that receives them; None elsewhere.
-
-        Args:
-            graph: the graph, of `prepare`.
-            piece: the batch.
-
-        Raises:
-            JobFailed: another process has ended.
-        """
+        """Returns the model's outputs in the process that receives them; None elsewhere."""
         (args, kwargs), _, _ = piece
         microbatch = Microbatch(graph.inputs(args, kwargs))
         with lost_peer():
@@ -206,12 +169,7 @@ _SAMPLES = 8
 
 
 def signature(pieces: Sequence[Piece]) -> tuple[float, float]:
-    """Returns two numbers that differ, most likely, for different batches.
-
-    Args:
-        pieces: the micro-batches: of the first and of the last one every tensor takes part, with
-            its size and a few of its elements.
-    """
+    """Returns two numbers that differ, most likely, for different batches."""
     sizes = samples = 0.0
     weight = 1.0
     for *_, examples in pieces:

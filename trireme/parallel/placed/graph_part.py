@@ -42,19 +42,12 @@ from trireme.tensors import digest
 
 @dataclass(frozen=True, eq=False)
 class PlacedGraph:
-    """The graph of a model in one mode, ready to compute.
+    """The graph of a model in one mode, ready to compute."""
 
-    Attributes:
-        optimised: the captured graph, and what the optimisations did to it.
-        decision: where each operation is computed.
-        executor: computes this process's operations.
-        places: the names of the places, by their numbers.
-    """
-
-    optimised: Optimised
-    decision: Decision
-    executor: Executor
-    places: tuple[str, ...]
+    optimised: Optimised  # the captured graph, and what the optimisations did to it
+    decision: Decision  # where each operation is computed
+    executor: Executor  # computes this process's operations
+    places: tuple[str, ...]  # the names of the places, by their numbers
 
     @property
     def devices(self) -> dict[str, str]:
@@ -64,11 +57,7 @@ class PlacedGraph:
         return {name: self.places[number] for name, number in numbers.items()}
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Returns the arguments of a call as the graph takes them, flat.
-
-        Raises:
-            ConfigurationError: the graph does not take such arguments.
-        """
+        """Returns the arguments of a call as the graph takes them, flat."""
         plain, named = plain_inputs(args, kwargs)
         try:
             self.optimised.capture.check(*plain, **named)
@@ -87,14 +76,6 @@ class GraphPart(ModelPart):
     and afterwards those of its operations. When the program freezes or unfreezes parameters of
     `model`, or changes the mode of its layers, it is captured anew; parameters stay where the first
     graph has them.
-
-    Args:
-        process_group: the processes.
-        model: the whole model; see `ModelPart`.
-        config: how it is placed.
-        decider: decides the placement, in rank 0.
-        deferred: the model that this process computes with, without memory for its parameters;
-            None to compute with a copy of `model`. `model` is then a copy, without memory too.
 
     Attributes:
         on_placed: called when the parameters of other processes have left `parameters`.
@@ -147,18 +128,7 @@ class GraphPart(ModelPart):
         divides: Callable[[int], bool] = lambda count: False,
         early: bool = False,
     ) -> PlacedGraph:
-        """Returns the graph of the model's present mode; captures and places it if there is none.
-
-        Args:
-            example: returns a micro-batch, for a number of micro-batches.
-            divides: returns whether that number of micro-batches has the loss of the batch.
-            early: whether the example is none of the batches to train with: those of all tasks may
-                then have other values, and the next call tells the user of the placement, as nobody
-                listens yet.
-
-        Raises:
-            ConfigurationError: the model cannot be captured, or cannot be placed.
-        """
+        """Returns the graph of the model's present mode; makes it if there is none."""
         trained = (known.requires_grad for known in self._known.values())
         mode = (*(module.training for module in self.modules[0].modules()), *trained)
         if mode not in self._graphs:
@@ -172,12 +142,6 @@ class GraphPart(ModelPart):
         """Checks that the tasks of this replica compute with the same batch.
 
         Otherwise they exchange values of different sizes, at which gloo ends the process.
-
-        Args:
-            batch: the whole batch of this task.
-
-        Raises:
-            ConfigurationError: they do not.
         """
         mine = digest((batch.args, dict(batch.kwargs)))
         said = self.process_group.exchange(mine)
@@ -193,9 +157,6 @@ class GraphPart(ModelPart):
         """As `ModelPart.zero_gradients`; all processes follow changes of any parameter.
 
         They follow the modes of the layers of `model` too, training or evaluation.
-
-        Raises:
-            ConfigurationError: a parameter of this process was unfrozen, and not in the model.
         """
         for theirs, mine in self._layers:
             mine.training = theirs.training

@@ -20,10 +20,6 @@ def clock_trips(process_group: ProcessGroup) -> list[ServerClock]:
 
     A collective operation. Rank 0 answers one process after another: the first trip of a process
     also takes the time until it is its turn.
-
-    Raises:
-        JobFailed: another process of the process group is gone.
-        WaitTimeout: another process did not join in time.
     """
     group, rank = process_group.control, process_group.rank
     clock = process_group.broadcast(clock_name().encode()).decode()

@@ -14,28 +14,18 @@ CHUNK_BYTES = 4 << 20
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored under the key itself.
+    """What is stored under the key itself."""
 
-    Attributes:
-        version: how many values its process had put before this one.
-        chunks: the number of chunks under keys of their own; 0 where `data` is the value.
-        checksum: the CRC-32 of the value.
-        data: a value that fits.
-    """
-
-    version: int
-    chunks: int
-    checksum: int
-    data: bytes
+    version: int  # how many values its process had put before this one
+    chunks: int  # the number of chunks under keys of their own; 0 where `data` is the value
+    checksum: int  # the CRC-32 of the value
+    data: bytes  # a value that fits
 
 
 class LargeValues:
     """Puts and gets values in chunks. One process puts under a key, and any process gets.
 
     Two sets of chunks take turns, so that a value stays whole while the next one is put.
-
-    Args:
-        put, get: store bytes under a key, and read the bytes under a key, None if there are none.
     """
 
     def __init__(
@@ -56,11 +46,7 @@ class LargeValues:
         self._put(key, msgspec.msgpack.encode(head))
 
     def get(self, key: str) -> bytes | None:
-        """Returns the value under a key; None while there is none.
-
-        Raises:
-            ValueError: the store has not kept what was put.
-        """
+        """Returns the value under a key; None while there is none."""
         read: bytes | None = None
         while (data := self._get(key)) is not None:
             head = msgspec.msgpack.decode(data, type=_Head)

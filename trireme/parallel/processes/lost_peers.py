@@ -26,12 +26,7 @@ _LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 
 @contextmanager
 def lost_peer() -> Iterator[None]:
-    """Raises Trireme's errors for those that torch.distributed raises when a process is lost.
-
-    Raises:
-        JobFailed: another process of the process group is gone.
-        WaitTimeout: another process did not join an operation in time.
-    """
+    """Raises Trireme's errors for those that torch.distributed raises when a process is lost."""
     try:
         yield
     except RuntimeError as error:  # every error of torch.distributed is one

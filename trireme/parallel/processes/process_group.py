@@ -48,36 +48,25 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupConfig:
-    """The address, the mesh and the deadlines of a process group.
+    """The address, the mesh and the deadlines of a process group."""
 
-    Attributes:
-        mesh: the degrees of parallelism; the mesh's size is the number of processes.
-        rank: the rank of this process.
-        address: `host:port` of the store through which the processes find each other; empty for
-            one process.
-        listen_fd: a listening socket for the store, in rank 0, if the launcher has opened one.
-        prefix: the prefix of the processes' keys in a store that the launcher serves, as torchrun
-            does, and keeps for later starts; empty where rank 0 serves the store.
-        device: the device on which this process computes.
-        join_seconds: the time within which all processes must join.
-        wait_seconds: the time that one operation may wait for other processes.
-    """
-
-    mesh: Mesh
-    rank: int = 0
+    mesh: Mesh  # the degrees of parallelism; the mesh's size is the number of processes
+    rank: int = 0  # the rank of this process
+    # `host:port` of the store through which the processes find each other; empty for one process
     address: str = ""
+    # a listening socket for the store, in rank 0, if the launcher has opened one
     listen_fd: int | None = None
+    # the prefix of the processes' keys in a store that the launcher serves, as torchrun does, and
+    # keeps for later starts; empty where rank 0 serves the store
     prefix: str = ""
+    # the device on which this process computes
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    join_seconds: float = 300.0
-    wait_seconds: float = 1800.0
+    join_seconds: float = 300.0  # the time within which all processes must join
+    wait_seconds: float = 1800.0  # the time that one operation may wait for other processes
 
 
 class ProcessGroup:
     """This process's coordinates in a mesh, and the process groups along its axes.
-
-    Args:
-        config: see `ProcessGroupConfig`.
 
     Attributes:
         mesh: the degrees of parallelism.
@@ -90,10 +79,6 @@ class ProcessGroup:
             numbers; `vote` returns their sums over all processes.
         judge: called with these sums before gradients are exchanged, if `count` sums them; it may
             raise an exception, in all processes alike.
-
-    Raises:
-        WaitTimeout: not all processes joined in time.
-        ConnectTimeout: the store of rank 0 was not reached.
     """
 
     def __init__(self, config: ProcessGroupConfig) -> None:
@@ -207,11 +192,7 @@ class ProcessGroup:
         return finish
 
     def count(self, examples: float) -> Callable[[], float]:
-        """Starts the sum of all processes' examples of a step; the same operation sums the votes.
-
-        Returns:
-            A function that waits for the number of examples.
-        """
+        """Starts the sum of all processes' examples of a step, and of the votes beside it."""
         total = self.total([float(examples), *self.votes])
         self._vote_totals = lambda: total()[1:]
 
@@ -228,12 +209,7 @@ class ProcessGroup:
         return self.total(self.votes) if votes is None else votes
 
     def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
-        """Returns the bytes of one process in every process.
-
-        Args:
-            data: the bytes, in the source; ignored elsewhere.
-            source: the rank that sends.
-        """
+        """Returns the bytes of one process in every process."""
         mine = data if self.rank == source else None
         assert mine is not None or self.rank != source
         head, rest = _framed(mine or b"")
@@ -247,11 +223,7 @@ class ProcessGroup:
         return mine
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none.
-
-        Args:
-            data: the bytes of this process.
-        """
+        """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none."""
         head, rest = _framed(data)
         heads = [torch.empty_like(head) for _ in range(self.size)] if self.is_chief else None
         with lost_peer():
@@ -318,12 +290,7 @@ class ProcessGroup:
             return bytes(store.get(key)) if store.check([key]) else None
 
     def explain_by(self, reason: Callable[[float], TriremeError | None]) -> None:
-        """Sets who knows why a collective has failed.
-
-        Args:
-            reason: returns the error to raise, after at most so many seconds; None where it does
-                not know.
-        """
+        """Sets who knows why a collective has failed."""
         REASONS[:] = [reason]
 
     def why_broken(self, error: BaseException) -> TriremeError | None:
@@ -346,11 +313,7 @@ class ProcessGroup:
                     ours.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, together: bool) -> None:
-        """Leaves the process group.
-
-        Args:
-            together: whether to wait first for the others, which may still need this process.
-        """
+        """Leaves the process group."""
         if not dist.is_initialized():
             return
         if together:

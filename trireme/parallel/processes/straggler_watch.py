@@ -40,73 +40,44 @@ interpreter lock wakes up 200 times a second, and uses up to a hundredth."""
 
 
 class StepPosition(msgspec.Struct, frozen=True, array_like=True):
-    """How far a process is.
+    """How far a process is."""
 
-    Attributes:
-        step: the number of steps that it has made.
-        inside: whether it is inside another step.
-        beat: the number of times that it has published its position.
-        ended: whether it has ended its training, and waits until the others have.
-        excuse: why no step can be expected of it now; "" where one can be.
-        place: the line that its main thread runs; "" where that is not known.
-        action: what it does with all others, in place of a step; "" for a step.
-    """
-
-    step: int
-    inside: bool
-    beat: int
-    ended: bool = False
-    excuse: str = ""
-    place: str = ""
-    action: str = ""
+    step: int  # the number of steps that it has made
+    inside: bool  # whether it is inside another step
+    beat: int  # the number of times that it has published its position
+    ended: bool = False  # whether it has ended its training, and waits until the others have
+    excuse: str = ""  # why no step can be expected of it now; "" where one can be
+    place: str = ""  # the line that its main thread runs; "" where that is not known
+    action: str = ""  # what it does with all others, in place of a step; "" for a step
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The last position of another process.
+    """The last position of another process."""
 
-    Attributes:
-        position: the position.
-        silent: the seconds since it was published.
-        still: the seconds that it has been in that place without an excuse.
-        lifeless: the seconds since it was published, or the process was seen to compute.
-    """
-
-    position: StepPosition
-    silent: float
-    still: float
-    lifeless: float
+    position: StepPosition  # the position
+    silent: float  # the seconds since it was published
+    still: float  # the seconds that it has been in that place without an excuse
+    lifeless: float  # the seconds since it was published, or the process was seen to compute
 
 
 @dataclass
 class _Known:
-    """What is known of another process: its last position, and several times.
+    """What is known of another process: its last position, and several times."""
 
-    Attributes:
-        place: its last position.
-        seen: when that was first seen.
-        still: since when it is in that place without an excuse.
-        alive: when it gave the last sign of life.
-        used: the seconds of the processor that it had used, and when; None where that is unknown.
-    """
-
-    place: StepPosition
-    seen: float
-    still: float
-    alive: float
+    place: StepPosition  # its last position
+    seen: float  # when that was first seen
+    still: float  # since when it is in that place without an excuse
+    alive: float  # when it gave the last sign of life
+    # the seconds of the processor that it had used, and when; None where that is unknown
     used: tuple[float, float] | None = None
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True):
-    """Why a process group is broken.
+    """Why a process group is broken."""
 
-    Attributes:
-        text: the reason, in a sentence.
-        usage: whether the program is wrong, so that it would happen again.
-    """
-
-    text: str
-    usage: bool = False
+    text: str  # the reason, in a sentence
+    usage: bool = False  # whether the program is wrong, so that it would happen again
 
     def error(self) -> TriremeError:
         """Returns the error that each process raises."""
@@ -115,24 +86,15 @@ class Broken(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a process waits for others.
+    """How long a process waits for others."""
 
-    Attributes:
-        heartbeat: the seconds that another may be silent.
-        progress: the seconds that another may make no step without an excuse; 0 for ever.
-    """
-
-    heartbeat: float = 10.0
+    heartbeat: float = 10.0  # the seconds that another may be silent
+    # the seconds that another may make no step without an excuse; 0 for ever
     progress: float = 600.0
 
 
 def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]:
-    """Returns the ranks that a process inside a step waits for, each with the reason.
-
-    Args:
-        mine: the position of this process.
-        others: the last position of each other process.
-    """
+    """Returns the ranks that a process inside a step waits for, each with the reason."""
     found: dict[int, str] = {}
     for rank, seen in sorted(others.items()):
         place = seen.position
@@ -151,15 +113,7 @@ def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]
 def broken_by(
     rank: int, mine: StepPosition, waited: float, others: Mapping[int, Seen], patience: Patience
 ) -> Broken | None:
-    """Returns why a process waits in vain; None where it may go on waiting, or does not wait.
-
-    Args:
-        rank: the rank of this process.
-        mine: its position.
-        waited: the seconds that it has been there.
-        others: the last position of each other process.
-        patience: how long it waits.
-    """
+    """Returns why a process waits in vain; None where it may go on waiting, or does not wait."""
     if not (mine.inside or mine.ended):
         return None
     for other, seen in sorted(others.items()):
@@ -227,15 +181,6 @@ class StragglerWatch:
 
     One thread reads and writes the store, which may not answer where the process that serves it is
     stopped; the other one decides.
-
-    Args:
-        group: the processes, and their store; it is interrupted once, on a thread, when broken.
-        say: called on a thread with the reason, the names and the seconds waited.
-        patience: how long to wait for others.
-        doing: returns an excuse and the line that the main thread runs, each "" for none.
-        used: returns the seconds of the processor that a process of this host has used; None for
-            one of another host. See `Neighbours`.
-        clock: measures the time waited.
     """
 
     def __init__(
@@ -280,11 +225,7 @@ class StragglerWatch:
             self._threads[-1].start()
 
     def step_began(self, step: int) -> None:
-        """Notes that this process begins a step, after `step` completed steps.
-
-        Raises:
-            ConfigurationError, JobFailed: the process group is broken.
-        """
+        """Notes that this process begins a step, after `step` completed steps."""
         self.check()
         self._step, self._inside, self._since = step, True, self._clock.now()
 
@@ -294,11 +235,7 @@ class StragglerWatch:
 
     @contextmanager
     def waiting(self, action: str) -> Iterator[None]:
-        """Notes that this process waits for all others during the block, as inside a step.
-
-        Args:
-            action: what it does with them, in words that follow "rank 0".
-        """
+        """Notes that this process waits for all others during the block, as inside a step."""
         before = self._inside
         if not before:
             self._inside, self._action, self._since = True, action, self._clock.now()
@@ -307,22 +244,13 @@ class StragglerWatch:
             self._inside, self._action = False, ""
 
     def ended(self, step: int) -> None:
-        """Notes that this process has ended its training.
-
-        Args:
-            step: the number of steps that it has made.
-        """
+        """Notes that this process has ended its training."""
         self._step, self._inside, self._since = step, False, self._clock.now()
         self._ended = True
         self._changed.set()
 
     def meet_at_the_end(self) -> None:
-        """Waits until every process has ended its training.
-
-        Raises:
-            ConfigurationError: another process makes a further step.
-            JobFailed: another process was silent for too long.
-        """
+        """Waits until every process has ended its training."""
         if self._group.size == 1 or not self._threads:
             return
         while not (self._met.wait(_SOON) or self._breaks.is_set()):
@@ -335,11 +263,7 @@ class StragglerWatch:
         return self._broken is not None and self._broken.usage
 
     def check(self) -> None:
-        """Returns where the process group is whole, as far as this process knows.
-
-        Raises:
-            ConfigurationError, JobFailed: it is broken.
-        """
+        """Returns where the process group is whole, as far as this process knows."""
         if self._broken is not None:
             raise self._broken.error()
 
