@@ -42,5 +42,6 @@ def _use(spec: TableSpec) -> None:
     put_rows(rows, inverse, sum_rows(rows, inverse, 2))
     if spec.dtype in FLOATS:
         leaf, places = torch.from_numpy(rows).requires_grad_(), torch.from_numpy(inverse)
-        for output in (gather(leaf, places), sum_bags(leaf, places, places)):
-            output.sum().backward()  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
+            for output in (gather(leaf, places), sum_bags(leaf, places, places)):
+                output.sum().backward()  # type: ignore[no-untyped-call]
