@@ -30,8 +30,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
+from trireme.location import RemotePath
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import RemotePath
 from trireme.session.checkpoint import CheckpointData, save
 
 MIB = 1 << 20

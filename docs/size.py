@@ -30,7 +30,7 @@ PLUGINS: dict[str, tuple[str, ...]] = {
     "dashboards": ("monitor/tensorboard/", "monitor/report", "monitor/charts", "cli/report.py"),
     "doctor": ("doctor/",),
     "notebook": ("jobs/",),
-    "remote": ("remote/", "session/checkpoint/remote_"),
+    "remote": ("remote/",),
 }
 """Each plug-in with the beginnings of its files' paths in `trireme/`."""
 PAGES: dict[str, tuple[str, ...]] = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points, metadata
 from pathlib import Path
 
 import pytest
 
 from tests.metadata import forget, write_metadata
+from trireme import plugins
 from trireme.cli.command import Command
 from trireme.errors import ConfigurationError
 from trireme.plugins import Plugins
@@ -58,9 +60,26 @@ def test_a_name_that_is_not_there_is_said_with_one_that_is() -> None:
         COMMANDS.load("stauts")
 
 
-def test_a_name_that_is_an_extra_of_ours_names_it() -> None:
-    with pytest.raises(ConfigurationError, match=r"pip install 'trireme-train\[tables\]'"):
-        COMMANDS.load("tables")
+def test_a_part_of_ours_that_is_not_installed_names_its_extra(install: Install) -> None:
+    plugins._load.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plugins._EXTRAS, "trireme.commands", {"weigh": "doctor"})
+        with pytest.raises(
+            ConfigurationError,
+            match=r"command weigh belongs to a part .* pip install 'trireme-train\[doctor\]'",
+        ):
+            COMMANDS.load("weigh")
+
+
+def test_every_extra_that_errors_name_is_declared() -> None:
+    declared = metadata("trireme-train").get_all("Provides-Extra")
+    named = {extra for names in plugins._EXTRAS.values() for extra in names.values()}
+    assert named <= set(declared or ())
+
+
+def test_what_errors_call_parts_of_ours_are_entry_points() -> None:
+    for group, names in plugins._EXTRAS.items():
+        assert names.keys() <= {point.name for point in entry_points(group=group)}
 
 
 def test_one_that_fails_to_import_names_its_distribution_and_why(install: Install) -> None:

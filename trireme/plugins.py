@@ -30,6 +30,19 @@ _T = TypeVar("_T")
 _OWN = "trireme-train"
 """The distribution of this package."""
 
+_EXTRAS: dict[str, dict[str, str]] = {
+    "trireme.stores": {
+        **{"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"},
+        **{"abfs": "abfs", "abfss": "abfs", "az": "abfs", "memory": "remote"},
+    },
+    "trireme.commands": {"doctor": "doctor"},
+    "trireme.engines": {"ray": "ray"},
+}
+"""What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
+
+_OPTIONAL = frozenset({"trireme.stores"})
+"""The groups in which the core itself has nothing."""
+
 
 class Plugins(Generic[_T]):
     """All plug-ins of one kind, by name.
@@ -88,6 +101,21 @@ class Plugins(Generic[_T]):
         return {name: self.load(name) for name in self.names()}
 
 
+def not_installed(what: str, extra: str) -> str:
+    """Returns the message that a part of Trireme is not installed here.
+
+    Args:
+        what: what needs it.
+        extra: the extra of this distribution that installs it.
+    """
+    return f"{what} belongs to a part that is not installed here: pip install '{_OWN}[{extra}]'"
+
+
+def known(group: str) -> list[str]:
+    """Returns the names of a group's plug-ins, of Trireme's own also those not installed here."""
+    return sorted({*(point.name for point in _points(group)), *_EXTRAS.get(group, ())})
+
+
 @cache
 def _points(group: str) -> tuple[EntryPoint, ...]:
     """Returns the entry points of a group, which are read once a process.
@@ -96,7 +124,8 @@ def _points(group: str) -> tuple[EntryPoint, ...]:
         ConfigurationError: Trireme itself has none there, as its metadata are older than its code.
     """
     points = tuple(entry_points(group=group))
-    if not any(point.module.startswith("trireme.") for point in points):
+    own = any(point.module.startswith("trireme.") for point in points)
+    if not own and group not in _OPTIONAL:
         raise ConfigurationError(
             f"the installed metadata of {_OWN} have no entry points {group}: they are older than "
             "its code. Install it again: `make venv`, or pip install --no-deps -e . in its clone"
@@ -138,11 +167,11 @@ def _load(group: str, what: str, name: str) -> tuple[EntryPoint, Any]:
 
 def _unknown(group: str, what: str, name: str) -> str:
     """Returns the message about a name that no plug-in has."""
-    known = sorted({point.name for point in _points(group)})
-    text = f"there is no {what} {name}{suggestion(name, known)}: there are {', '.join(known)}"
-    extras = distribution(_OWN).metadata.get_all("Provides-Extra") or []
-    if name in extras:
-        return f"{text}; pip install '{_OWN}[{name}]'"
+    there = sorted({point.name for point in _points(group)})
+    extra = _EXTRAS.get(group, {}).get(name)
+    if extra is not None:
+        return not_installed(f"the {what} {name}", extra)
+    text = f"there is no {what} {name}{suggestion(name, there)}: there are {', '.join(there)}"
     return f"{text}, and those of packages that you install"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from trireme.location import RemotePath
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import RemotePath
 
 URL = RemotePath("memory://bucket/run")
 

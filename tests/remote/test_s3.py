@@ -23,8 +23,8 @@ from tests.session.checkpoint.samples import (
     sample_tables,
 )
 from trireme.errors import CheckpointError, ConfigurationError
+from trireme.location import RemotePath
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import RemotePath
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from trireme.cli.parser import CHECKPOINT
 from trireme.errors import CheckpointError, UsageError, suggestion
+from trireme.location import RemotePath
 from trireme.monitor.numbers import size
 from trireme.monitor.report import CheckpointRow
 from trireme.printable import printable
-from trireme.remote.url import RemotePath
 
 
 def main(arguments: Sequence[str]) -> int:

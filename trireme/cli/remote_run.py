@@ -12,7 +12,8 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.run_directory import RECORD, JobRecord, is_running
-from trireme.remote.url import RemotePath, location
+from trireme.location import RemotePath, location
+from trireme.stores import open_store
 
 ELSEWHERE = "running elsewhere"
 """The state of a job whose uploaded record says that it runs, on another host."""
@@ -48,11 +49,8 @@ def local_run(run: str) -> Iterator[Path]:
 
 
 def _fetch(where: RemotePath, directory: Path) -> None:
-    from trireme.remote.mirror import download
-    from trireme.remote.object_store import ObjectStore
-
     try:
-        download(ObjectStore(where), directory)
+        open_store(where).download(directory)
     except OSError as error:
         raise ConfigurationError(f"the run {where} cannot be read: {error}") from error
     file = directory / RECORD

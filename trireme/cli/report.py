@@ -10,11 +10,11 @@ from trireme.cli.parser import REPORT
 from trireme.cli.remote_run import local_run
 from trireme.errors import ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
+from trireme.location import RemotePath, local_directory, location
 from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
 from trireme.monitor.report import ReportData, page
 from trireme.printable import printable
-from trireme.remote.url import RemotePath, local_directory, location
 
 
 def main(arguments: Sequence[str]) -> int:

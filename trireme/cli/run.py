@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,14 +32,11 @@ from trireme.launch.process_setup.resources import (
 from trireme.launch.program_directory import unlink_name
 from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
+from trireme.location import RemotePath, local_directory, location
 from trireme.monitor.records import records_directory
-from trireme.remote.url import RemotePath, local_directory, location
+from trireme.stores import STORES, Store, Uploads, open_store
 from trireme.strategies import choose
 from trireme.wire.transport import check_transport
-
-if TYPE_CHECKING:
-    from trireme.remote.mirror import Mirror
-    from trireme.remote.object_store import ObjectStore
 
 CONNECT_TIMEOUT = 30.0
 """The coordinator listens before any other task starts. A task that cannot reach it need not wait
@@ -204,14 +200,14 @@ def start(
         )
         with (
             nullcontext() if watch is None else watch(directory.path),
-            nullcontext() if remote is None else _mirror(remote, directory, task.job),
+            nullcontext() if remote is None else closing(_mirror(remote, directory, task.job)),
         ):
             return run(job, directory, console)
     finally:
         directory.release()
 
 
-def _remote(run_dir: str) -> ObjectStore | None:
+def _remote(run_dir: str) -> Store | None:
     """Returns the object store of a run directory that is a URL; fails before anything starts.
 
     Raises:
@@ -221,20 +217,16 @@ def _remote(run_dir: str) -> ObjectStore | None:
     where = location(run_dir)
     if not isinstance(where, RemotePath):
         return None
-    if where.scheme == "memory":
+    store = open_store(where)
+    if not STORES.load(where.scheme).shared:
         raise ConfigurationError(
             f"--run-dir {run_dir}: checkpoints there are in the memory of one process and "
             "are lost when it ends. Name a directory or an object store"
         )
-    from trireme.remote.object_store import ObjectStore  # only for these runs: imports take long
-
-    return ObjectStore(where)
+    return store
 
 
-def _mirror(store: ObjectStore, directory: RunDirectory, job: str) -> Mirror:
+def _mirror(store: Store, directory: RunDirectory, job: str) -> Uploads:
     """Uploads the record, the logs and the records of tasks while the job's chief has the lock."""
-    from trireme.remote.ledger import Ledger
-    from trireme.remote.mirror import Mirror
-
     names = ("job.json", "logs", "records")
-    return Mirror(store, directory.path, names, lambda: Ledger(store).job() == job)
+    return store.mirror(directory.path, names, lambda: store.job() == job)

@@ -16,8 +16,8 @@ from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, Wir
 from trireme.launch.config.secret import find_secret
 from trireme.launch.environment.detect import JOB
 from trireme.launch.run_directory import JobRecord, is_running, read_record
+from trireme.location import local_directory
 from trireme.printable import printable
-from trireme.remote.url import local_directory
 
 if TYPE_CHECKING:
     from trireme.cluster.messages import ClusterStatus, Scaled

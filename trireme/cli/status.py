@@ -18,11 +18,11 @@ from trireme.cluster.progress import EXCUSE
 from trireme.cluster.spec import task_name
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
+from trireme.location import RemotePath, location
 from trireme.monitor.job_state import UNSAVED, findings, from_cluster
 from trireme.monitor.placement import Placement
 from trireme.monitor.records import read_starts
 from trireme.printable import printable
-from trireme.remote.url import RemotePath, location
 
 _EVENTS = 8
 """How many of the newest events are shown."""

@@ -15,8 +15,8 @@ from trireme.launch.run_directory import (
     signal_launcher,
     wait_until_free,
 )
+from trireme.location import local_directory
 from trireme.printable import printable
-from trireme.remote.url import local_directory
 
 
 def main(arguments: Sequence[str]) -> int:

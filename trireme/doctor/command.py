@@ -26,7 +26,7 @@ from trireme.doctor.entry import DOCTOR
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.environment.tf_config import read_cluster
 from trireme.launch.run_directory import RECORD, is_running, read_record
-from trireme.remote.url import local_directory
+from trireme.location import local_directory
 
 
 def main(arguments: Sequence[str]) -> int:

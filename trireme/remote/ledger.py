@@ -15,7 +15,8 @@ from contextlib import suppress
 
 import msgspec
 
-from trireme.remote.object_store import ObjectStore, StoreError
+from trireme.remote.object_store import ObjectStore
+from trireme.stores import StoreError
 
 FOLDER = "ledger"
 """Where the entries are, below the run's URL."""

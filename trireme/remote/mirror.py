@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from trireme.remote.object_store import ObjectStore
+from trireme.stores import Uploads
 
 SECONDS = 15.0
 """How often the thread looks for changed files."""
@@ -31,7 +32,7 @@ _CLOSE_FAILING_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Mirror:
+class Mirror(Uploads):
     """Uploads the named files and folders of a directory, as long as the context lasts.
 
     Args:

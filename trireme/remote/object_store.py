@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trireme.errors import ConfigurationError
-from trireme.remote.url import EXTRAS, RemotePath
+from trireme.location import RemotePath
+from trireme.stores import StoreError
 
 CONNECT_SECONDS = 10
 """The longest that a connection to an S3 server may take to open."""
@@ -31,19 +32,10 @@ PROBE_SECONDS = 60.0
 _DENIED = (401, 403)
 _NOT_FOUND = 404
 _MOST_SAID = 500
-_TALKATIVE = {"gs": ("gcsfs", "google.auth")}
+_TALKATIVE = {scheme: ("gcsfs", "google.auth") for scheme in ("gs", "gcs")}
+_S3 = ("s3", "s3a")
 _CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _T = TypeVar("_T")
-
-
-class StoreError(OSError):
-    """An object store has refused a request, or did not answer; says what to do.
-
-    Attributes:
-        denied: whether the store denies it to this user: it would do so again.
-    """
-
-    denied = False
 
 
 class ObjectStore:
@@ -259,8 +251,7 @@ class ObjectStore:
 
 
 def _file_system(root: RemotePath) -> Any:
-    extra = EXTRAS[root.scheme]
-    for name in _TALKATIVE.get(extra, ()):
+    for name in _TALKATIVE.get(root.scheme, ()):
         # Without a handler Python prints warnings, here with tracebacks, of what is reported
         # below. What a program has set up for its loggers goes on.
         logger = logging.getLogger(name)
@@ -269,18 +260,13 @@ def _file_system(root: RemotePath) -> Any:
     try:
         import fsspec
 
-        options = _S3_OPTIONS if extra == "s3" else {}
+        options = _S3_OPTIONS if root.scheme in _S3 else {}
         file_system, _ = fsspec.url_to_fs(str(root), use_listings_cache=False, **options)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the run directory {root} needs a package that is not installed ({error}): "
-            f"pip install 'trireme-train[{extra}]'"
-        ) from error
     except Exception as error:  # such as no credentials, where a file system looks at once
         raise ConfigurationError(
             f"the run directory {root} cannot be opened: {_why(root.scheme, error)}"
         ) from error
-    if extra == "s3":
+    if root.scheme in _S3:
         file_system.retries = 2  # times the attempts below; its own 5 take minutes
     return file_system
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trireme.errors import ConfigurationError
+from trireme.location import RemotePath
 from trireme.plugins import Plugins
-from trireme.remote.url import RemotePath
 from trireme.session.result import StepResult
 
 

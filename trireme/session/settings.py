@@ -11,10 +11,10 @@ import msgspec
 from trireme.errors import ConfigurationError
 from trireme.job_config import size_in_bytes
 from trireme.launch.config.task_config import TaskConfig
+from trireme.location import RemotePath, local_directory, location
 from trireme.mesh import Mesh
 from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Rule
-from trireme.remote.url import RemotePath, local_directory, location
 from trireme.session.options import Options
 from trireme.strategies import SSP, Async, Collective, Graph, Strategy, choose
 

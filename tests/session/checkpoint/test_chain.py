@@ -26,6 +26,7 @@ from tests.session.checkpoint.samples import (
 )
 from trireme.errors import CheckpointError
 from trireme.ps.snapshot import TableMark
+from trireme.remote.place import RemotePlace
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,
@@ -37,7 +38,6 @@ from trireme.session.checkpoint import (
 )
 from trireme.session.checkpoint import format as checkpoint_format
 from trireme.session.checkpoint.chain import DROPPED, ROWS, WAITING, merge, merged, part_of
-from trireme.session.checkpoint.remote_place import RemotePlace
 from trireme.session.checkpoint.saver import Saver
 from trireme.session.options import Checkpoint
 

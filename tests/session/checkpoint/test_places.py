@@ -11,6 +11,7 @@ import torch
 from tests.remote.bucket import Bucket
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
+from trireme.remote.place import RemotePlace
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,
@@ -25,7 +26,6 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint import format as checkpoint_format
 from trireme.session.checkpoint.local_place import LocalPlace
 from trireme.session.checkpoint.place import Location, Lock, Place
-from trireme.session.checkpoint.remote_place import RemotePlace
 from trireme.session.checkpoint.run_lock import Writer, writer_here
 
 

@@ -49,8 +49,8 @@ from trireme.launch.environment.process_launchers import (
 )
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config, tf_worker
 from trireme.launch.process_setup.resources import threads_of_task
+from trireme.location import local_directory
 from trireme.printable import printable
-from trireme.remote.url import local_directory
 
 JOB = "by-hand"
 """The id of every job started by hand, as there is no launcher to choose one for all of its tasks.

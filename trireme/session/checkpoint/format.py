@@ -44,9 +44,8 @@ from trireme.session.checkpoint.manifest import (
     verify_files,
     write_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Location, Place, ReuseFiles
+from trireme.session.checkpoint.place import Fetched, Location, Place, ReuseFiles, fetched_errors
 from trireme.session.checkpoint.places import RunDir, place_of, place_of_checkpoint
-from trireme.session.checkpoint.remote_place import fetched_errors
 from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.checkpoint.tensors import (
     INDEX,

@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from trireme.errors import CheckpointError
-from trireme.remote.url import RemotePath
+from trireme.location import RemotePath
 from trireme.session.checkpoint import strict_json
 from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
 from trireme.version import __version__

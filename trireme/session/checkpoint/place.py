@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from types import TracebackType
 from typing import Protocol
 
 from trireme.errors import CheckpointError
-from trireme.remote.url import RemotePath
+from trireme.location import RemotePath
 from trireme.session.checkpoint.manifest import Manifest
 from trireme.session.checkpoint.run_lock import Writer
 from trireme.session.checkpoint.tensors import FileRecord, WriteFile
@@ -80,6 +81,16 @@ class Fetched:
         """Deletes what was copied."""
         if self._temporary is not None:
             self._temporary.cleanup()
+
+
+@contextmanager
+def fetched_errors(fetched: Fetched) -> Iterator[None]:
+    """Names the checkpoint, and not its copy, in a `CheckpointError` of the block."""
+    try:
+        yield
+    except CheckpointError as error:
+        fetched.__exit__(type(error), error, error.__traceback__)
+        raise
 
 
 class Place(ABC):

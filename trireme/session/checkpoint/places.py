@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import location
+from trireme.location import location
 from trireme.session.checkpoint.local_place import LocalPlace
 from trireme.session.checkpoint.place import Location, Place
-from trireme.session.checkpoint.remote_place import RemotePlace
+from trireme.stores import open_store
 
 RunDir = str | Location | Place
 """What functions take for a run directory: a path, a URL such as `s3://bucket/run`, or a place."""
@@ -23,7 +22,11 @@ def place_of(run_dir: RunDir) -> Place:
     if isinstance(run_dir, Place):
         return run_dir
     where = location(run_dir)
-    return LocalPlace(where) if isinstance(where, Path) else RemotePlace(ObjectStore(where))
+    if isinstance(where, Path):
+        return LocalPlace(where)
+    found = open_store(where).place()
+    assert isinstance(found, Place)
+    return found
 
 
 def place_of_checkpoint(path: str | Location) -> tuple[Place, Location]:

@@ -33,8 +33,8 @@ import psutil
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.file_lock import open_lock, try_lock
+from trireme.location import RemotePath
 from trireme.process_birth import process_birth
-from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.atomic_directories import evict, sync_directory
 from trireme.session.checkpoint.manifest import checkpoint_directory
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
-from trireme.remote.object_store import StoreError
 from trireme.session.checkpoint import (
     CheckpointData,
     list_checkpoints,
@@ -31,6 +30,7 @@ from trireme.session.checkpoint.saver import (
 )
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
+from trireme.stores import StoreError
 
 _SAVE_SECONDS = 600.0
 

@@ -25,7 +25,7 @@ import torch
 from safetensors import safe_open
 
 from trireme.errors import CheckpointError
-from trireme.remote.url import RemotePath
+from trireme.location import RemotePath
 from trireme.session.checkpoint import strict_json
 from trireme.session.checkpoint.streamed import StreamedTensors, renamed, shapes_of
 

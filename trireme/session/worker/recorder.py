@@ -11,19 +11,18 @@ import torch
 
 from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
+from trireme.location import RemotePath
 from trireme.metrics import COUNT_BUCKETS, Registry
 from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
 from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.ps.messages import Applied, Verdict
-from trireme.remote.mirror import Mirror
-from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import RemotePath
 from trireme.session.observers.phases import ALONE, SERVED, Phases
 from trireme.session.observers.progress import ProgressRow, summary_line
 from trireme.session.result import StepResult
 from trireme.session.worker.worker import Worker
+from trireme.stores import Uploads, open_store
 
 MOST_SKIPS = 100
 """A run ends after this many steps in a row whose loss is not finite."""
@@ -115,16 +114,14 @@ class Recorder:
             for name, text in _STATUS_METRICS.items()
         }
 
-    def _mirrored(self, remote: RemotePath) -> Mirror:
+    def _mirrored(self, remote: RemotePath) -> Uploads:
         """Uploads what the chief writes; the launcher uploads the records of its tasks."""
         assert self._settings.run_dir is not None
         names = ["tensorboard", "traces", "pipeline.png"]
         if self._worker.task.records is None:
             names.append("records")
         lifecycle = self._worker.lifecycle
-        return Mirror(
-            ObjectStore(remote), self._settings.run_dir, names, lambda: lifecycle.is_chief
-        )
+        return open_store(remote).mirror(self._settings.run_dir, names, lambda: lifecycle.is_chief)
 
     # -- each step ------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ import torch
 from tests.remote.bucket import Bucket, Killed, View, dies_at
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
+from trireme.remote.lock import SILENT_SECONDS, RemoteLock
+from trireme.remote.place import RemotePlace
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, save
 from trireme.session.checkpoint import format as checkpoint_format
-from trireme.session.checkpoint.remote_lock import SILENT_SECONDS, RemoteLock
-from trireme.session.checkpoint.remote_place import RemotePlace
 from trireme.session.checkpoint.run_lock import Writer, writer_here
 
 STEP = 3

@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.errors import ConfigurationError
+from trireme.location import RemotePath
 from trireme.monitor.records import read_starts
 from trireme.remote.mirror import download
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import RemotePath
 from trireme.session.checkpoint import list_checkpoints, step_of
 from trireme.session.hooks import Hook
 

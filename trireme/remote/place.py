@@ -23,17 +23,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trireme.errors import CheckpointError, ConfigurationError
+from trireme.location import RemotePath
 from trireme.remote.ledger import Ledger
+from trireme.remote.lock import RemoteLock
 from trireme.remote.object_store import ObjectStore
-from trireme.remote.url import RemotePath
 from trireme.session.checkpoint.manifest import (
     STATE,
     Manifest,
     check_record,
     read_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Fill, Location, Place
-from trireme.session.checkpoint.remote_lock import RemoteLock
+from trireme.session.checkpoint.place import Fetched, Fill, Location, Place, fetched_errors
 from trireme.session.checkpoint.run_lock import Writer, writer_here
 from trireme.session.checkpoint.tensors import FileRecord, write_file
 
@@ -239,13 +239,3 @@ class RemotePlace(Place):
                         self._store.read(f"{folder}/{name}", start, min(start + _PART_BYTES, size))
                     )
             check_record(f"{path}/{name}", record, FileRecord(size, digest.hexdigest()))
-
-
-@contextmanager
-def fetched_errors(fetched: Fetched) -> Iterator[None]:
-    """Names the checkpoint, and not its copy, in a `CheckpointError` of the block."""
-    try:
-        yield
-    except CheckpointError as error:
-        fetched.__exit__(type(error), error, error.__traceback__)
-        raise

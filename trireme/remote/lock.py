@@ -22,8 +22,9 @@ import msgspec
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import CheckpointLockLost, ConfigurationError
 from trireme.remote.ledger import Entry, Ledger
-from trireme.remote.object_store import ObjectStore, StoreError
+from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint.run_lock import Writer, came_between, refusal, succeeds
+from trireme.stores import StoreError
 
 BEAT_SECONDS = 10.0
 """How often a writer shows that it lives."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import ConfigurationError
-from trireme.remote.url import RemotePath, local_directory, location
+from trireme.location import RemotePath, local_directory, location
 
 
 def test_paths_stay_paths_and_urls_become_remote() -> None:

@@ -8,19 +8,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from trireme.errors import ConfigurationError
+from trireme.plugins import known
 
-EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "abfs": "abfs",
-    "abfss": "abfs",
-    "az": "abfs",
-    "memory": "",
-}
-"""The schemes that a run directory may have, and the extra of this package that each needs."""
-
+_STORES = "trireme.stores"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _FLATTENED = re.compile(r"([a-z][a-z0-9+.-]+):/[^/]")
 
@@ -82,7 +72,7 @@ def location(place: str | Path | RemotePath) -> Path | RemotePath:
         return place
     if isinstance(place, Path):
         flattened = _FLATTENED.match(str(place))
-        if flattened is not None and flattened[1] in (*EXTRAS, "file"):
+        if flattened is not None and flattened[1] in (*known(_STORES), "file"):
             raise ConfigurationError(
                 f"Path({str(place)!r}) was made of a URL and has lost one of its slashes: give the "
                 "URL itself, as text"
@@ -94,10 +84,11 @@ def location(place: str | Path | RemotePath) -> Path | RemotePath:
     scheme, rest = match[1].lower(), match[2].rstrip("/")
     if scheme == "file":
         return _local(place)
-    if scheme not in EXTRAS:
+    if scheme not in known(_STORES):
+        schemes = "".join(f", or {each}://" for each in known(_STORES))
         raise ConfigurationError(
             f"the run directory {place} has the scheme {scheme}://, which is not known: give a "
-            f"local directory, or one of {', '.join(f'{each}://' for each in EXTRAS)}"
+            f"local directory{schemes}"
         )
     bucket, _, inside = rest.partition("/")
     if not bucket or (not inside and scheme != "memory") or "//" in rest:
