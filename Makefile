@@ -15,6 +15,7 @@
 #   make random-faults SECONDS=1200 SEED=1   workers killed and stopped at random; exact counts
 #   make chaos SEED=1      servers, workers, hosts and the coordinator killed, stopped, cut off, added
 #   make recovery          how long training pauses when a task dies, is stopped, or joins
+#   make test-gpu the tests that need a GPU; the others hide it
 #   make test-ray the tests that need a Ray cluster, which they start on this host
 #   make test-recipes  the programs in recipes/ with Transformers, Lightning, TorchMetrics, trackers
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
@@ -72,7 +73,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all test-slow fuzz soak random-faults chaos recovery test-ray test-recipes browser-test parity mutants wheel wheel-test release lint bench \
+.PHONY: venv demo test test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-recipes browser-test parity mutants wheel wheel-test release lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -137,6 +138,9 @@ mutants: $(MUTANTS_STAMP)
 $(RAY_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
+
+test-gpu: $(STAMP)
+	$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
 test-ray: $(RAY_STAMP)
 	$(BIN)/pytest tests/integration/test_ray.py $(PYTEST_ARGS)

@@ -40,7 +40,9 @@ def python_path(words: Iterable[object]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses to run where the entry points of `pyproject.toml` are not those installed."""
+    """Hides GPUs, but from `tests/gpu` alone; refuses entry points that are not those installed."""
+    if not all("gpu" in Path(given).parts for given in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # processes that train together would take them
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for group, named in project["entry-points"].items():
         if not named.items() <= {(each.name, each.value) for each in entry_points(group=group)}:

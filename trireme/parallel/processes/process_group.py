@@ -382,6 +382,8 @@ def _rendezvous(config: ProcessGroupConfig) -> Store:
         )
         store = _generation_store(served, config.prefix) if config.prefix else served
         _wait_for_all(store, config)
+        if config.device.type == "cuda":
+            _refuse_shared_gpus(store, config)
         dist.init_process_group(
             backend,
             store=store,
@@ -425,7 +427,11 @@ def _generation_store(store: Store, prefix: str) -> Store:
 
 def _wait_for_all(store: Store, config: ProcessGroupConfig) -> None:
     """Waits until every rank has joined; names the missing ranks when the time is over."""
-    store.set(f"here/{config.rank}", "1")
+    on_gpu = config.device.type == "cuda"
+    store.set(
+        f"here/{config.rank}",
+        str(torch.cuda.get_device_properties(config.device).uuid) if on_gpu else "cpu",
+    )
     keys = [f"here/{rank}" for rank in range(config.mesh.size)]
     try:
         store.wait(keys, timedelta(seconds=config.join_seconds))
@@ -437,6 +443,25 @@ def _wait_for_all(store: Store, config: ProcessGroupConfig) -> None:
             "start every process of the job, or give them longer (--join-timeout or "
             "TRIREME_JOIN_TIMEOUT)"
         ) from error
+
+
+def _refuse_shared_gpus(store: Store, config: ProcessGroupConfig) -> None:
+    """Compares the GPUs of all processes: NCCL needs one for each.
+
+    Raises:
+        ConfigurationError: several processes compute on one GPU.
+    """
+    ranks: dict[bytes, list[int]] = {}
+    for rank in range(config.mesh.size):
+        ranks.setdefault(store.get(f"here/{rank}"), []).append(rank)
+    shared = next((found for found in ranks.values() if len(found) > 1), None)
+    if shared is not None:
+        raise ConfigurationError(
+            f"{config.mesh.size} processes compute together, and there are {len(ranks)} GPUs: "
+            f"ranks {', '.join(map(str, shared))} have the same one. Start at most one process "
+            "for each GPU; hide the GPUs to train on the processors (CUDA_VISIBLE_DEVICES=); or "
+            "add servers (--ps 1), with which several workers can share a GPU"
+        )
 
 
 def _sockets() -> dict[int, int]:
