@@ -3,20 +3,32 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import urlopen
 
 import pytest
-from prometheus_client.metrics_core import Metric
+import torch
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.parser import text_string_to_metric_families
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import trireme
+from tests.metric_values import metrics_of
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
-from trireme.metrics import COUNT_BUCKETS, Registry
+from trireme.metrics import COUNT_BUCKETS, BucketCounts
 from trireme.monitor.prometheus import MembershipMetrics, expose
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.shard.shard import Shard
 from trireme.session.observers.phases import SERVED, Phases
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -40,21 +52,32 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
     return float(only)
 
 
+class Counted(NamedTuple):
+    """Metrics of each kind."""
+
+    loss: float
+    staleness: BucketCounts
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Pushes by verdict"
+        pushes = CounterMetricFamily("trireme_pushes_total", text, labels=["verdict"])
+        pushes.add_metric(['sta"le\\'], 3)
+        yield pushes
+        yield GaugeMetricFamily("trireme_loss", "", self.loss)
+        buckets = [*self.staleness.cumulative.items()]
+        total = self.staleness.sum
+        yield HistogramMetricFamily("trireme_push_staleness", "", buckets, total)
+
+
 def test_what_is_counted_is_scraped_and_parsed() -> None:
-    registry = Registry()
-    registry.counter("trireme_pushes_total", "Pushes by verdict", verdict='sta"le\\').increment(3)
-    registry.gauge("trireme_loss").value = 0.25
-    staleness = registry.histogram("trireme_push_staleness", "Updates between", COUNT_BUCKETS)
-    for each in (0, 1, 1, 200):
-        staleness.observe(each)
-    looked = []
-    exposition = expose(registry, "worker:1", "127.0.0.1", 0, lambda: looked.append(1))
+    counted = Counted(0.25, BucketCounts(COUNT_BUCKETS))
+    counted.staleness.observe(0, 1)
+    exposition = expose([counted], "worker:1", "127.0.0.1", 0)
     assert exposition is not None
     with exposition:
+        assert value(scrape(exposition.address), "trireme_push_staleness_count") == 2
+        counted.staleness.observe(1, 200)
         families = scrape(exposition.address)
-        registry.gauge("trireme_loss").value = 0.125
-        assert value(scrape(exposition.address), "trireme_loss") == 0.125
-    assert len(looked) == 2
     assert families["trireme_pushes"].type == "counter"
     assert families["trireme_pushes"].documentation == "Pushes by verdict"
     assert value(families, "trireme_pushes_total", verdict='sta"le\\', task="worker:1") == 3
@@ -67,7 +90,7 @@ def test_what_is_counted_is_scraped_and_parsed() -> None:
 
 
 def test_the_door_is_closed_when_it_is_closed() -> None:
-    exposition = expose(Registry(), "ps:0", "127.0.0.1", 0)
+    exposition = expose([], "ps:0", "127.0.0.1", 0)
     assert exposition is not None
     with exposition:
         port = int(exposition.address.rpartition(":")[2].partition("/")[0])
@@ -76,41 +99,46 @@ def test_the_door_is_closed_when_it_is_closed() -> None:
         assert again.connect_ex(("127.0.0.1", port)) != 0
 
 
+def test_a_job_that_nobody_scrapes_does_not_import_the_client() -> None:
+    code = (
+        "import sys, trireme, trireme.session.session, trireme.ps.server.service\n"
+        "from trireme.monitor.prometheus import expose\n"
+        "assert expose([], 'ps:0', '127.0.0.1', None) is None\n"
+        "assert 'prometheus_client' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_taken_port_is_said_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        assert expose(Registry(), "ps:0", "127.0.0.1", port) is None
+        assert expose([], "ps:0", "127.0.0.1", port) is None
     assert f"ps:0 cannot serve metrics at 127.0.0.1:{port}: " in caplog.text
     assert "Choose another --metrics-port" in caplog.text
-    assert expose(Registry(), "ps:0", "127.0.0.1", None) is None
+    assert expose([], "ps:0", "127.0.0.1", None) is None
 
 
 def test_the_coordinator_counts_its_tasks_by_state() -> None:
-    metrics = MembershipMetrics()
     tasks = (
         TaskStatus("ps", 0, "live", "", 1, "here", 1, "", 0.5, {}),
         TaskStatus("worker", 0, "lost", "", 1, "here", 2, "", 12.0, {}),
         TaskStatus("worker", 1, "expected", "", 0, "", 0, "", -1.0, {}),
     )
     shards = (ShardEntry(0, 128, 0, (1,)), ShardEntry(128, 256, 1, (), (0,)))
-    metrics.take(
-        ClusterStatus(
-            *("running", "", 3, (), tasks),
-            replicas=2,
-            servers=2,
-            shards=shards,
-            generation=4,
-            life=1,
-        )
+    status = ClusterStatus(
+        *("running", "", 3, (), tasks), replicas=2, servers=2, shards=shards, generation=4, life=1
     )
-    registry = metrics.registry
-    assert registry.value("trireme_missing_copies") == 1
-    assert (registry.value("trireme_generation"), registry.value("trireme_life")) == (4, 1)
-    assert registry.value("trireme_view") == 3
-    assert registry.value("trireme_tasks", state="live") == 1
-    assert registry.value("trireme_tasks", state="left") == 0
-    assert registry.value("trireme_task_quiet_seconds", member="worker:0") == 12.0
-    assert registry.value("trireme_task_quiet_seconds", member="worker:1") == 0
+    families = metrics_of(MembershipMetrics(lambda: status))
+    assert value(families, "trireme_missing_copies") == 1
+    assert (value(families, "trireme_generation"), value(families, "trireme_life")) == (4, 1)
+    assert value(families, "trireme_view") == 3
+    assert value(families, "trireme_tasks", state="live") == 1
+    assert value(families, "trireme_tasks", state="left") == 0
+    quiet = families["trireme_task_quiet_seconds"].samples
+    assert [(each.labels["member"], each.value) for each in quiet] == [
+        ("ps:0", 0.5),
+        ("worker:0", 12.0),
+    ]
 
 
 def names_on(dashboard: Iterable[str]) -> set[str]:
@@ -122,19 +150,23 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     asked = names_on(target["expr"] for panel in panels for target in panel["targets"])
-    registry = Registry()
-    Phases(SERVED, registry)
-    ShardMetrics(registry, lambda status: None).look(0.0, Shard(0))
-    registry.histogram("trireme_push_staleness", "", COUNT_BUCKETS)
-    registry.gauge("trireme_worker_lag", worker=0)
-    registry.counter("trireme_examples_total")
-    for way in ("pushed", "pulled"):
-        registry.counter(f"trireme_bytes_{way}_total")
-    for name in ("loss", "examples_per_second"):
-        registry.gauge(f"trireme_{name}")
-    families = registry.families()
+    data = TensorDataset(torch.rand(4, 2), torch.rand(4, 1))
+    session = trireme.Session(
+        nn.Linear(2, 1),
+        nn.MSELoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        max_steps=1,
+    )
+    with session:
+        for batch in session.loader(data, 4):
+            session.step(batch)
+    servers, status = ShardMetrics(), ClusterStatus("running", "", 1, (), ())
+    families = [
+        metric
+        for one in (session.recorder, Phases(SERVED), servers, MembershipMetrics(lambda: status))
+        for metric in metrics_of(one).values()
+    ]
     known = {sample.name for family in families for sample in family.samples}
-    known |= {family.name for family in [*families, *MembershipMetrics().registry.families()]}
-    known.add("trireme_task_quiet_seconds")
+    known |= {family.name for family in families}
     assert asked <= known, asked - known
     assert len(asked) >= 12

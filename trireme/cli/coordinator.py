@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import LostTask, Membership
 from trireme.launch.output import Console
-from trireme.metrics import Registry
 from trireme.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prometheus_client.registry import Collector
 
     from trireme.cluster.journal import Journal
     from trireme.cluster.state import Policy, State
@@ -124,12 +125,8 @@ class ServedCoordinator:
         from trireme.cluster.state import cluster_status
         from trireme.monitor.prometheus import MembershipMetrics
 
-        metrics = MembershipMetrics()
-
-        def look() -> None:
-            metrics.take(cluster_status(time.monotonic(), self.state))
-
-        with serve_metrics(self._task, metrics.registry, say, look):
+        metrics = MembershipMetrics(lambda: cluster_status(time.monotonic(), self.state))
+        with serve_metrics(self._task, (metrics,), say):
             self._service.run()
 
     def stop(self) -> None:
@@ -245,21 +242,19 @@ def membership(state: State, done: bool) -> Membership:
 
 def serve_metrics(
     task: TaskConfig,
-    registry: Registry,
+    collectors: Sequence[Collector],
     say: Callable[[str], None],
-    look: Callable[[], object] = lambda: None,
 ) -> AbstractContextManager[object]:
     """Serves a task's metrics while the block runs, if --metrics-port is given.
 
     Args:
         task: the task.
-        registry: its metrics.
+        collectors: yield its metrics.
         say: called with a line that names the address.
-        look: called before each scrape.
     """
     from trireme.monitor.prometheus import expose
 
-    exposition = expose(registry, task.name, task.config.metrics_host, task.scrape_port, look)
+    exposition = expose(collectors, task.name, task.config.metrics_host, task.scrape_port)
     if exposition is None:
         return nullcontext()
     say(f"metrics: {exposition.address}")

@@ -40,8 +40,7 @@ from trireme.launch.process_setup.resources import (
     take_turns,
     thread_variables,
 )
-from trireme.metrics import Registry
-from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
+from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter, DroppedWrites
 from trireme.printable import printable
 from trireme.strategies import choose
 from trireme.wire.transport import check_transport
@@ -253,6 +252,7 @@ def _serve_parameters(
     task: TaskConfig, audience: _Audience, terminal: BackgroundWriter
 ) -> JobOver | None:
     """Serves the parameters until the job is over."""
+    from trireme.ps.server.metrics import ShardMetrics
     from trireme.ps.server.service import ServerConfig, serve
 
     server = ServerConfig(
@@ -271,24 +271,20 @@ def _serve_parameters(
     def say(text: str) -> None:
         print(f"{audience.name}{text}", flush=True)
 
-    registry = Registry()
-    dropped = registry.counter(
-        "trireme_dropped_writes_total", "Log lines and records that no terminal or disk has taken"
-    )
+    metrics = ShardMetrics(server.index)
     with (
-        serve_metrics(task, registry, say),
         BackgroundWriter("records", _MOST_RECORDS) as records,
+        serve_metrics(task, (metrics, DroppedWrites((terminal, records))), say),
     ):
         write = _recorder(task)
 
         def record(status: Mapping[str, float | str], last: bool) -> None:
-            dropped.value = terminal.dropped + records.dropped
             records.put(partial(write, time.time(), dict(status), last))
 
         return serve(
             server,
             on_listening=lambda address: _write_address(audience, address),
-            registry=registry,
+            metrics=metrics,
             record=record,
         )
 

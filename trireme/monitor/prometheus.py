@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
 from trireme.cluster.messages import ClusterStatus, TaskState
 from trireme.cluster.placement import missing_copies
 from trireme.cluster.spec import task_name
-from trireme.metrics import Registry
 
 if TYPE_CHECKING:
     from threading import Thread
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
 _log = logging.getLogger(__name__)
 
 
 class Exposition:
-    """Serves the metrics of a registry at `/metrics`, on a thread of its own; see `expose`.
-
-    Attributes:
-        address: where the metrics are served.
-    """
+    """Serves metrics at `/metrics`, the attribute `address`, on a thread of its own."""
 
     def __init__(self, address: str, server: WSGIServer, thread: Thread) -> None:
         self.address = address
@@ -52,29 +48,25 @@ class Exposition:
 
 
 def expose(
-    registry: Registry,
-    task: str,
-    host: str,
-    port: int | None,
-    look: Callable[[], object] = lambda: None,
+    collectors: Sequence[Collector], task: str, host: str, port: int | None
 ) -> Exposition | None:
     """Serves metrics if a port is given; returns None, with a warning, if that fails.
 
     Args:
-        registry: the registry of the metrics.
+        collectors: yield the metrics, in the thread of the HTTP server.
         task: the task's name, the label `task` of each metric.
         host: the address to listen on.
         port: the port; 0 lets the system choose, None serves nothing.
-        look: called before each scrape, to update metrics that are not counted continuously.
     """
     if port is None:
         return None
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        collectors = CollectorRegistry()
-        collectors.register(_Collector(registry, task, look))
-        server, thread = start_http_server(port, addr=host, registry=collectors)
+        registry = CollectorRegistry()
+        for collector in collectors:
+            registry.register(_Labelled(collector, task))
+        server, thread = start_http_server(port, addr=host, registry=registry)
     except ImportError as error:
         _log.warning(
             "no metrics for Prometheus: they need prometheus-client, which cannot be imported here "
@@ -92,61 +84,49 @@ def expose(
     return Exposition(f"http://{host}:{server.server_port}/metrics", server, thread)
 
 
-class _Collector(NamedTuple):
-    """Provides the metrics of a registry to prometheus-client."""
+class _Labelled(NamedTuple):
+    """A collector whose metrics have the label `task`."""
 
-    registry: Registry
+    collector: Collector
     task: str
-    look: Callable[[], object]
+
+    def describe(self) -> list[Metric]:
+        return []  # registering asks for no metric
 
     def collect(self) -> Iterator[Metric]:
-        from prometheus_client.metrics_core import Metric
-
-        self.look()
-        for family in self.registry.families():
-            # The exposition adds the suffix of counters by itself.
-            name = family.name.removesuffix("_total")
-            metric = Metric(name, family.help or name, family.kind)
-            for sample in family.samples:
-                metric.add_sample(sample.name, {**sample.labels, "task": self.task}, sample.value)
+        for metric in self.collector.collect():
+            metric.samples = [
+                sample._replace(labels={**sample.labels, "task": self.task})
+                for sample in metric.samples
+            ]
             yield metric
 
 
-class MembershipMetrics:
-    """Gauges of a job's membership.
+class MembershipMetrics(NamedTuple):
+    """The metrics of a job's membership, from the coordinator's status."""
 
-    Attributes:
-        registry: the registry of the gauges.
-    """
+    status: Callable[[], ClusterStatus]
 
-    def __init__(self) -> None:
-        self.registry = Registry()
-        self._view = self.registry.gauge("trireme_view", "The number of the newest view")
-        self._generation = self.registry.gauge(
-            "trireme_generation", "How the parameters are divided"
-        )
-        self._life = self.registry.gauge(
-            "trireme_life", "How often all copies of a shard were lost"
-        )
-        self._missing = self.registry.gauge(
-            "trireme_missing_copies", "Copies of shards that are missing or being filled"
-        )
-        self._states = {
-            state: self.registry.gauge("trireme_tasks", "Tasks by their state", state=state)
-            for state in get_args(TaskState)
-        }
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics for Prometheus."""
+        from prometheus_client.core import GaugeMetricFamily
 
-    def take(self, status: ClusterStatus) -> None:
-        """Updates the gauges from the coordinator's status."""
-        self._view.value = status.view
-        self._generation.value, self._life.value = status.generation, status.life
-        self._missing.value = sum(missing_copies(status.shards, status.servers, status.replicas))
+        status = self.status()
+        missing = sum(missing_copies(status.shards, status.servers, status.replicas))
+        for name, text, value in (
+            ("view", "The number of the newest view", status.view),
+            ("generation", "How the parameters are divided", status.generation),
+            ("life", "How often all copies of a shard were lost", status.life),
+            ("missing_copies", "Copies of shards that are missing or being filled", missing),
+        ):
+            yield GaugeMetricFamily(f"trireme_{name}", text, value)
         counts = Counter(task.state for task in status.tasks)
-        for state, gauge in self._states.items():
-            gauge.value = counts[state]
+        tasks = GaugeMetricFamily("trireme_tasks", "Tasks by their state", labels=["state"])
+        for state in get_args(TaskState):
+            tasks.add_metric([state], counts[state])
+        text = "Since the task was last heard"
+        quiet = GaugeMetricFamily("trireme_task_quiet_seconds", text, labels=["member"])
         for task in status.tasks:
             if task.quiet_seconds >= 0:
-                name = task_name(task.role, task.index)
-                self.registry.gauge(
-                    "trireme_task_quiet_seconds", "Since the task was last heard", member=name
-                ).value = task.quiet_seconds
+                quiet.add_metric([task_name(task.role, task.index)], task.quiet_seconds)
+        yield from (tasks, quiet)

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import torch
 
+from tests.metric_values import value
 from tests.ps.bench import ASYNC, SYNC, Bench, view
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import FrameError, OutOfMemory
-from trireme.metrics import Registry
 from trireme.ps.flat import as_bytes
 from trireme.ps.messages import (
     Attach,
@@ -241,8 +241,7 @@ def test_who_leaves_traces_no_more() -> None:
 
 
 def test_a_step_is_measured_once_however_many_messages_come() -> None:
-    registry, clock = Registry(), itertools.count(1.0, 0.25)
-    metrics = ShardMetrics(registry, lambda status: None)
+    clock, metrics = itertools.count(1.0, 0.25), ShardMetrics()
     handler = ShardHandler(0, lambda: next(clock), metrics)
     server = Server(workers=(0,), handler=handler)
     bench = Bench(SYNC)
@@ -253,22 +252,24 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     values = torch.full((part.length,), 100.0)
     server.hear(worker, Load(1, 0, (spec,), (), ()), [as_bytes(values)])
     server.hear(worker, Pull(1))
-    assert registry.value("trireme_apply_seconds") == 0
+    metrics.status(9.0, handler.shard)
+    assert value(metrics, "trireme_apply_seconds_count") == 0
     push = Push(1, 1, 0, 0, 1.0)
     gradient = worker.connection.destination(push, values.nbytes)
     server.hear(worker, Trace("start"))
     server.hear(worker, push, gradient)
     server.hear(worker, Status())
     assert handler.shard.state.step == 1
-    assert registry.value("trireme_apply_seconds") == 1
     notes = msgspec.json.decode(handler._notes.export(), type=list[Note])
     assert [(note.name, note.step) for note in notes] == [("apply", 1), ("Push", 0), ("Status", 0)]
     seconds = notes[0].ended - notes[0].began
     assert metrics.status(9.0, handler.shard)["apply_seconds"] == seconds > 0
+    assert value(metrics, "trireme_apply_seconds_count") == 1
     server.hear(worker, Trace("stop"))
     push = Push(1, 2, 1, 1, 1.0)
     server.hear(worker, push, worker.connection.destination(push, values.nbytes))
-    assert handler.shard.state.step == registry.value("trireme_apply_seconds") == 2
+    metrics.status(9.0, handler.shard)
+    assert handler.shard.state.step == value(metrics, "trireme_apply_seconds_count") == 2
     assert handler._notes.export().count(b"apply") == 1
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from tests.metric_values import value
 from tests.ps.bench import SYNC, Bench
-from trireme.metrics import Registry
 from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, findings
 from trireme.ps.server.metrics import ShardMetrics
 
@@ -10,9 +10,9 @@ class Watched:
     """A shard whose metrics writes down what it tells."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
         self.told: list[dict[str, float | str]] = []
-        self.metrics = ShardMetrics(self.registry, lambda status: self.told.append(dict(status)))
+        self.metrics = ShardMetrics()
+        self.metrics.report = lambda status: self.told.append(dict(status))
         self.bench = Bench(SYNC)
 
     def look(self) -> dict[str, float | str]:
@@ -47,11 +47,12 @@ def test_a_server_tells_what_it_applied_and_who_waits() -> None:
     assert (status["waiting"], status["waiting_for"]) == ("worker:0", "worker:1")
     assert (status["waiting_reason"], status["waiting_seconds"]) == ("round 2", 0.75)
     assert (status["lag/worker:0"], status["lag/worker:1"]) == (0, 0)
-    registry = watched.registry
-    assert registry.value("trireme_apply_seconds") == 1
-    assert registry.value("trireme_pushes_total", verdict="applied") == 2
-    assert registry.value("trireme_global_step") == 1
-    assert registry.value("trireme_withheld_answers") == 1
+    metrics = watched.metrics
+    assert value(metrics, "trireme_apply_seconds_count") == 1
+    assert value(metrics, "trireme_pushes_total", verdict="applied") == 2
+    assert value(metrics, "trireme_global_step") == 1
+    assert value(metrics, "trireme_withheld_answers") == 1
+    assert value(metrics, "trireme_worker_lag", worker=1) == 0
 
 
 def test_it_tells_each_half_second_and_not_more_often() -> None:

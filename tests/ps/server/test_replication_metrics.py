@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from tests.metric_values import value
 from trireme.cluster.view import ShardEntry, View
-from trireme.metrics import Registry
 from trireme.ps.messages import Retire
 from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.replication.replica import NOBODY
@@ -20,7 +20,7 @@ def view(number: int, *shards: Placed, generation: int = 1, life: int = 0) -> Vi
 
 
 def metrics() -> ReplicationMetrics:
-    return ReplicationMetrics(1, Registry())
+    return ReplicationMetrics(1)
 
 
 def test_a_server_says_what_it_holds() -> None:
@@ -34,8 +34,7 @@ def test_a_server_says_what_it_holds() -> None:
 
 
 def test_the_part_of_a_lost_primary_is_a_takeover() -> None:
-    registry = Registry()
-    measured = ReplicationMetrics(1, registry)
+    measured = metrics()
     measured.view(0.0, view(1, (0, (1,), ()), (1, (2,), ()), (2, (1,), ())))
     measured.view(5.0, view(2, (1, (), ()), (1, (2,), ()), (2, (1,), ())))
     status = measured.status(7.5, ())
@@ -43,8 +42,8 @@ def test_the_part_of_a_lost_primary_is_a_takeover() -> None:
     measured.view(9.0, view(3, (1, (), ()), (1, (), ()), (1, (), ())))
     status = measured.status(9.0, ())
     assert (status["took_over"], status["takeovers"]) == ("shard 2 from ps:2", 2)
-    assert registry.value("trireme_takeovers_total") == 2
-    assert registry.value("trireme_shards", role="primary") == 3
+    assert value(measured, "trireme_takeovers_total") == 2
+    assert value(measured, "trireme_shards", role="primary") == 3
 
 
 def test_a_division_that_was_planned_is_no_takeover() -> None:
@@ -70,8 +69,7 @@ def test_a_server_that_joins_a_job_of_a_later_life_was_not_rolled_back() -> None
 
 
 def test_entries_are_counted_over_all_logs_and_generations() -> None:
-    registry = Registry()
-    measured = ReplicationMetrics(1, registry)
+    measured = metrics()
     measured.view(0.0, view(1, (1, (2,), ())))
     log = ReplicationLog[object](0)
     log.members((2,), ())
@@ -88,5 +86,5 @@ def test_entries_are_counted_over_all_logs_and_generations() -> None:
     other.follow("ps:2", 2, 1, 7)
     list(other.append(0.0, NOBODY, Retire(), ()))
     assert measured.status(3.0, [other])["log_entries"] == 4
-    assert registry.value("trireme_log_entries_total") == 4
-    assert registry.value("trireme_log_unconfirmed_entries") == 1
+    assert value(measured, "trireme_log_entries_total") == 4
+    assert value(measured, "trireme_log_unconfirmed_entries") == 1

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from trireme.metrics import Histogram, Registry
+from trireme.metrics import SECONDS_BUCKETS, BucketCounts
 from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.server.replication_metrics import ReplicationMetrics
 from trireme.ps.shard.shard import Shard
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +28,11 @@ _MOST_LAGS = 32
 each server has them, and all of a thousand are 30 kB in each of ten thousand records."""
 
 _VERDICTS = ("applied", "stale", "duplicate", "fenced", "rejected")
+_GAUGES = {
+    "global_step": "The global step of the values",
+    "memory_bytes": "Resident memory of the process",
+    "withheld_answers": "Workers whose answer waits",
+}
 _NAMES = 8
 
 Report = Callable[[Mapping[str, float | str]], object]
@@ -36,44 +43,28 @@ class ShardMetrics:
     """Measures one shard: the updates that it applies, and the workers that wait for an answer.
 
     Args:
-        registry: holds the counters and gauges.
-        report: takes a status report every half second.
         server: the index of the server.
 
     Attributes:
         replication: measures the replicas of the server.
+        report: takes a status report every half second.
     """
 
-    def __init__(self, registry: Registry, report: Report, server: int = 0) -> None:
-        self.replication = ReplicationMetrics(server, registry)
-        self._report = report
+    def __init__(self, server: int = 0) -> None:
+        self.replication = ReplicationMetrics(server)
+        self.report: Report = lambda status: None
         self._process = psutil.Process()
         self._due = 0.0
-        self._seconds = 0.0  # spent in applying, and how often, since the last report
-        self._times = 0
+        self._applied: list[float] = []  # how long it took, since the last report
         self._told: dict[str, float | str] = {}
-        self._histogram: Histogram = registry.histogram(
-            "trireme_apply_seconds", "How long it took to apply the updates of a step"
-        )
-        self._pushes = {
-            verdict: registry.counter("trireme_pushes_total", "Pushes by verdict", verdict=verdict)
-            for verdict in _VERDICTS
-        }
-        self._staleness = registry.counter(
-            "trireme_push_staleness_total", "The sum of the staleness of the pushes applied"
-        )
-        self._step = registry.gauge("trireme_global_step", "The global step of the values")
-        self._memory = registry.gauge("trireme_memory_bytes", "Resident memory of the process")
-        self._withheld = registry.gauge("trireme_withheld_answers", "Workers whose answer waits")
-        self._lag = partial(
-            registry.gauge, "trireme_worker_lag", "Pushes behind the worker that is furthest"
-        )
+        self._histogram = BucketCounts(SECONDS_BUCKETS)
+        self._counters: Mapping[str, int] = {}
+        self._gauges = {"global_step": 0, "memory_bytes": 0, "withheld_answers": 0}
+        self._lags: Mapping[int, int] = {}  # of every worker that has ever been there
 
     def applied(self, seconds: float) -> None:
         """Records how long it took to apply the updates of a step."""
-        self._seconds += seconds
-        self._times += 1
-        self._histogram.observe(seconds)
+        self._applied.append(seconds)
 
     def look(self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()) -> None:
         """Reports the server's status, if a report is due.
@@ -86,27 +77,28 @@ class ShardMetrics:
         if now < self._due:
             return
         self._due = now + _SECONDS
-        self._report(self.status(now, shard, logs))
+        self.report(self.status(now, shard, logs))
 
     def status(
         self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()
     ) -> dict[str, float | str]:
-        """Returns the server's status, and updates the counters; see `look`."""
+        """Returns the server's status, and notes the metrics; see `look`."""
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
-        for verdict, counter in self._pushes.items():
-            counter.value = shard.state.counters[verdict]
-        self._staleness.value = shard.state.counters["staleness"]
-        self._step.value, self._memory.value = shard.state.step, memory
-        self._withheld.value = len(waits)
-        for worker, lag in lags.items():
-            self._lag(worker=worker).value = lag
+        applied, self._applied = self._applied, []
+        self._histogram.observe(*applied)
+        self._counters, self._lags = dict(shard.state.counters), {**self._lags, **lags}
+        self._gauges = {
+            "global_step": shard.state.step,
+            "memory_bytes": memory,
+            "withheld_answers": len(waits),
+        }
         status: dict[str, float | str] = {
             "state": "serving" if shard.state.loaded else "waiting for the first values",
             "global_step": shard.state.step,
             "applied": shard.state.counters["applied"],
             "stale": shard.state.counters["stale"],
             "fenced": shard.state.counters["fenced"],
-            "apply_seconds": self._seconds / max(self._times, 1),
+            "apply_seconds": sum(applied) / max(len(applied), 1),
             "memory_bytes": memory,
             **self.replication.status(now, logs),
         }
@@ -122,8 +114,34 @@ class ShardMetrics:
             }
         furthest = heapq.nlargest(_MOST_LAGS, lags.items(), key=lambda each: (each[1], -each[0]))
         status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(furthest)}
-        self._seconds, self._times = 0.0, 0
         # A reported value stays until another is reported: what is over is reported as empty.
         over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}
         self._told = status
         return {name: told for name, told in over.items() if name not in status} | status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics for Prometheus, as they were at the last report."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        text, applied = "How long it took to apply the updates of a step", self._histogram
+        buckets = [*applied.cumulative.items()]
+        yield HistogramMetricFamily("trireme_apply_seconds", text, buckets, applied.sum)
+        text, counters = "The sum of the staleness of the pushes applied", self._counters
+        staleness = counters.get("staleness", 0)
+        yield CounterMetricFamily("trireme_push_staleness_total", text, staleness)
+        pushes = CounterMetricFamily(
+            "trireme_pushes_total", "Pushes by verdict", labels=["verdict"]
+        )
+        for verdict in _VERDICTS:
+            pushes.add_metric([verdict], counters.get(verdict, 0))
+        for name, value in self._gauges.items():
+            yield GaugeMetricFamily(f"trireme_{name}", _GAUGES[name], value)
+        text = "Pushes behind the worker that is furthest"
+        lag = GaugeMetricFamily("trireme_worker_lag", text, labels=["worker"])
+        for worker, behind in self._lags.items():
+            lag.add_metric([str(worker)], behind)
+        yield from (pushes, lag, *self.replication.collect())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from trireme.cluster.view import View
-from trireme.metrics import Registry
 from trireme.ps.replication.log import ReplicationLog
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 ROLES = ("primary", "backup", "joining")
 """What a server can be for a shard."""
@@ -18,32 +20,16 @@ class ReplicationMetrics:
 
     Args:
         server: the index of the server.
-        registry: holds the counters and gauges.
     """
 
-    def __init__(self, server: int, registry: Registry) -> None:
+    def __init__(self, server: int) -> None:
         self._server = server
         self._view = View(0, (), ())
         self._held: dict[str, list[int]] = {role: [] for role in ROLES}
         self._took_over = ""
         self._took_over_at = self._rolled_back_at = 0.0
         self._seen: dict[ReplicationLog[Any], tuple[int, int]] = {}  # as it was counted last
-        self._shards = {
-            role: registry.gauge("trireme_shards", "Shards at this server, by its role", role=role)
-            for role in ROLES
-        }
-        self._generation = registry.gauge("trireme_generation", "How the parameters are divided")
-        self._life = registry.gauge("trireme_life", "How often all copies of a shard were lost")
-        self._takeovers = registry.counter(
-            "trireme_takeovers_total", "Shards taken over from a primary that was lost"
-        )
-        self._entries = registry.counter(
-            "trireme_log_entries_total", "Entries that this server has sent to other replicas"
-        )
-        self._bytes = registry.counter("trireme_log_bytes_total", "The bytes of these entries")
-        self._unconfirmed = registry.gauge(
-            "trireme_log_unconfirmed_entries", "Entries that not every backup has confirmed"
-        )
+        self._takeovers = self._entries = self._bytes = self._unconfirmed = 0
 
     def view(self, now: float, view: View) -> None:
         """Takes a view: notes what this server holds, a takeover, and a rollback.
@@ -59,9 +45,6 @@ class ReplicationMetrics:
             "backup": [at for at, shard in enumerate(shards) if server in shard.backups],
             "joining": [at for at, shard in enumerate(shards) if server in shard.joining],
         }
-        for role, gauge in self._shards.items():
-            gauge.value = len(self._held[role])
-        self._generation.value, self._life.value = view.generation, view.life
         if not before.number:
             return
         if view.life > before.life:
@@ -72,7 +55,7 @@ class ReplicationMetrics:
         if taken:
             lost = dict.fromkeys(f"ps:{before.shards[at].primary}" for at in taken)
             self._took_over, self._took_over_at = f"{_named(taken)} from {', '.join(lost)}", now
-            self._takeovers.increment(len(taken))
+            self._takeovers += len(taken)
 
     def status(self, now: float, logs: Iterable[ReplicationLog[Any]]) -> dict[str, float | str]:
         """Returns what this server holds and does for others, and updates the counters.
@@ -90,16 +73,38 @@ class ReplicationMetrics:
             "life": view.life,
             "share": self._share(),
             **{f"{role}_of": ", ".join(map(str, held)) for role, held in self._held.items()},
-            "log_entries": self._entries.value,
-            "log_bytes": self._bytes.value,
-            "log_unconfirmed": self._unconfirmed.value,
-            "takeovers": self._takeovers.value,
+            "log_entries": self._entries,
+            "log_bytes": self._bytes,
+            "log_unconfirmed": self._unconfirmed,
+            "takeovers": self._takeovers,
         }
         if self._took_over:
             status |= {"took_over": self._took_over, "took_over_seconds": now - self._took_over_at}
         if self._rolled_back_at:
             status["rolled_back_seconds"] = now - self._rolled_back_at
         return status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics for Prometheus."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        view, text = self._view, "Shards at this server, by its role"
+        shards = GaugeMetricFamily("trireme_shards", text, labels=["role"])
+        for role, held in self._held.items():
+            shards.add_metric([role], len(held))
+        yield shards
+        text = "How the parameters are divided"
+        yield GaugeMetricFamily("trireme_generation", text, view.generation)
+        text = "How often all copies of a shard were lost"
+        yield GaugeMetricFamily("trireme_life", text, view.life)
+        text = "Shards taken over from a primary that was lost"
+        yield CounterMetricFamily("trireme_takeovers_total", text, self._takeovers)
+        text = "Entries that this server has sent to other replicas"
+        yield CounterMetricFamily("trireme_log_entries_total", text, self._entries)
+        text = "The bytes of these entries"
+        yield CounterMetricFamily("trireme_log_bytes_total", text, self._bytes)
+        text = "Entries that not every backup has confirmed"
+        yield GaugeMetricFamily("trireme_log_unconfirmed_entries", text, self._unconfirmed)
 
     def _share(self) -> float:
         """Returns the share of the slots that this server is primary of."""
@@ -110,11 +115,11 @@ class ReplicationMetrics:
         seen, unconfirmed = dict[ReplicationLog[Any], tuple[int, int]](), 0
         for log in logs:
             entries, nbytes = self._seen.get(log, (0, 0))
-            self._entries.increment(log.appended - entries)
-            self._bytes.increment(log.appended_bytes - nbytes)
+            self._entries += log.appended - entries
+            self._bytes += log.appended_bytes - nbytes
             seen[log] = log.appended, log.appended_bytes
             unconfirmed += log.unconfirmed
-        self._seen, self._unconfirmed.value = seen, unconfirmed
+        self._seen, self._unconfirmed = seen, unconfirmed
 
 
 def _named(shards: list[int]) -> str:

@@ -32,7 +32,6 @@ from trireme.errors import (
     WireError,
 )
 from trireme.job_config import JobConfig
-from trireme.metrics import Registry
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.server.metrics import ShardMetrics
@@ -85,7 +84,7 @@ def serve(
     server: ServerConfig,
     on_listening: Callable[[str], None],
     *,
-    registry: Registry | None = None,
+    metrics: ShardMetrics | None = None,
     record: Recording = lambda status, last: None,
 ) -> JobOver | None:
     """Serves replicas of shards until the job is over.
@@ -93,7 +92,7 @@ def serve(
     Args:
         server: the server's configuration.
         on_listening: is called with the server's address, before anything else.
-        registry: holds the server's metrics; a new one by default.
+        metrics: measures the server; a new one by default.
         record: is called with the server's status every half second, and once more, with True,
             when the job is over.
 
@@ -113,21 +112,21 @@ def serve(
         certificates=server.certificates,
     )
     on_listening(listener.address)
-    return _Server(server, listener, registry or Registry(), record).run()
+    return _Server(server, listener, metrics or ShardMetrics(server.index), record).run()
 
 
 class _Server:
     """A server process: its shard, service and membership."""
 
     def __init__(
-        self, server: ServerConfig, listener: Listener, registry: Registry, record: Recording
+        self, server: ServerConfig, listener: Listener, metrics: ShardMetrics, record: Recording
     ) -> None:
         self._server = server
-        self._record = record
+        self._record, metrics.report = record, self._report
         identity = Identity(server.job, f"ps:{server.index}")
         self._handler = ShardHandler(
             server.index,
-            metrics=ShardMetrics(registry, self._report, server.index),
+            metrics=metrics,
             patience=server.policy.heartbeat_timeout,
         )
         handlers: list[Handler] = [self._handler]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from trireme.metrics import Registry
+from trireme.metrics import SECONDS_BUCKETS, BucketCounts
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 SERVED = ("data", "compute", "push", "wait")
 """The phases with parameter servers or other processes: waiting for a batch; forward and backward;
@@ -27,15 +31,10 @@ class Phases:
         add: adds a phase of a step, as a tuple with two readings of `time.monotonic`.
     """
 
-    def __init__(self, names: Sequence[str], registry: Registry) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._waiting: list[tuple[str, float, float]] = []
         self._observer: PhaseObserver | None = None
-        self._histograms = {
-            name: registry.histogram(
-                "trireme_phase_seconds", "Seconds by phase of a step", phase=name
-            )
-            for name in names
-        }
+        self._histograms = {name: BucketCounts(SECONDS_BUCKETS) for name in names}
         self.add = self._waiting.append
 
     @property
@@ -59,4 +58,14 @@ class Phases:
                 self._observer(phase, began, ended)
         del self._waiting[: len(waiting)]
         for phase, seconds in durations.items():
-            self._histograms[phase].observe_all(seconds)
+            self._histograms[phase].observe(*seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics for Prometheus."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        text = "Seconds by phase of a step"
+        family = HistogramMetricFamily("trireme_phase_seconds", text, labels=["phase"])
+        for name, histogram in self._histograms.items():
+            family.add_metric([name], [*histogram.cumulative.items()], histogram.sum)
+        yield family

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -12,7 +13,7 @@ import torch
 from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
 from trireme.location import RemotePath
-from trireme.metrics import COUNT_BUCKETS, Registry
+from trireme.metrics import COUNT_BUCKETS, BucketCounts
 from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
@@ -23,6 +24,9 @@ from trireme.session.observers.progress import ProgressRow, summary_line
 from trireme.session.result import StepResult
 from trireme.session.worker.worker import Worker
 from trireme.stores import Uploads, open_store
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 MOST_SKIPS = 100
 """A run ends after this many steps in a row whose loss is not finite."""
@@ -46,9 +50,6 @@ _STATUS_METRICS = {
 }
 """The fields of a worker's status that are also gauges, or counters (which end in `_total`)."""
 
-_PUSHES = "Pushes by verdict"
-_CHECKPOINTS = "Checkpoints by what became of them"
-
 
 class Recorder:
     """Counts and shows one worker's steps, and as chief writes the curves.
@@ -56,7 +57,6 @@ class Recorder:
     Attributes:
         applied, stale: this worker's steps by the verdict of the push that they went into.
         skipped: the steps that made no update, because their loss was not finite.
-        registry: the worker's metrics.
         phases: the durations of its steps.
     """
 
@@ -81,10 +81,13 @@ class Recorder:
         self._show_at = 0.0
         self._shown = 0  # the last step that was shown
         self._staleness = 0
-        self._stalenesses: list[int] = []  # not in the histogram yet
-        self.registry = Registry()
+        self._stalenesses: list[int] = []  # not counted yet
+        self._staleness_counts = BucketCounts(COUNT_BUCKETS)
+        self._examples = 0
+        self._pushes = {"applied": 0, "stale": 0}  # of several steps each, in some strategies
+        self._reported: dict[str, float] = {}  # of the last status
         self._alone = not task.servers and task.processes == 1
-        self.phases = Phases(ALONE if self._alone else SERVED, self.registry)
+        self.phases = Phases(ALONE if self._alone else SERVED)
         self._sums: dict[str, dict[str, float]] = {}  # at the last `_means`, by its reader
         self._last_means: dict[str, dict[str, float]] = {}
         self._process = psutil.Process()
@@ -96,23 +99,10 @@ class Recorder:
         self._flushed = worker.storage.submitted
         self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
         self._exposition = expose(
-            self.registry, task.name, task.config.metrics_host, task.scrape_port
+            (self.phases, self), task.name, task.config.metrics_host, task.scrape_port
         )
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
-        counter, gauge = self.registry.counter, self.registry.gauge
-        self._pushes_applied = counter("trireme_pushes_total", _PUSHES, verdict="applied")
-        self._pushes_stale = counter("trireme_pushes_total", _PUSHES, verdict="stale")
-        self._examples = counter("trireme_examples_total", "Examples computed by this worker")
-        self._saved = counter("trireme_checkpoints_total", _CHECKPOINTS, outcome="saved")
-        self._unsaved = counter("trireme_checkpoints_total", _CHECKPOINTS, outcome="failed")
-        self._staleness_histogram = self.registry.histogram(
-            "trireme_push_staleness", "Updates between a pull and its push", COUNT_BUCKETS
-        )
-        self._status_metrics = {
-            name: (counter if name.endswith("_total") else gauge)(f"trireme_{name}", text)
-            for name, text in _STATUS_METRICS.items()
-        }
 
     def _mirrored(self, remote: RemotePath) -> Uploads:
         """Uploads what the chief writes; the launcher uploads the records of its tasks."""
@@ -129,7 +119,7 @@ class Recorder:
         """Counts a step; shows and records it if that is due."""
         self._steps += 1
         self._last = result
-        self._examples.increment(result.examples)
+        self._examples += result.examples
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
         if result.examples:
@@ -199,18 +189,43 @@ class Recorder:
         """Counts a push and its steps by verdict."""
         if isinstance(verdict, Applied):
             self.applied += steps
-            self._pushes_applied.increment()
+            self._pushes["applied"] += 1
         else:
             self.stale += steps
-            self._pushes_stale.increment()
+            self._pushes["stale"] += 1
 
     def _settle(self) -> None:
-        """Updates the metrics from the counts; doing so at each step would cost more."""
+        """Counts what is not counted yet; doing so at each step would cost more."""
         self.phases.settle()
-        self._staleness_histogram.observe_all(self._stalenesses)
+        self._staleness_counts.observe(*self._stalenesses)
         self._stalenesses.clear()
-        self._saved.value = self._worker.storage.saved
-        self._unsaved.value = self._worker.storage.failed
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics for Prometheus, but for the phases."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        text = "Examples computed by this worker"
+        yield CounterMetricFamily("trireme_examples_total", text, self._examples)
+        for name, text in _STATUS_METRICS.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"trireme_{name}", text, self._reported.get(name.removesuffix("_total"), 0))
+        pushes = CounterMetricFamily(
+            "trireme_pushes_total", "Pushes by verdict", labels=["verdict"]
+        )
+        for verdict, count in self._pushes.items():
+            pushes.add_metric([verdict], count)
+        text = "Checkpoints by what became of them"
+        saves = CounterMetricFamily("trireme_checkpoints_total", text, labels=["outcome"])
+        saves.add_metric(["saved"], self._worker.storage.saved)
+        saves.add_metric(["failed"], self._worker.storage.failed)
+        yield from (pushes, saves)
+        text, counts = "Updates between a pull and its push", self._staleness_counts
+        buckets = [*counts.cumulative.items()]
+        yield HistogramMetricFamily("trireme_push_staleness", text, buckets, counts.sum)
 
     @property
     def job_examples(self) -> float:
@@ -221,7 +236,7 @@ class Recorder:
         if not self._steps:
             return 0.0
         steps = self._worker.global_step - self._first_step
-        return self._examples.value / self._steps * steps * self._settings.batches_per_step
+        return self._examples / self._steps * steps * self._settings.batches_per_step
 
     def _means(self, reader: str) -> dict[str, float]:
         """Returns the means per step since the reader's last call, with the examples per second.
@@ -232,7 +247,7 @@ class Recorder:
         now = {
             "time": time.monotonic(),
             "steps": self._steps,
-            "examples": self._examples.value,
+            "examples": self._examples,
             "staleness": self._staleness,
             "pushed": backend.bytes_sent,
             "pulled": backend.bytes_received,
@@ -306,19 +321,15 @@ class Recorder:
             status[UNSAVED] = self._worker.storage.alarm[:MAX_LINE]
         if self._exposition is not None:
             status["metrics"] = self._exposition.address
-        for name, metric in self._status_metrics.items():
-            if (value := status.get(name.removesuffix("_total"))) is not None:
-                metric.value = float(value)
+        numbers = {name: value for name, value in status.items() if not isinstance(value, str)}
+        self._reported |= numbers
         self._worker.lifecycle.report(status)
         if self._journal is not None:
-            samples = self._staleness_histogram.samples()
             record = Record(
                 time=time.time(),
                 status={"state": self._worker.lifecycle.state, **status},
                 seconds=self.phases.totals,
-                staleness={
-                    labels["le"]: count for suffix, labels, count in samples if suffix == "_bucket"
-                },
+                staleness=self._staleness_counts.cumulative,
             )
             self._journal.write(record, due=last)
 
