@@ -39,7 +39,12 @@ class BucketCounts:
         self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(bounds) + 1)
 
-    def observe(self, *values: float) -> None:
+    def observe(self, value: float) -> None:
+        """Adds a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
         """Adds values."""
         counts, bounds = self._counts, self._bounds
         for value in values:

@@ -71,12 +71,12 @@ class Counted(NamedTuple):
 
 def test_what_is_counted_is_scraped_and_parsed() -> None:
     counted = Counted(0.25, BucketCounts(COUNT_BUCKETS))
-    counted.staleness.observe(0, 1)
+    counted.staleness.observe_all([0, 1])
     exposition = expose([counted], "worker:1", "127.0.0.1", 0)
     assert exposition is not None
     with exposition:
         assert value(scrape(exposition.address), "trireme_push_staleness_count") == 2
-        counted.staleness.observe(1, 200)
+        counted.staleness.observe_all([1, 200])
         families = scrape(exposition.address)
     assert families["trireme_pushes"].type == "counter"
     assert families["trireme_pushes"].documentation == "Pushes by verdict"

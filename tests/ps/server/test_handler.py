@@ -252,7 +252,6 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     values = torch.full((part.length,), 100.0)
     server.hear(worker, Load(1, 0, (spec,), (), ()), [as_bytes(values)])
     server.hear(worker, Pull(1))
-    metrics.status(9.0, handler.shard)
     assert value(metrics, "trireme_apply_seconds_count") == 0
     push = Push(1, 1, 0, 0, 1.0)
     gradient = worker.connection.destination(push, values.nbytes)
@@ -268,7 +267,6 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     server.hear(worker, Trace("stop"))
     push = Push(1, 2, 1, 1, 1.0)
     server.hear(worker, push, worker.connection.destination(push, values.nbytes))
-    metrics.status(9.0, handler.shard)
     assert handler.shard.state.step == value(metrics, "trireme_apply_seconds_count") == 2
     assert handler._notes.export().count(b"apply") == 1
 

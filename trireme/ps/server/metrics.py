@@ -55,7 +55,8 @@ class ShardMetrics:
         self.report: Report = lambda status: None
         self._process = psutil.Process()
         self._due = 0.0
-        self._applied: list[float] = []  # how long it took, since the last report
+        self._seconds = 0.0  # spent in applying, and how often, since the last report
+        self._times = 0
         self._told: dict[str, float | str] = {}
         self._histogram = BucketCounts(SECONDS_BUCKETS)
         self._counters: Mapping[str, int] = {}
@@ -64,7 +65,9 @@ class ShardMetrics:
 
     def applied(self, seconds: float) -> None:
         """Records how long it took to apply the updates of a step."""
-        self._applied.append(seconds)
+        self._seconds += seconds
+        self._times += 1
+        self._histogram.observe(seconds)
 
     def look(self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()) -> None:
         """Reports the server's status, if a report is due.
@@ -84,8 +87,6 @@ class ShardMetrics:
     ) -> dict[str, float | str]:
         """Returns the server's status, and notes the metrics; see `look`."""
         waits, lags, memory = shard.waits(now), shard.lags(), self._process.memory_info().rss
-        applied, self._applied = self._applied, []
-        self._histogram.observe(*applied)
         self._counters, self._lags = dict(shard.state.counters), {**self._lags, **lags}
         self._gauges = {
             "global_step": shard.state.step,
@@ -98,7 +99,7 @@ class ShardMetrics:
             "applied": shard.state.counters["applied"],
             "stale": shard.state.counters["stale"],
             "fenced": shard.state.counters["fenced"],
-            "apply_seconds": sum(applied) / max(len(applied), 1),
+            "apply_seconds": self._seconds / max(self._times, 1),
             "memory_bytes": memory,
             **self.replication.status(now, logs),
         }
@@ -114,6 +115,7 @@ class ShardMetrics:
             }
         furthest = heapq.nlargest(_MOST_LAGS, lags.items(), key=lambda each: (each[1], -each[0]))
         status |= {f"lag/worker:{worker}": lag for worker, lag in sorted(furthest)}
+        self._seconds, self._times = 0.0, 0
         # A reported value stays until another is reported: what is over is reported as empty.
         over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}
         self._told = status

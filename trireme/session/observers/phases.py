@@ -58,7 +58,7 @@ class Phases:
                 self._observer(phase, began, ended)
         del self._waiting[: len(waiting)]
         for phase, seconds in durations.items():
-            self._histograms[phase].observe(*seconds)
+            self._histograms[phase].observe_all(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics for Prometheus."""

@@ -197,7 +197,7 @@ class Recorder:
     def _settle(self) -> None:
         """Counts what is not counted yet; doing so at each step would cost more."""
         self.phases.settle()
-        self._staleness_counts.observe(*self._stalenesses)
+        self._staleness_counts.observe_all(self._stalenesses)
         self._stalenesses.clear()
 
     def collect(self) -> Iterator[Metric]:
