@@ -18,7 +18,9 @@ CLOSE = 1e-5
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.processes,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE, or hidden: pytest tests/gpu"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE, or hidden: pytest tests/gpu"
+    ),
 ]
 
 
