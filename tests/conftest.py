@@ -27,6 +27,8 @@ PACKAGES = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), PACKAGES])
 """For the processes that tests start."""
 
+os.environ.setdefault("PYTHONPATH", PYTHONPATH)  # those that say nothing else
+
 
 def python_path(words: Iterable[object]) -> str:
     """Returns `PYTHONPATH` for a command.

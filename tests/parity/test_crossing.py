@@ -168,6 +168,7 @@ def test_a_checkpoint_does_not_say_who_wrote_it(written: dict[str, Path]) -> Non
         assert found == shapes["one process"], way
 
 
+@pytest.mark.thorough
 def test_what_is_saved_is_what_load_reads(written: dict[str, Path]) -> None:
     for folder in written.values():
         newest = max((folder / "checkpoints").iterdir())
