@@ -92,7 +92,7 @@ def start_servers(
             listen=f"{'tls' if tls else 'tcp'}://127.0.0.1:0",
             coordinator=coordinator,
             policy=Policy(workers, servers, join_timeout=_SECONDS, replicas=replicas),
-            config=JobConfig(transport="auto" if shared else "tcp"),
+            config=JobConfig().replaced("a benchmark", transport="auto" if shared else "tcp"),
             certificates=certificates.get(f"ps:{index}"),
         )
         process = fork(f"ps:{index}", _serve, config, bits)

@@ -114,14 +114,13 @@ def option_table() -> Iterator[str]:
 
 
 def options() -> list[str]:
-    """Returns the fields of `JobConfig`."""
+    """Returns the fields of the groups of `JobConfig`."""
     tree = ast.parse((PACKAGE / "job_config.py").read_text(encoding="utf-8"))
-    (config,) = (
-        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "JobConfig"
-    )
     return [
         node.target.id
-        for node in config.body
+        for group in tree.body
+        if isinstance(group, ast.ClassDef) and "_Options" in map(ast.unparse, group.bases)
+        for node in group.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     ]
 

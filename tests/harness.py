@@ -97,7 +97,8 @@ class Cluster:
             servers=self.servers,
             coordinator=coordinator and self.coordinator_seen_at(index, coordinator),
             secret=SECRET.hex(),
-            config=JobConfig(
+            config=JobConfig().replaced(
+                "a test",
                 run_dir=None if self.run_dir is None else str(self.run_dir),
                 strategy=self.strategy,
                 aggregate=self.aggregate,
@@ -197,9 +198,10 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
     address = service.address
     threads.start("coordinator", service.run)
     for index in range(cluster.servers):
-        transport = JobConfig(transport="tcp" if cluster.scheme == "tcp" else "auto")
+        transport = "tcp" if cluster.scheme == "tcp" else "auto"
+        options = JobConfig().replaced("a test", transport=transport)
         place = _any(cluster.scheme)
-        config = ServerConfig(JOB, SECRET, index, place, address, policy, config=transport)
+        config = ServerConfig(JOB, SECRET, index, place, address, policy, config=options)
         threads.start(f"ps:{index}", lambda c=config: serve(c, lambda _: None))
     try:
         yield address

@@ -21,11 +21,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from tests.harness import JOB, SECRET, Cluster, Ran, keepers
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, decode_task, encode_task
+from trireme.launch.config.task_config import (
+    TASK_VARIABLE,
+    GroupMember,
+    TaskConfig,
+    decode_task,
+    encode_task,
+)
 
 SECONDS = 180.0
 
@@ -91,7 +95,8 @@ class ProcessGroup:
                 servers=self.servers,
                 coordinator=coordinator,
                 secret=SECRET.hex(),
-                config=JobConfig(
+                config=JobConfig().replaced(
+                    "a test",
                     run_dir=None if self.run_dir is None else str(self.run_dir),
                     strategy=self.strategy,
                     every=self.every,
@@ -104,9 +109,11 @@ class ProcessGroup:
                     transport=self.transport,
                 ),
                 display="none",
-                processes=self.processes,
-                rank=rank,
-                local_rank=process_group * self.processes + rank,
+                group=GroupMember(
+                    size=self.processes,
+                    rank=rank,
+                    local_rank=process_group * self.processes + rank,
+                ),
             )
             for process_group in range(process_groups)
             for rank in range(self.processes)
@@ -177,7 +184,7 @@ def _run(
         ours, theirs = SPAWNER.Pipe(duplex=False)
         listener = listeners.get(task.index if task.servers else 0)
         told = encode_task(_at(task, listener))
-        inherited = listener if task.rank == 0 and task.processes > 1 else None
+        inherited = listener if task.group.rank == 0 and task.group.size > 1 else None
         process = SPAWNER.Process(
             target=_child, args=(theirs, told, inherited, program, args), daemon=True
         )
@@ -222,16 +229,16 @@ def _take(ran: ProcessGroupRan, pipe: Connection, place: int) -> None:
 
 def _listeners(tasks: list[TaskConfig]) -> dict[int, socket.socket]:
     """Returns a socket for each process group, at which its processes meet: rank 0 inherits it."""
-    process_groups = {task.index if task.servers else 0 for task in tasks if task.processes > 1}
+    process_groups = {task.index if task.servers else 0 for task in tasks if task.group.size > 1}
     return {
         process_group: socket.create_server(("127.0.0.1", 0)) for process_group in process_groups
     }
 
 
 def _at(task: TaskConfig, listener: socket.socket | None) -> TaskConfig:
-    together = listener is not None and task.processes > 1
+    together = listener is not None and task.group.size > 1
     process_group = f"127.0.0.1:{listener.getsockname()[1]}" if listener and together else ""
-    return msgspec.structs.replace(task, process_group=process_group)
+    return task.in_group(address=process_group)
 
 
 def _child(
@@ -245,7 +252,7 @@ def _child(
 
     torch.set_num_threads(1)
     if listener is not None:
-        config = msgspec.structs.replace(decode_task(task), process_group_fd=listener.detach())
+        config = decode_task(task).inheriting(process_group=listener.detach())
         task = encode_task(config)
     os.environ[TASK_VARIABLE] = task
     try:

@@ -6,8 +6,8 @@ derived from the fields of `JobConfig`. `trireme.launch.config.sources` reads th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -47,6 +47,7 @@ class Option:
         field: the name of the field. This and the following are filled in from the declaration.
         type: the type of the field.
         default: the default value.
+        group: the field of `JobConfig` that holds it with others of its group.
         engine: the engine of whose own options it is one; "" for none.
     """
 
@@ -60,6 +61,7 @@ class Option:
     field: str = ""
     type: Any = None
     default: Any = None
+    group: str = ""
     engine: str = ""
 
     @property
@@ -165,17 +167,16 @@ Size = Annotated[str, Meta(pattern="^[0-9]+(\\.[0-9]+)? ?([kKMGT]i?)?B$")]
 Codec = Annotated[str, Meta(pattern=rf"^({'|'.join(CODECS)}|topk:.+)$")]
 
 
-class JobConfig(
+class _Options(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The options of a job: the same value in its launcher and in each of its tasks.
+    """A group of options. None leaves the choice to the program, or to the strategy."""
 
-    None leaves the choice to the program, or to the strategy. `origins` holds, by field, the origin
-    of each value that is not a default; `engine_options`, likewise, the values of the options that
-    an engine has of its own (see `trireme.launch.engines`).
-    """
 
-    # fmt: off
+# fmt: off
+class Tasks(_Options, frozen=True):
+    """How many tasks a job has."""
+
     workers: Annotated[Workers | Literal["auto"], Option("N",
         "how many workers; auto: one for each GPU, or one where there is none (default 1)",
         run_only=True)] = 1
@@ -185,6 +186,11 @@ class JobConfig(
     replicas: Annotated[Positive, Option("R",
         "how many servers hold each shard of the parameters; with 2 any one may die (default 1)"
         )] = 1
+
+
+class TrainingOptions(_Options, frozen=True):
+    """The strategy and its numbers, and what is pushed."""
+
     strategy: Annotated[str | None, Option("NAME",
         "{values} (default async with servers, allreduce without)", values=STRATEGIES.names
         )] = None
@@ -198,6 +204,14 @@ class JobConfig(
         )] = False
     every: Annotated[Positive | None, Option("H",
         "averaging, diloco: local steps of a worker between two exchanges")] = None
+    compress: Annotated[Codec, Option("CODEC",
+        "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)",
+        expects=f"one of {', '.join(CODECS)}, topk:SHARE")] = "none"
+
+
+class ModelOptions(_Options, frozen=True):
+    """How the processes inside each worker hold the model together."""
+
     mesh: Annotated[str, Option("AXES",
         "processes inside each worker: pp pipeline stages, graph tasks of a dataflow graph, tp "
         "tensor-parallel, dp or fsdp replicas",
@@ -214,26 +228,34 @@ class JobConfig(
         expects="a size, such as 500MB or 2GiB", check=_at_least_a_byte, run_only=True)] = None
     log_placement: Annotated[bool, Option("",
         "graph: print which task computes each operation", run_only=True)] = False
+
+    def given(self, kind: type[Any]) -> dict[str, Any]:
+        """Returns the values that were given of the fields which a dataclass has too."""
+        its = {field.name for field in fields(kind)}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name in its}
+        return {name: value for name, value in values.items() if value not in (None, False)}
+
+
+class NetworkOptions(_Options, frozen=True):
+    """How tasks connect, and what protects that."""
+
     transport: Annotated[str, Option("NAME",
         "auto: shared memory between tasks of one host, else tcp; tcp, or one that is installed: "
         "always (default auto)")] = "auto"
-    compress: Annotated[Codec, Option("CODEC",
-        "packs pushed gradients: fp16, bf16, int8, topk or topk:SHARE (default none)",
-        expects=f"one of {', '.join(CODECS)}, topk:SHARE")] = "none"
-    profile: Annotated[Steps | None, Option("STEPS",
-        "trace these steps of each worker, such as 10:15, into RUN/traces",
-        expects="FIRST:END, such as 10:15", check=_first_before_end)] = None
-    metrics_port: Annotated[Port | None, Option("PORT",
-        "serve Prometheus metrics: the coordinator at PORT, servers and workers above; 0: any port",
-        expects="a port, or 0")] = None
-    metrics_host: Annotated[str, Option("ADDRESS",
-        "the address of the metrics ports (default 127.0.0.1: this host only)")] = "127.0.0.1"
-    run_dir: Annotated[str | None, Option("DIR",
-        "the directory of the job's checkpoints, records and logs, or a URL such as s3://bucket/run",
-        expects="the name of a directory", check=_not_empty)] = None
-    max_restarts: Annotated[Whole, Option("N",
-        "how often each worker is started again when it fails, and each server where others hold "
-        "copies; else the whole job when a server dies (default 0)", run_only=True)] = 0
+    certs: Annotated[str | None, Option("DIR",
+        "where the task's certificate for TLS is: see trireme certs (default RUN_DIR/certs)"
+        )] = None
+    tls: Annotated[bool, Option("",
+        "encrypt connections between tasks of one host too; between hosts all are", run_only=True
+        )] = False
+    allow_plaintext: Annotated[bool, Option("",
+        "allow unencrypted traffic between hosts, for networks that you trust"
+        )] = False
+
+
+class Timeouts(_Options, frozen=True):
+    """How long things may take, in seconds."""
+
     join_timeout: Annotated[Seconds, Option("SECONDS",
         "how long the tasks of a job wait for each other to join (default 300)")] = 300.0
     heartbeat_timeout: Annotated[Silence, Option("SECONDS",
@@ -245,59 +267,108 @@ class JobConfig(
     rejoin_timeout: Annotated[Seconds, Option("SECONDS",
         "how long a task that is cut off from its job tries to come back, and a job of which every "
         "worker is cut off waits for them (default 600)")] = 600.0
-    certs: Annotated[str | None, Option("DIR",
-        "where the task's certificate for TLS is: see trireme certs (default RUN_DIR/certs)"
-        )] = None
-    tls: Annotated[bool, Option("",
-        "encrypt connections between tasks of one host too; between hosts all are", run_only=True
-        )] = False
-    allow_plaintext: Annotated[bool, Option("",
-        "allow unencrypted traffic between hosts, for networks that you trust"
-        )] = False
+
+
+class OutputOptions(_Options, frozen=True):
+    """What is kept and shown of a job, and where."""
+
+    run_dir: Annotated[str | None, Option("DIR",
+        "the directory of the job's checkpoints, records and logs, or a URL such as s3://bucket/run",
+        expects="the name of a directory", check=_not_empty)] = None
+    profile: Annotated[Steps | None, Option("STEPS",
+        "trace these steps of each worker, such as 10:15, into RUN/traces",
+        expects="FIRST:END, such as 10:15", check=_first_before_end)] = None
+    metrics_port: Annotated[Port | None, Option("PORT",
+        "serve Prometheus metrics: the coordinator at PORT, servers and workers above; 0: any port",
+        expects="a port, or 0")] = None
+    metrics_host: Annotated[str, Option("ADDRESS",
+        "the address of the metrics ports (default 127.0.0.1: this host only)")] = "127.0.0.1"
+
+
+class LaunchOptions(_Options, frozen=True):
+    """Where and how tasks are started, and how often again."""
+
     on: Annotated[str, Option("ENGINE", "where tasks run: the name of an engine (default local)",
         run_only=True)] = "local"
     start: Annotated[Literal["auto", "spawn"], Option("HOW",
         "auto: fork tasks from one process that has imported PyTorch, where that is safe; spawn: "
         "each imports it by itself (default auto)", run_only=True)] = "auto"
-    # fmt: on
+    max_restarts: Annotated[Whole, Option("N",
+        "how often each worker is started again when it fails, and each server where others hold "
+        "copies; else the whole job when a server dies (default 0)", run_only=True)] = 0
+
+
+# fmt: on
+
+
+class JobConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The options of a job, in groups: the same value in its launcher and in each of its tasks.
+
+    `origins` holds, by option, the origin of each value that is not a default; `engine_options`,
+    likewise, the values of the options that an engine has of its own (see
+    `trireme.launch.engines`).
+    """
+
+    tasks: Tasks = Tasks()
+    training: TrainingOptions = TrainingOptions()
+    model: ModelOptions = ModelOptions()
+    network: NetworkOptions = NetworkOptions()
+    timeouts: Timeouts = Timeouts()
+    output: OutputOptions = OutputOptions()
+    launch: LaunchOptions = LaunchOptions()
     origins: dict[str, str] = {}
     engine_options: dict[str, str | int | float | bool] = {}
 
     def origin(self, field: str) -> str:
-        """Returns the origin of a field's value, such as `command line`."""
+        """Returns the origin of an option's value, such as `command line`."""
         return self.origins.get(field, "default")
 
     def replaced(self, origin: str, **values: Any) -> JobConfig:
-        """Returns a copy with some values replaced, whose origin is `origin`."""
-        origins = self.origins | dict.fromkeys(values, origin)
-        return msgspec.structs.replace(self, **values, origins=origins)
+        """Returns a copy with the values of some options replaced, whose origin is `origin`."""
+        return self.with_values(values, dict.fromkeys(values, origin))
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """Every value by the option's name; of an engine's own options those that were given."""
-        own = {field.replace("_", "-"): value for field, value in self.engine_options.items()}
-        return {option.name: getattr(self, option.field) for option in OPTIONS} | own
+    def with_values(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> JobConfig:
+        """Returns a copy with some values replaced, those of an engine's options too.
 
-    @property
-    def value_origins(self) -> dict[str, str]:
-        """The origin of each of `values`."""
-        return {name: self.origin(name.replace("-", "_")) for name in self.values}
+        Args:
+            values: the values, by option.
+            origins: the origin of each of them.
+        """
+        groups: dict[str, dict[str, Any]] = {}
+        for field, value in values.items():
+            groups.setdefault(_GROUPS.get(field, ""), {})[field] = value
+        own = self.engine_options | groups.pop("", {})
+        changed = {
+            group: msgspec.structs.replace(getattr(self, group), **new)
+            for group, new in groups.items()
+        }
+        return msgspec.structs.replace(
+            self, **changed, engine_options=own, origins={**self.origins, **origins}
+        )
 
     def value(self, option: Option) -> Any:
         """Returns the value of an option, of an engine's too."""
         if option.engine:
             return self.engine_options.get(option.field, option.default)
-        return getattr(self, option.field)
+        return getattr(getattr(self, option.group), option.field)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every value by the option's name; of an engine's own options those that were given."""
+        own = {field.replace("_", "-"): value for field, value in self.engine_options.items()}
+        return {option.name: self.value(option) for option in OPTIONS} | own
 
     @property
     def scheme(self) -> str:
         """The scheme of addresses of tasks without certificates."""
-        return "tcp" if self.transport == "auto" else self.transport
+        return "tcp" if self.network.transport == "auto" else self.network.transport
 
     @property
     def inside(self) -> int:
         """The number of processes that hold one model; with servers, those of each worker."""
-        return Mesh.parse(self.mesh).size
+        return Mesh.parse(self.model.mesh).size
 
     def check_together(self, servers: int) -> None:
         """Checks that the mesh, the codec and the number of servers are consistent.
@@ -307,43 +378,50 @@ class JobConfig(
         Raises:
             UsageError: they are not; the message says what to do.
         """
-        mesh = Mesh.parse(self.mesh)
-        if self.replicas > max(1, servers):
+        mesh, replicas, compress = (
+            Mesh.parse(self.model.mesh),
+            self.tasks.replicas,
+            self.training.compress,
+        )
+        if replicas > max(1, servers):
             there_are = f"{servers} {'server' if servers == 1 else 'servers'}"
             less = f" or give at most --replicas {servers}" if servers else ""
             raise UsageError(
-                f"replicas is {self.replicas} ({self.origin('replicas')}): each copy is on a "
+                f"replicas is {replicas} ({self.origin('replicas')}): each copy is on a "
                 f"parameter server of its own, and this job has {there_are if servers else 'none'}"
-                f"; add --ps {self.replicas}{less}"
+                f"; add --ps {replicas}{less}"
             )
         if servers:
-            if mesh.size > 1 and self.prefetch:
+            if mesh.size > 1 and self.training.prefetch:
                 raise UsageError("prefetch is for workers of one process: leave out --prefetch")
-        elif self.compress != "none" and (mesh.size > 1 or self.workers != 1):
+        elif compress != "none" and (mesh.size > 1 or self.tasks.workers != 1):
             raise UsageError(
-                f"compress is {self.compress} ({self.origin('compress')}): codecs pack what "
+                f"compress is {compress} ({self.origin('compress')}): codecs pack what "
                 "workers push to parameter servers; add --ps 1"
             )
-        pipelined = mesh.pp > 1 or self.strategy in ("pipeline", None)
-        graph = mesh.graph > 1 or self.strategy in ("graph", None)
-        for name, serves, what in (
-            ("schedule", pipelined or graph, "pipeline"),
-            ("microbatches", pipelined or graph, "pipeline"),
-            ("memory_limit", graph, "graph"),
-            ("log_placement", graph, "graph"),
+        self._check_model(mesh)
+
+    def _check_model(self, mesh: Mesh) -> None:
+        """Checks that the options of pipelines and graphs have one."""
+        strategy = self.training.strategy
+        graph = mesh.graph > 1 or strategy in ("graph", None)
+        pipelined = graph or mesh.pp > 1 or strategy == "pipeline"
+        for name, serves, axis, what in (
+            ("schedule", pipelined, "pp", "pipeline"),
+            ("microbatches", pipelined, "pp", "pipeline"),
+            ("memory_limit", graph, "graph", "graph"),
+            ("log_placement", graph, "graph", "graph"),
         ):
-            value = getattr(self, name)
+            value = getattr(self.model, name)
             if value not in (None, False) and not serves:
-                axis = "pp" if what == "pipeline" else "graph"
                 raise UsageError(
                     f"{name.replace('_', '-')} is {value} ({self.origin(name)}), and there is no "
                     f"{what}: add --mesh {axis}=2 or --strategy {what}"
                 )
-
-        placed = mesh.graph > 1 or self.strategy == "graph"
-        if placed and self.schedule not in (None, *GRAPH_SCHEDULES):
+        placed, schedule = mesh.graph > 1 or strategy == "graph", self.model.schedule
+        if placed and schedule not in (None, *GRAPH_SCHEDULES):
             raise UsageError(
-                f"schedule is {self.schedule} ({self.origin('schedule')}), which is one of "
+                f"schedule is {schedule} ({self.origin('schedule')}), which is one of "
                 f"pipelines; for a graph there are {' and '.join(GRAPH_SCHEDULES)}"
             )
 
@@ -359,11 +437,14 @@ class JobConfig(
         ]
 
 
-def declared(kind: type[msgspec.Struct], engine: str = "") -> tuple[Option, ...]:
+def declared(
+    kind: type[msgspec.Struct], *, group: str = "", engine: str = ""
+) -> tuple[Option, ...]:
     """Returns the options that the fields of a class declare, in their order.
 
     Args:
-        kind: the class, such as `JobConfig`.
+        kind: the class, such as `Timeouts`.
+        group: the field of `JobConfig` that holds its value; "" for the options of an engine.
         engine: the engine that they are of, whose name begins theirs; "" for none.
     """
     hints = get_type_hints(kind, include_extras=True)
@@ -375,6 +456,7 @@ def declared(kind: type[msgspec.Struct], engine: str = "") -> tuple[Option, ...]
             field=prefix + name,
             type=hint,
             default=defaults[name],
+            group=group,
             engine=engine,
             run_only=option.run_only or bool(engine),
         )
@@ -384,7 +466,13 @@ def declared(kind: type[msgspec.Struct], engine: str = "") -> tuple[Option, ...]
     )
 
 
-OPTIONS = declared(JobConfig)
+OPTIONS = tuple(
+    option
+    for group, kind in get_type_hints(JobConfig).items()
+    if isinstance(kind, type) and issubclass(kind, _Options)
+    for option in declared(kind, group=group)
+)
 """Every option of a job, but for those of engines, in the order of the help."""
 TASK_OPTIONS = tuple(option for option in OPTIONS if not option.run_only)
 """The options of a task that is started by hand."""
+_GROUPS = {option.field: option.group for option in OPTIONS}

@@ -366,7 +366,7 @@ def resolve(name: str, config: JobConfig) -> Strategy:
     classes = [strategy_class(each) for each in STRATEGIES]
     given: dict[str, Any] = {}
     for option in OPTIONS:
-        value = getattr(config, option.field)
+        value = config.value(option)
         having = [each.name for each in classes if option.field in each.__dataclass_fields__]
         if not having or value == option.default:
             continue
@@ -396,12 +396,12 @@ def choose(
             run on this cluster.
     """
     default = "async" if servers or workers == 1 else "allreduce"
-    chosen = config.strategy or (default if own == "auto" else own)
+    chosen = config.training.strategy or (default if own == "auto" else own)
     try:
         strategy = chosen if isinstance(chosen, Strategy) else resolve(chosen, config)
         strategy.check(workers=workers, servers=servers)
     except ConfigurationError as error:
-        if config.strategy is None:
+        if config.training.strategy is None:
             raise
         raise ConfigurationError(f"{error} (strategy: {config.origin('strategy')})") from error
     return strategy

@@ -68,7 +68,7 @@ def engine_on(hosts: Hosts) -> Callable[..., HostEngine]:
 
 def run_plainly(job: Job, directory: RunDirectory, console: Console) -> int:
     """As `run_local`, for a job that may do without TLS between hosts."""
-    if not job.task.config.tls:
+    if not job.task.config.network.tls:
         options = job.task.config.replaced("hosts of a test", allow_plaintext=True)
         job = replace(job, task=msgspec.structs.replace(job.task, config=options))
     return run_local(job, directory, console)

@@ -469,7 +469,8 @@ def test_a_job_is_its_launcher_a_template_and_its_tasks_which_all_end_with_the_l
 
 SHOW = (
     "import sys\nfrom trireme.launch.environment.detect import detect\nc = detect()\n"
-    "print(c.name, c.workers, c.servers, c.config.strategy, c.config.aggregate, c.dry_run, "
+    "t = c.config.training\n"
+    "print(c.name, c.workers, c.servers, t.strategy, t.aggregate, c.dry_run, "
     "c.coordinator)\n"
     "print(sys.argv[1:])\n"
 )

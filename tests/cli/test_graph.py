@@ -77,9 +77,9 @@ def test_the_session_is_asked_for_pictures_and_does_not_train(capsys) -> None:
     asked, arguments = task(capsys)
     assert asked["draw"] == {"workers": 3, "svg": "a.svg", "html": "b.html"}
     assert asked["dry_run"] is True
-    assert (asked["workers"], asked["processes"], asked["servers"]) == (3, 3, 0)
-    assert asked["config"]["strategy"] == "graph"
-    assert asked["config"]["microbatches"] == 4
+    assert (asked["workers"], asked["group"]["size"], asked["servers"]) == (3, 3, 0)
+    assert asked["config"]["training"]["strategy"] == "graph"
+    assert asked["config"]["model"]["microbatches"] == 4
     assert asked["config"]["origins"]["strategy"] == "trireme graph"
     assert arguments == "['--svg', 'mine']"
     assert not Path("runs").exists()

@@ -700,9 +700,9 @@ def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> N
 
 def test_what_nobody_sets_is_the_same_in_a_policy_as_in_a_task() -> None:
     policy, task = Policy(workers=1, servers=0), TaskConfig(job="j", role="worker")
-    assert policy.join_timeout == task.config.join_timeout
-    assert policy.progress_timeout == task.config.progress_timeout
-    assert policy.heartbeat_timeout == task.config.heartbeat_timeout
+    assert policy.join_timeout == task.config.timeouts.join_timeout
+    assert policy.progress_timeout == task.config.timeouts.progress_timeout
+    assert policy.heartbeat_timeout == task.config.timeouts.heartbeat_timeout
 
 
 class TestReasons:

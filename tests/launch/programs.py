@@ -24,7 +24,7 @@ from trireme.launch.supervision_state import SupervisionLimits
 PRELUDE = """
 import json, os, signal, sys
 def tell(tag, /, **content):
-    fd = json.loads(os.environ["TRIREME_TASK"])["launcher_fd"]
+    fd = json.loads(os.environ["TRIREME_TASK"])["descriptors"]["launcher"]
     os.write(fd, json.dumps({{"type": tag, **content}}).encode() + b"\\n")
 HERE = {here!r}
 """

@@ -57,7 +57,7 @@ def test_an_engine_brings_its_options(ray: None, tmp_path: Path) -> None:
     assert shown["ray-cpus-per-worker"] == ["3", "command", "line"]
     assert shown["ray-address"] == ["auto", "default"]
     assert config.values["ray-gpus-per-worker"] == 0.5
-    assert config.value_origins["ray-pack-workers"] == "file trireme.toml"
+    assert config.origin("ray_pack_workers") == "file trireme.toml"
 
 
 @pytest.mark.parametrize(

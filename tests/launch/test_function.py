@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.function import (
     function_name,
     new_result,
@@ -29,13 +29,8 @@ from trireme.launch.launcher_pipe import LauncherPipe
 def call(function: Any, *args: Any, result: IO[bytes], index: int = 0, **task: Any) -> int:
     """Has a worker call a function, as in its own process, and returns the exit status."""
     with pack_call(function, args) as file:
-        config = TaskConfig(
-            job="j",
-            index=index,
-            call_fd=os.dup(file.fileno()),
-            result_fd=os.dup(result.fileno()),
-            **task,
-        )
+        fds = {"call": os.dup(file.fileno()), "result": os.dup(result.fileno())}
+        config = TaskConfig(job="j", index=index, descriptors=fds, **task)
         return run_call(config, None)
 
 
@@ -76,7 +71,7 @@ def test_a_worker_that_is_started_again_replaces_its_result(result: IO[bytes]) -
 
 
 def test_only_the_first_process_of_a_worker_returns_a_result(result: IO[bytes]) -> None:
-    assert call(lambda: "part", result=result, servers=1, processes=2, rank=1) == 0
+    assert call(lambda: "part", result=result, servers=1, group=GroupMember(size=2, rank=1)) == 0
     assert read_result(result) is None
 
 
@@ -94,7 +89,7 @@ def test_an_exception_is_reported_with_its_traceback_and_source(
 
     reader, writer = os.pipe()
     with pack_call(fails, ()) as file:
-        task = TaskConfig(job="j", call_fd=os.dup(file.fileno()))
+        task = TaskConfig(job="j", descriptors={"call": os.dup(file.fileno())})
         assert run_call(task, LauncherPipe(writer)) == 1
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         reason = json.loads(pipe.read(1 << 16).splitlines()[0])
@@ -115,7 +110,7 @@ def test_the_code_of_a_cell_comes_along_for_tracebacks(
     exec(compile(text, "<cell 1>", "exec"), names)
     with pack_call(names["cell"], ()) as file:
         monkeypatch.delitem(linecache.cache, "<cell 1>")
-        assert run_call(TaskConfig(job="j", call_fd=os.dup(file.fileno())), None) == 1
+        assert run_call(TaskConfig(job="j", descriptors={"call": os.dup(file.fileno())}), None) == 1
     assert "raise ValueError('from a cell')" in capsys.readouterr().err
 
 
@@ -129,7 +124,8 @@ def test_the_path_of_modules_comes_along(
     file = pack_call(beside_the_notebook.answer, ())
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(tmp_path)])
     monkeypatch.delitem(sys.modules, "beside_the_notebook")
-    task = TaskConfig(job="j", call_fd=os.dup(file.fileno()), result_fd=os.dup(result.fileno()))
+    fds = {"call": os.dup(file.fileno()), "result": os.dup(result.fileno())}
+    task = TaskConfig(job="j", descriptors=fds)
     assert run_call(task, None) == 0
     assert read_result(result) == 42
 

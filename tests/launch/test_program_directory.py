@@ -120,7 +120,7 @@ def test_what_is_not_linked(started: RunDirectory, tmp_path: Path) -> None:
     assert stays(worker(started), None)  # a program without one
     assert stays(worker(started), started.path)  # it is the same
     assert stays(worker(started, index=1, workers=2), mine)
-    assert stays(worker(started, config=JobConfig(run_dir="x")), mine)
+    assert stays(worker(started, config=JobConfig().replaced("a test", run_dir="x")), mine)
     assert stays(TaskConfig(job="j"), mine)  # on Ray
     assert not mine.exists()
     other = claim(mine)

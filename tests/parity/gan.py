@@ -153,7 +153,7 @@ def step_another_in_session() -> str:
     try:
         with _session(1) as session:
             noise, real = batches()[0]
-            name = ("generator", "discriminator")[session.task.rank]
+            name = ("generator", "discriminator")[session.task.group.rank]
             session.step(((noise, real), real), optimizer=name)
     except ConfigurationError as error:
         return str(error)

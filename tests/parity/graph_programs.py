@@ -191,7 +191,7 @@ def train_on_other_batches() -> None:
     """Each process has a batch of another size."""
     with Session(model_of("MLP"), loss_of, OPTIMIZERS["sgd"]) as session:
         inputs, labels = batches()[0]
-        session.step((inputs[session.task.rank :], labels[session.task.rank :]))
+        session.step((inputs[session.task.group.rank :], labels[session.task.group.rank :]))
 
 
 def train_with_modes() -> dict[str, Any]:

@@ -98,7 +98,7 @@ def train_lean(
     torch.use_deterministic_algorithms(True)
     found: dict[str, float] = {}
     with session_of(build, steps) as session:
-        lean = session.task.processes > 1
+        lean = session.task.group.size > 1
         assert session._setup.lean == lean
         data, size = data_of(BUILDS[build][0]), BATCH // replicas
         for batch in session.loader(data, size, shuffle=False):
@@ -145,7 +145,7 @@ def other_batches() -> None:
     """Each process has a random example of its own, which is fine, and batches of its own."""
     torch.seed()
     with session_of("MLP", graph=GraphConfig(example=torch.randn(BATCH, 20))) as session:
-        size = BATCH - session.task.rank
+        size = BATCH - session.task.group.rank
         session.step((torch.randn(size, 20), torch.zeros(size, dtype=torch.long)))
 
 

@@ -49,7 +49,7 @@ def train_loop(
     """
     model = model_of(case)
     task = current_task()
-    if task.rank or task.index:  # as if nobody had seeded it
+    if task.group.rank or task.index:  # as if nobody had seeded it
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
@@ -117,7 +117,7 @@ def feed_another_batch(case: str) -> str:
     """Every process computes a batch of its own; returns what it is told."""
     model = model_of(case)
     trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
-    rank = current_task().rank
+    rank = current_task().group.rank
     try:
         model(data_of(case).tensors[0][rank : rank + 5])
     except ConfigurationError as error:

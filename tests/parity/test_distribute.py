@@ -22,7 +22,7 @@ from tests.parity.spread import STEPS
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, GroupMember, TaskConfig, encode_task
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -120,9 +120,8 @@ def test_a_pipeline_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TaskConfig(
         job="j",
         workers=2,
-        processes=2,
-        config=JobConfig(strategy="pipeline"),
-        process_group="127.0.0.1:1",
+        config=JobConfig().replaced("a test", strategy="pipeline"),
+        group=GroupMember(size=2, address="127.0.0.1:1"),
     )
     monkeypatch.setenv(TASK_VARIABLE, encode_task(task))
     model = torch.nn.Linear(2, 2)

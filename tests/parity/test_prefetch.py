@@ -200,4 +200,4 @@ def test_a_lone_process_needs_no_prefetch() -> None:
 def test_a_program_may_ask_for_it_and_the_launch_may_not_ask_it_of_sync() -> None:
     assert SSP(2, prefetch=True).rule() == SSP(2).rule()
     with pytest.raises(ConfigurationError, match="only async, ssp"):
-        resolve("sync", JobConfig(prefetch=True))
+        resolve("sync", JobConfig().replaced("a test", prefetch=True))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.session.model.assembly import assemble
 from trireme.session.options import Options
 from trireme.session.settings import Settings
@@ -26,9 +26,15 @@ from trireme.session.worker.dry_run import describe
 def test_what_each_process_holds_and_sends(
     strategy: str | None, mesh: str, processes: int, servers: int, lines: list[str]
 ) -> None:
-    config = JobConfig(strategy=strategy, mesh=mesh, workers=2, ps=servers)
+    config = JobConfig().replaced("a test", strategy=strategy, mesh=mesh, workers=2, ps=servers)
+    group = GroupMember(size=processes)
     task = TaskConfig(
-        job="j", workers=2, servers=servers, processes=processes, config=config, dry_run=True
+        job="j",
+        workers=2,
+        servers=servers,
+        group=group,
+        config=config,
+        dry_run=True,
     )
     if processes == 1 and not servers:
         task = TaskConfig(job="j", config=JobConfig(), dry_run=True)
@@ -42,7 +48,7 @@ def test_what_each_process_holds_and_sends(
 
 
 def test_which_server_holds_which_copies() -> None:
-    config = JobConfig(strategy="async", workers=2, ps=3, replicas=2)
+    config = JobConfig().replaced("a test", strategy="async", workers=2, ps=3, replicas=2)
     task = TaskConfig(job="j", workers=2, servers=3, config=config, dry_run=True)
     setup = assemble(
         Settings(task, Options()),

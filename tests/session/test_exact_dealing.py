@@ -171,7 +171,7 @@ def other_choice() -> str:
     with make() as session:
         try:
             for epoch in session.epochs(EPOCHS):
-                dataset = chosen(1, seed=epoch * (1 + session.task.rank))
+                dataset = chosen(1, seed=epoch * (1 + session.task.group.rank))
                 for batch in session.loader(dataset, BATCH):
                     session.step(batch)
         except trireme.Rejected as error:

@@ -35,7 +35,7 @@ from trireme.strategies import (
 def test_names_and_options(
     name: str, options: dict[str, Any], strategy: Strategy, rule: Rule
 ) -> None:
-    found = resolve(name, JobConfig(**options))
+    found = resolve(name, JobConfig().with_values(options, {}))
     assert found == strategy
     assert found.rule() == rule
 
@@ -75,7 +75,7 @@ def test_options_of_other_strategies_are_refused(
     name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        resolve(name, JobConfig(**options))
+        resolve(name, JobConfig().with_values(options, {}))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,9 @@ def test_a_strategy_has_the_name_of_its_entry_point() -> None:
 def test_without_a_name_the_cluster_decides(workers: int, servers: int) -> None:
     chosen = choose(JobConfig(), workers=workers, servers=servers)
     assert chosen.name == ("async" if servers or workers == 1 else "allreduce")
+    sync = JobConfig().replaced("a test", strategy="sync")
     assert choose(JobConfig(), SSP(2), workers=2, servers=1) == SSP(2)
-    assert choose(JobConfig(strategy="sync"), "ssp", workers=2, servers=1) == Sync()
+    assert choose(sync, "ssp", workers=2, servers=1) == Sync()
 
 
 @pytest.mark.parametrize(
@@ -131,9 +132,9 @@ def test_without_a_name_the_cluster_decides(workers: int, servers: int) -> None:
     ],
 )
 def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: str) -> None:
-    config = JobConfig(**given, origins={"strategy": "file x"})
+    config = JobConfig().with_values(given, {"strategy": "file x"})
     with pytest.raises(ConfigurationError, match=message):
-        choose(config, workers=given.get("workers", 1), servers=config.ps)
+        choose(config, workers=given.get("workers", 1), servers=config.tasks.ps)
 
 
 @pytest.mark.parametrize(
@@ -147,4 +148,5 @@ def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: 
     ],
 )
 def test_what_makes_sense_passes(given: dict[str, Any]) -> None:
-    choose(JobConfig(**given), workers=given.get("workers", 1), servers=given.get("ps", 0))
+    config = JobConfig().with_values(given, {})
+    choose(config, workers=given.get("workers", 1), servers=config.tasks.ps)

@@ -35,20 +35,20 @@ def policy_of(task: TaskConfig) -> Policy:
     """Returns what a job expects of its tasks."""
     from trireme.cluster.state import Policy
 
-    silence = task.config.heartbeat_timeout
+    silence = task.config.timeouts.heartbeat_timeout
     return Policy(
         workers=task.workers,
         servers=task.servers,
-        join_timeout=task.config.join_timeout,
+        join_timeout=task.config.timeouts.join_timeout,
         heartbeat_timeout=silence,
         heartbeat_interval=min(_HEARTBEAT_SECONDS, silence / _HEARTBEATS),
         reconnect_grace=min(_RECONNECT_SECONDS, silence),
-        progress_timeout=task.config.progress_timeout,
-        rejoin_timeout=task.config.rejoin_timeout,
-        replicas=task.config.replicas,
-        elastic=task.servers > 0 and task.processes == 1,
-        survives_loss=task.config.replicas > 1,
-        wait_for_restart=task.config.join_timeout if task.restarts_left else 0.0,
+        progress_timeout=task.config.timeouts.progress_timeout,
+        rejoin_timeout=task.config.timeouts.rejoin_timeout,
+        replicas=task.config.tasks.replicas,
+        elastic=task.servers > 0 and task.group.size == 1,
+        survives_loss=task.config.tasks.replicas > 1,
+        wait_for_restart=task.config.timeouts.join_timeout if task.restarts_left else 0.0,
     )
 
 
@@ -85,7 +85,7 @@ class ServedCoordinator:
         self._task = task
         listener = listen(
             task.listen,
-            allow_plaintext=task.config.allow_plaintext,
+            allow_plaintext=task.config.network.allow_plaintext,
             certificates=task.own_certificates,
         )
         self._coordinator = Coordinator(
@@ -254,7 +254,7 @@ def serve_metrics(
     """
     from trireme.monitor.prometheus import expose
 
-    exposition = expose(collectors, task.name, task.config.metrics_host, task.scrape_port)
+    exposition = expose(collectors, task.name, task.config.output.metrics_host, task.scrape_port)
     if exposition is None:
         return nullcontext()
     say(f"metrics: {exposition.address}")

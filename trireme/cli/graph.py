@@ -13,7 +13,13 @@ from trireme.errors import UsageError
 from trireme.graph.drawing.output import check_files
 from trireme.job_config import JobConfig
 from trireme.launch.config.sources import read_config, read_file
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.config.task_config import (
+    TASK_VARIABLE,
+    GroupMember,
+    TaskConfig,
+    encode_task,
+    fresh_job,
+)
 from trireme.launch.process_setup.program import MODULE, check_program, run_program
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 
@@ -62,16 +68,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _task(config: JobConfig, svg: str | None, html: str | None) -> TaskConfig:
     """Returns the task that draws: the first of a job, which starts no other."""
-    if config.workers == "auto":
+    if config.tasks.workers == "auto":
         raise UsageError(
             f"workers is auto ({config.origin('workers')}), and a graph is placed on a number of "
             "workers: give --workers N"
         )
-    processes = config.workers * config.inside
+    processes = config.tasks.workers * config.inside
     return TaskConfig(
         job=fresh_job(),
         workers=processes,
-        processes=processes,
+        group=GroupMember(size=processes),
         config=config,
         display="none",
         dry_run=True,

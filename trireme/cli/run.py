@@ -19,7 +19,13 @@ from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import COMMAND_LINE, JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret
 from trireme.launch.config.sources import read_config, read_file
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task, fresh_job
+from trireme.launch.config.task_config import (
+    TASK_VARIABLE,
+    GroupMember,
+    TaskConfig,
+    encode_task,
+    fresh_job,
+)
 from trireme.launch.engines import ENGINES, all_options, check_engine
 from trireme.launch.launcher import Job
 from trireme.launch.output import Console, terminal_console
@@ -96,7 +102,7 @@ def prepare(config: JobConfig) -> TaskConfig:
         UsageError: options contradict each other.
     """
     check_engine(config)
-    check_transport(config.transport, config.origin("transport"))
+    check_transport(config.network.transport, config.origin("transport"))
     config = _sized(config)
     task = _task(config)
     config.check_together(task.servers)
@@ -106,7 +112,7 @@ def prepare(config: JobConfig) -> TaskConfig:
 
 def _sized(config: JobConfig) -> JobConfig:
     """Returns the configuration with a number of workers, by this host's GPUs for `auto`."""
-    if config.workers != "auto":
+    if config.tasks.workers != "auto":
         return config
     gpus = _visible_gpus()
     found = f"{gpus} GPUs here" if gpus != 1 else "1 GPU here"
@@ -124,17 +130,17 @@ def _visible_gpus() -> int:
 
 def _task(config: JobConfig) -> TaskConfig:
     """Returns what all tasks of the job have in common."""
-    assert config.workers != "auto"
-    together = 1 if config.ps else config.workers
+    assert config.tasks.workers != "auto"
+    together = 1 if config.tasks.ps else config.tasks.workers
     return TaskConfig(
         job=fresh_job(),
         # Without servers every process is a worker.
-        workers=config.workers * (1 if config.ps else config.inside),
-        servers=config.ps,
-        processes=config.inside * together,
+        workers=config.tasks.workers * (1 if config.tasks.ps else config.inside),
+        servers=config.tasks.ps,
+        group=GroupMember(size=config.inside * together),
         config=config,
         display="plain",
-        connect_timeout=min(config.join_timeout, CONNECT_TIMEOUT),
+        connect_timeout=min(config.timeouts.join_timeout, CONNECT_TIMEOUT),
     )
 
 
@@ -171,11 +177,11 @@ def start(
         TriremeError: the job cannot start.
     """
     config = task.config
-    engine = ENGINES.load(config.on)
+    engine = ENGINES.load(config.launch.on)
     run: Callable[[Job, RunDirectory, Console], int] = resolve_name(engine.run)
-    remote = None if config.run_dir is None else _remote(config.run_dir)
-    if config.run_dir is not None:
-        directory = claim(local_directory(config.run_dir))
+    remote = None if config.output.run_dir is None else _remote(config.output.run_dir)
+    if config.output.run_dir is not None:
+        directory = claim(local_directory(config.output.run_dir))
     else:
         unlink_name(Path("runs") / name)
         directory = claim_free(Path("runs") / name)
@@ -190,11 +196,11 @@ def start(
             program=tuple(program),
             task=msgspec.structs.replace(task, secret=read_secret(directory.secret_file)),
             limits=SupervisionLimits(
-                restarts=config.max_restarts,
+                restarts=config.launch.max_restarts,
                 # Without copies a job that loses a server has lost values.
-                outlives_servers=config.replicas > 1,
+                outlives_servers=config.tasks.replicas > 1,
                 coordinated=task.servers > 0,
-                together=task.processes > 1,
+                together=task.group.size > 1,
             ),
             coordinate=partial(HostedCoordinator, console) if task.servers else None,
         )

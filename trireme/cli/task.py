@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from trireme.atomic_file import write_atomically
 from trireme.cli.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cli.parser import TASK
@@ -57,11 +55,14 @@ class _Audience:
     Attributes:
         name: the prefix of each line that it prints: the task's name, unless the launcher adds it.
         address_file: the file for the address at which it listens; None for none.
+        journal: the file in which its coordinator keeps what it knows, and goes on with what it
+            holds, if it exists; None for none.
         launcher: the pipe to its launcher; None for a task that was started by hand.
     """
 
     name: str = ""
     address_file: Path | None = None
+    journal: Path | None = None
     launcher: LauncherPipe | None = None
 
 
@@ -78,9 +79,10 @@ def main(arguments: Sequence[str]) -> int:
     if given.tied_to is not None:
         end_with_parent(int(given.tied_to))
         task = detect(os.environ)
-        if task.config.memory_limit is not None:
+        if task.config.model.memory_limit is not None:
             return_freed_memory(os.environ)
-        launcher = None if task.launcher_fd is None else LauncherPipe(task.launcher_fd)
+        fd = task.descriptors.get("launcher")
+        launcher = None if fd is None else LauncherPipe(fd)
         return _run(task, program, _Audience(launcher=launcher))
     return _by_hand(given, program)
 
@@ -92,16 +94,14 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     named = _tf_task(given) or classic_task(vars(given))
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
-    check_transport(config.transport, config.origin("transport"))
-    if given.journal is not None:
-        if task.role != "coordinator" and not task.hosts_coordinator:
-            raise UsageError(
-                f"--journal is for the task with the coordinator, and {task.name} has none: leave "
-                "it out here"
-            )
-        path = given.journal.resolve()
-        task = replace(task, journal=str(path), resumes=path.exists())
-    audience = _Audience(name=f"{task.name} ", address_file=given.address_file)
+    check_transport(config.network.transport, config.origin("transport"))
+    if given.journal is not None and not task.hosts_coordinator:
+        raise UsageError(
+            f"--journal is for the task with the coordinator, and {task.name} has none: leave "
+            "it out here"
+        )
+    journal = None if given.journal is None else given.journal.resolve()
+    audience = _Audience(f"{task.name} ", given.address_file, journal)
     with secret_descriptor(task) as inherited:
         _export(os.environ, inherited)
         return _run(task, program, audience)
@@ -115,14 +115,14 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
         program: the user's program and its arguments, for a worker.
         audience: whom it tells what it does.
     """
-    if task.config.strategy == "sync" or (task.processes > 1 and not task.servers):
+    if task.config.training.strategy == "sync" or (task.group.size > 1 and not task.servers):
         take_turns()
     if os.getpid() == 1:  # the first process of a container: the kernel drops what it does not take
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(LEFT))
     if task.role == "worker":
         if not program:
             raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
-        if task.call_fd is not None:
+        if "call" in task.descriptors:
             return run_call(task, audience.launcher)
         name = audience.name.strip()
         return run_program(program, task=name, launcher=audience.launcher)
@@ -207,7 +207,7 @@ _MOST_RECORDS = 100
 """How many records of a server may wait for its disk: those of 50 s."""
 
 
-def _journal(task: TaskConfig) -> Journal | None:
+def _journal(path: Path | None) -> Journal | None:
     """Returns the journal of a task's coordinator; None where it keeps none.
 
     A job that has ended begins anew with the same command.
@@ -218,9 +218,9 @@ def _journal(task: TaskConfig) -> Journal | None:
     """
     from trireme.cluster.journal import Journal
 
-    if not task.journal:
+    if path is None:
         return None
-    journal = Journal(Path(task.journal), resumes=task.resumes)
+    journal = Journal(path, resumes=path.exists())
     if journal.state is not None and journal.state.over is not None:
         journal.state = None
     return journal
@@ -228,7 +228,7 @@ def _journal(task: TaskConfig) -> Journal | None:
 
 def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
-    journal = _journal(task)
+    journal = _journal(audience.journal)
     served = ServedCoordinator(task, journal=journal)
     _write_address(audience, served.address)
 
@@ -264,7 +264,7 @@ def _serve_parameters(
         policy=policy_of(task),
         config=task.config,
         certificates=task.own_certificates,
-        journal=_journal(task) if task.hosts_coordinator else None,
+        journal=_journal(audience.journal) if task.hosts_coordinator else None,
         host=task.host,
     )
 

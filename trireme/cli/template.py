@@ -192,7 +192,7 @@ class _Template:
                 os.close(descriptor)
             else:
                 os.set_inheritable(descriptor, True)
-                task = msgspec.structs.replace(task, **{name: descriptor})
+                task = task.inheriting(**{name: descriptor})
         os.environ[TASK_VARIABLE] = encode_task(task)
         sys.orig_argv[:] = request.arguments
         show_command_line(request.arguments)

@@ -160,7 +160,7 @@ def check_environment(environ: Mapping[str, str]) -> Check:
         found = detect(environ)
     except TriremeError as error:
         return Check("environment", "problem", str(error), "correct or unset these variables")
-    alone = found.workers == 1 and not found.servers and found.processes == 1
+    alone = found.workers == 1 and not found.servers and found.group.size == 1
     task = "a job of its own" if alone else f"{found.name} of a job"
     return Check("environment", "ok", f"a program started here is {task}")
 

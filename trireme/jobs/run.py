@@ -195,15 +195,16 @@ def _start_function(
     verbose: bool,
     wait: bool,
 ) -> LaunchedJob:
-    if not ENGINES.load(task.config.on).one_host:
+    on = task.config.launch.on
+    if not ENGINES.load(on).one_host:
         raise ConfigurationError(
-            f"on is {task.config.on}: a function goes to processes of this host alone; write it "
+            f"on is {on}: a function goes to processes of this host alone; write it "
             "into a script, and run its path"
         )
     name = function_name(function)
     with pack_call(function, args) as call:
         result = new_result()
-        task = msgspec.structs.replace(task, call_fd=call.fileno(), result_fd=result.fileno())
+        task = task.inheriting(call=call.fileno(), result=result.fileno())
         return _start(Order(task, (f"{name}()",), name), result, verbose=verbose, wait=wait)
 
 
@@ -216,14 +217,13 @@ def _start(
     """
     errors = nameless_file("errors")
     reader, writer = map(not_standard, os.pipe())
-    fds = (writer, order.task.call_fd, order.task.result_fd)
     try:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "trireme.jobs.host", str(writer)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            pass_fds=[fd for fd in fds if fd is not None],
+            pass_fds=[writer, *order.task.descriptors.values()],
             start_new_session=True,
         )
     except OSError as error:

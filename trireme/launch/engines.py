@@ -57,7 +57,7 @@ def all_options() -> tuple[Option, ...]:
         else option
         for option in OPTIONS
     )
-    own = (o for name, engine in engines.items() for o in declared(engine.options, name))
+    own = (o for name, engine in engines.items() for o in declared(engine.options, engine=name))
     return (*told, *own)
 
 
@@ -68,8 +68,9 @@ def engine_options(config: JobConfig, kind: type[_O]) -> _O:
         config: the job's configuration.
         kind: the engine's `options`.
     """
-    own = {option.field: config.value(option) for option in declared(kind, config.on)}
-    return kind(**{name.removeprefix(f"{config.on}_"): value for name, value in own.items()})
+    prefix = f"{config.launch.on}_"
+    own = declared(kind, engine=config.launch.on)
+    return kind(**{each.field.removeprefix(prefix): config.value(each) for each in own})
 
 
 def check_engine(config: JobConfig) -> EngineType:
@@ -81,17 +82,18 @@ def check_engine(config: JobConfig) -> EngineType:
     given = {
         field for field, origin in config.origins.items() if origin in (COMMAND_LINE, LAUNCH_CALL)
     }
+    on = config.launch.on
     if "certs" in given:
         raise UsageError(
             "--certs is for tasks that are started by hand: `trireme run` makes certificates "
             "itself, for tasks on several hosts and with --tls; leave it out"
         )
     try:
-        engine = ENGINES.load(config.on)
+        engine = ENGINES.load(on)
     except ConfigurationError as error:
-        raise ConfigurationError(f"on is {config.on} ({config.origin('on')}): {error}") from error
+        raise ConfigurationError(f"on is {on} ({config.origin('on')}): {error}") from error
     for option in all_options():
-        if option.engine not in ("", config.on) and option.field in given:
+        if option.engine not in ("", on) and option.field in given:
             raise UsageError(f"--{option.name} is of another engine: add --on {option.engine}")
     if engine.one_host and "allow_plaintext" in given:
         several = " or ".join(name for name, each in ENGINES.all().items() if not each.one_host)

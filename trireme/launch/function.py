@@ -149,15 +149,14 @@ def run_call(task: TaskConfig, launcher: LauncherPipe | None) -> int:
         task: the worker, whose descriptors are closed.
         launcher: the pipe for the reason of a failure.
     """
-    assert task.call_fd is not None
-    call_fd, result_fd = task.call_fd, task.result_fd
+    call_fd, result_fd = task.descriptors["call"], task.descriptors.get("result")
 
     def call() -> None:
         function, args = _receive(call_fd, task.name)
         if result_fd is not None:
             os.set_inheritable(result_fd, False)
         value = function(*args)
-        if result_fd is not None and task.rank == 0:
+        if result_fd is not None and task.group.rank == 0:
             _leave(result_fd, task.index, value)
 
     return run_body(call, launcher=launcher)

@@ -216,24 +216,16 @@ def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
     Args:
         task: what all tasks of the job have in common.
     """
-    replace = msgspec.structs.replace
+    replace, each = msgspec.structs.replace, task.processes_per_worker
     servers = [replace(task, role="ps", index=index) for index in range(task.servers)]
     workers = [
-        replace(
-            task,
-            index=index,
-            rank=rank if task.servers else index,
-            local_rank=index * together(task) + rank,
+        replace(task, index=index).in_group(
+            rank=rank if task.servers else index, local_rank=index * each + rank
         )
         for index in range(task.workers)
-        for rank in range(together(task))
+        for rank in range(each)
     ]
     return [*servers, *workers]
-
-
-def together(task: TaskConfig) -> int:
-    """Returns how many processes each worker of a job has."""
-    return task.processes if task.servers else 1
 
 
 class Launcher:
@@ -297,7 +289,7 @@ class Launcher:
         task = self._job.task
         staying = [each for each in self._tasks.values() if each.name not in self._dismissed]
         servers = sum(each.role == "ps" for each in staying)
-        workers = sum(each.role == "worker" for each in staying) // together(task)
+        workers = sum(each.role == "worker" for each in staying) // task.processes_per_worker
         if (servers, workers) == (task.servers, task.workers):
             return task
         config = task.config.replaced("trireme scale", ps=servers, workers=workers)
@@ -329,6 +321,7 @@ class Launcher:
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
         """Writes `job.json`, which `trireme status` reads."""
         task, culprit = self._job.task, self._supervision.verdict.culprit
+        values = task.config.values
         record = JobRecord(
             job=task.job,
             state=state,
@@ -344,8 +337,8 @@ class Launcher:
             if self._job.authority is not None
             else "",
             command=self._job.program,
-            options=task.config.values,
-            origins=task.config.value_origins,
+            options=values,
+            origins={name: task.config.origin(name.replace("-", "_")) for name in values},
             started=self._started,
             ended=None if status is None else time.time(),
             failure=tuple(failure),
@@ -419,7 +412,7 @@ class Launcher:
 
     def _find_named(self) -> None:
         """Links to this job in the directory that the program has named, once it has named one."""
-        if self._named is None and self._job.task.config.run_dir is None:
+        if self._named is None and self._job.task.config.output.run_dir is None:
             self._named = link_named(self._directory.path)
 
     def _check(self, now: float) -> None:
@@ -471,7 +464,7 @@ class Launcher:
     def _report_ended(self, name: str, reason: ExitReason) -> None:
         """Tells the coordinator that a process has ended, if it was a member of the job."""
         config, pid = self._tasks[name], self._engine.pids.get(name)
-        member = config.role == "ps" or not (self._job.task.servers and config.rank)
+        member = config.role == "ps" or not (self._job.task.servers and config.group.rank)
         if self._coordinator is not None and pid is not None and member:
             task, host = f"{config.role}:{config.index}", self._engine.host(name)
             self._coordinator.process_ended(task, host, pid, reason.summary)

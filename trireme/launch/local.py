@@ -64,14 +64,14 @@ def run_local(
     """
     threads = threads_of_task(os.environ, job.task.tasks)
     job = replace(job, task=msgspec.structs.replace(job.task, threads=threads))
-    if job.task.config.tls and job.task.servers:
+    if job.task.config.network.tls and job.task.servers:
         job = job.with_authority()
     environ = {**os.environ, **thread_variables(os.environ, threads)}
     environ.pop(SECRET_VARIABLE, None)
     with signals() as (wakeup, waker), TaskOutputs(directory.log, console) as outputs:
         with HostEngine(job.program, environ, outputs.show, build_command) as engine:
             engine.take_signals(wakeup, waker)
-            if job.task.config.start == "auto" and can_fork():
+            if job.task.config.launch.start == "auto" and can_fork():
                 engine.fork_tasks(console)
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
@@ -190,10 +190,9 @@ class HostEngine:
 
     def _start(self, config: TaskConfig, template: ForkedTasks | None) -> None:
         """Starts a task: forks it from a template where there is one that can, else spawns it."""
-        name, group = config.name, config.group
-        if group is not None and config.rank and not config.process_group:
-            address = self.process_groups[group]  # rank 0 was started first
-            config = msgspec.structs.replace(config, process_group=address)
+        name, group = config.name, config.group_number
+        if group is not None and config.group.rank and not config.group.address:
+            config = config.in_group(address=self.process_groups[group])  # rank 0 started first
         with _inherited(config, self._host) as (config, messages), _Outputs() as outputs:
             command = self._build_command(config, self._program)
             child: ForkedProcess | subprocess.Popen[bytes] | None = None
@@ -211,8 +210,8 @@ class HostEngine:
             output, error = outputs.take()
             shown = partial(self._show, name)
             process = TaskProcess(child, output, error, messages, show=shown)
-        if group is not None and not config.rank:
-            self.process_groups[group] = config.process_group
+        if group is not None and not config.group.rank:
+            self.process_groups[group] = config.group.address
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:
@@ -341,17 +340,14 @@ def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[b
         reader, writer = os.pipe()
         messages = os.fdopen(reader, "rb")  # closed by the task's process
         stack.callback(os.close, writer)
-        config = msgspec.structs.replace(config, launcher_fd=writer)
+        config = config.inheriting(launcher=writer)
         if config.role != "worker" and not config.listen:
             scheme = "tls" if config.certificates else config.config.scheme
             config = msgspec.structs.replace(config, listen=f"{scheme}://{host}:0")
-        if config.group is not None and config.rank == 0:
+        if config.group_number is not None and config.group.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             address = (host.strip("[]"), 0)
             listener = stack.enter_context(socket.create_server(address, family=family))
-            config = msgspec.structs.replace(
-                config,
-                process_group=f"{host}:{listener.getsockname()[1]}",
-                process_group_fd=listener.fileno(),
-            )
+            config = config.in_group(address=f"{host}:{listener.getsockname()[1]}")
+            config = config.inheriting(process_group=listener.fileno())
         yield stack.enter_context(secret_descriptor(config)), messages

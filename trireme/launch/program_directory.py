@@ -34,9 +34,9 @@ def name_run_dir(task: TaskConfig, run_dir: Path | None) -> None:
         task: this process. Only the first process of the first worker tells it.
         run_dir: the program's local run directory; None for none.
     """
-    if task.records is None or run_dir is None or task.config.run_dir is not None:
+    if task.records is None or run_dir is None or task.config.output.run_dir is not None:
         return
-    if (task.role, task.index, task.rank) == ("worker", 0, 0):
+    if (task.role, task.index, task.group.rank) == ("worker", 0, 0):
         file = Path(task.records).parent / _NAMED
         with suppress(OSError):  # a full disk: the job has two directories then
             write_atomically(file, os.fsencode(run_dir.resolve()))

@@ -452,9 +452,9 @@ def _with_profile(options: Options, task: TaskConfig) -> Options:
     """Returns the options, with a hook for the trace that the launch requests."""
     if task.draw is not None:  # which leaves no trace in a run directory
         return replace(options, hooks=(), checkpoint=None, resume="auto")
-    if task.config.profile is None:
+    if task.config.output.profile is None:
         return options
-    profile = LAUNCH_HOOKS.load("profile").make(task.config.profile)
+    profile = LAUNCH_HOOKS.load("profile").make(task.config.output.profile)
     return replace(options, hooks=(*options.hooks, profile))
 
 

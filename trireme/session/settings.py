@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from trireme.errors import ConfigurationError
-from trireme.job_config import size_in_bytes
 from trireme.launch.config.task_config import TaskConfig
 from trireme.location import RemotePath, local_directory, location
 from trireme.mesh import Mesh
@@ -46,7 +45,7 @@ class Settings:
         cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
     ) -> Settings:
         """Returns the settings of a program's own arguments and of the launch."""
-        directory = None if task.draw else task.config.run_dir or run_dir
+        directory = None if task.draw else task.config.output.run_dir or run_dir
         if directory is None:
             return cls(task, options, None, max_steps)
         where = location(directory)
@@ -69,10 +68,10 @@ class Settings:
     @cached_property
     def mesh(self) -> Mesh:
         """The degrees of parallelism of the processes that hold one model together."""
-        inside = Mesh.parse(self.task.config.mesh)
+        inside = Mesh.parse(self.task.config.model.mesh)
         if isinstance(self.strategy, Collective):
-            return self.strategy.mesh(inside, self.task.processes)
-        inside.check_processes(self.task.processes)
+            return self.strategy.mesh(inside, self.task.group.size)
+        inside.check_processes(self.task.group.size)
         return inside
 
     @cached_property
@@ -82,7 +81,7 @@ class Settings:
         For a single worker without servers, each update is a step under every strategy.
         """
         options, strategy = self.options, self.strategy
-        alone = self.task.servers == 0 and self.task.processes == 1
+        alone = self.task.servers == 0 and self.task.group.size == 1
         rule = Rule() if alone else strategy.rule()
         rule = msgspec.structs.replace(
             rule,
@@ -90,7 +89,7 @@ class Settings:
             clip_norm=options.clip_norm if rule.synchronous and rule.every is None else None,
             average=options.ema_rule,
             max_steps=self.max_steps,
-            codec=self.task.config.compress if self.task.servers else "none",
+            codec=self.task.config.training.compress if self.task.servers else "none",
         )
         rule.check()
         return rule
@@ -98,28 +97,14 @@ class Settings:
     @property
     def pipeline(self) -> PipelineConfig:
         """How a model is split into pipeline stages, and in which order they compute."""
-        config, pipeline = self.task.config, self.options.pipeline
-        if config.schedule is not None:
-            pipeline = replace(pipeline, schedule=config.schedule)
-        if config.microbatches is not None:
-            pipeline = replace(pipeline, microbatches=config.microbatches)
-        return pipeline
+        return replace(self.options.pipeline, **self.task.config.model.given(PipelineConfig))
 
     @property
     def graph(self) -> GraphConfig | None:
         """How the model is placed as a dataflow graph; None where it is not one."""
         if self.mesh.graph == 1 and not isinstance(self.strategy, Graph):
             return None
-        config, graph = self.task.config, self.options.graph
-        if config.microbatches is not None:
-            graph = replace(graph, microbatches=config.microbatches)
-        if config.schedule is not None:
-            graph = replace(graph, schedule=config.schedule)  # type: ignore[arg-type]
-        if config.memory_limit is not None:
-            graph = replace(graph, memory_limit=size_in_bytes(config.memory_limit))
-        if config.log_placement:
-            graph = replace(graph, log_placement=True)
-        return graph
+        return replace(self.options.graph, **self.task.config.model.given(GraphConfig))
 
     @property
     def batches_per_step(self) -> int:

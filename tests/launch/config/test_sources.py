@@ -15,10 +15,10 @@ def test_the_command_line_comes_first_then_environment_then_file_then_default() 
     environ = {"TRIREME_PS": "2", "TRIREME_WORKERS": "2"}
     file = ("trireme.toml", {"ps": "3", "workers": "3", "max_restarts": "3"})
     config = read_config({"workers": "1"}, environ, file)
-    assert (config.workers, config.origin("workers")) == (1, "command line")
-    assert (config.ps, config.origin("ps")) == (2, "environment TRIREME_PS")
-    assert (config.max_restarts, config.origin("max_restarts")) == (3, "file trireme.toml")
-    assert (config.join_timeout, config.origin("join_timeout")) == (300.0, "default")
+    assert (config.tasks.workers, config.origin("workers")) == (1, "command line")
+    assert (config.tasks.ps, config.origin("ps")) == (2, "environment TRIREME_PS")
+    assert (config.launch.max_restarts, config.origin("max_restarts")) == (3, "file trireme.toml")
+    assert (config.timeouts.join_timeout, config.origin("join_timeout")) == (300.0, "default")
     assert set(config.values) == {option.name for option in OPTIONS}
 
 
@@ -54,7 +54,7 @@ def test_a_bad_value_is_named_with_its_origin(name: str, text: str) -> None:
 
 
 def test_strategies() -> None:
-    assert read_config({"strategy": "ssp"}, {}, None).strategy == "ssp"
+    assert read_config({"strategy": "ssp"}, {}, None).training.strategy == "ssp"
     with pytest.raises(
         UsageError, match=r"'sinc' \(environment TRIREME_STRATEGY\).*ssp, sync.*mean sync\?"
     ):
@@ -72,7 +72,7 @@ def test_lines_show_value_and_origin() -> None:
     ("text", "value"), [("yes", True), ("No", False), ("TRUE", True), ("0", False)]
 )
 def test_a_switch_has_a_few_words(text: str, value: bool) -> None:
-    assert read_config({}, {"TRIREME_PREFETCH": text}, None).prefetch is value
+    assert read_config({}, {"TRIREME_PREFETCH": text}, None).training.prefetch is value
     with pytest.raises(UsageError, match=r"prefetch is 'maybe' .*: it must be yes or no"):
         read_config({"prefetch": "maybe"}, {}, None)
 
@@ -129,7 +129,7 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(name: str, meant: st
 def test_variables_that_are_ours_or_somebody_else_s_pass() -> None:
     own = {option.variable: "" for option in OPTIONS} | dict.fromkeys(OTHER_VARIABLES, "x")
     others = {"TRIREME_DATA": "/data", "TRIREME_INTEGRATION_TEST": "1", "WORKRS": "3"}
-    assert read_config({}, own | others, None).workers == 1
+    assert read_config({}, own | others, None).tasks.workers == 1
 
 
 def test_every_variable_that_the_package_reads_is_known() -> None:

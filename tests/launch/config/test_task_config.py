@@ -18,7 +18,12 @@ def test_metrics_are_served_where_they_are_asked_for(
     asked: int | None, role: Literal["coordinator", "ps"], port: int | None
 ) -> None:
     index = 1 if role == "ps" else 0
+    config = JobConfig().replaced("a test", metrics_port=asked)
     task = TaskConfig(
-        job="j", role=role, index=index, servers=2, config=JobConfig(metrics_port=asked)
+        job="j",
+        role=role,
+        index=index,
+        servers=2,
+        config=config,
     )
     assert task.scrape_port == port

@@ -33,7 +33,7 @@ def test_a_program_is_the_task_that_its_flags_name(
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "TRIREME_RUN_DIR": "r"}
     task = detect(environ, tmp_path, words)
     assert (task.name, task.workers, task.servers) == ("worker:1", 2, 1)
-    assert (task.coordinator, task.config.run_dir) == ("tcp://localhost:2222", "r")
+    assert (task.coordinator, task.config.output.run_dir) == ("tcp://localhost:2222", "r")
     assert caplog.messages == [
         "worker:1 by the flags on the command line (--job_name, ...): 2 workers, "
         "servers at localhost:2222"
@@ -56,7 +56,7 @@ def test_the_classic_strategy(
     words: list[str], strategy: str | None, aggregate: int | None, tmp_path: Path
 ) -> None:
     task = detect({"XDG_CONFIG_HOME": str(tmp_path)}, tmp_path, [*WORKER, *words])
-    assert (task.config.strategy, task.config.aggregate) == (strategy, aggregate)
+    assert (task.config.training.strategy, task.config.training.aggregate) == (strategy, aggregate)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_reads_what_a_launcher_wrote() -> None:
         workers=2,
         servers=4,
         secret="ab",
-        config=JobConfig(ps=4, origins={"ps": "command line"}),
+        config=JobConfig().replaced("command line", ps=4),
     )
     assert detect({TASK_VARIABLE: encode_task(config)}) == config
 
@@ -88,22 +88,27 @@ def tf(kind: str, index: int, **cluster: list[str]) -> dict[str, str]:
 
 def test_under_torchrun_every_process_is_a_worker(tmp_path: Path) -> None:
     task = detect(torchrun(1, 2) | {"TRIREME_RUN_DIR": "r", "OMP_NUM_THREADS": "3"}, tmp_path)
-    assert (task.name, task.workers, task.processes, task.rank, task.local_rank) == (
+    assert (task.name, task.workers, task.group.size, task.group.rank, task.group.local_rank) == (
         *("worker:1", 2, 2, 1, 1),
     )
-    assert (task.process_group, task.process_group_prefix) == ("localhost:29500", "trireme/1/2")
-    assert (task.job, task.config.run_dir, task.threads, task.display) == ("run", "r", 3, "none")
+    assert (task.group.address, task.group.prefix) == ("localhost:29500", "trireme/1/2")
+    assert (task.job, task.config.output.run_dir, task.threads, task.display) == (
+        "run",
+        "r",
+        3,
+        "none",
+    )
     assert detect(torchrun(0, 2), tmp_path).display == "auto"
 
 
 def test_one_process_of_torchrun_is_alone_and_has_its_options(tmp_path: Path) -> None:
     task = detect(torchrun(0, 1) | {"TRIREME_RUN_DIR": "r"}, tmp_path)
-    assert (task.processes, task.process_group, task.config.run_dir) == (1, "", "r")
+    assert (task.group.size, task.group.address, task.config.output.run_dir) == (1, "", "r")
 
 
 def test_the_file_counts_under_other_launchers_too(tmp_path: Path) -> None:
     (tmp_path / "trireme.toml").write_text('mesh = "tp=2"\n')
-    assert detect(torchrun(0, 2), tmp_path).config.mesh == "tp=2"
+    assert detect(torchrun(0, 2), tmp_path).config.model.mesh == "tp=2"
 
 
 def test_who_was_started_last_says_what_this_process_is(tmp_path: Path) -> None:
@@ -124,21 +129,26 @@ def test_servers_are_not_for_others_to_start(tmp_path: Path) -> None:
 def test_workers_of_tf_config_meet_at_the_chief(tmp_path: Path) -> None:
     hosts = {"chief": ["a:1"], "worker": ["b:1", "a:2"]}
     task = detect(tf("worker", 1, **hosts), tmp_path)
-    assert (task.name, task.workers, task.rank, task.local_rank) == ("worker:2", 3, 2, 1)
-    assert task.process_group == "a:1"
-    assert detect(tf("chief", 0, **hosts), tmp_path).rank == 0
+    assert (task.name, task.workers, task.group.rank, task.group.local_rank) == (
+        "worker:2",
+        3,
+        2,
+        1,
+    )
+    assert task.group.address == "a:1"
+    assert detect(tf("chief", 0, **hosts), tmp_path).group.rank == 0
 
 
 def test_tf_config_with_servers_is_a_job_by_hand(tmp_path: Path) -> None:
     hosts = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
     environ = {"TRIREME_SECRET": "0123456789abcdef" * 2, "TRIREME_STRATEGY": "sync"}
     task = detect(tf("worker", 0, **hosts) | environ, tmp_path)
-    assert (task.name, task.workers, task.servers, task.processes) == ("worker:1", 2, 1, 1)
-    assert (task.coordinator, task.config.strategy) == ("tcp://localhost:3", "sync")
+    assert (task.name, task.workers, task.servers, task.group.size) == ("worker:1", 2, 1, 1)
+    assert (task.coordinator, task.config.training.strategy) == ("tcp://localhost:3", "sync")
     assert detect(tf("ps", 0, **hosts) | environ, tmp_path).name == "ps:0"
-    assert not detect(tf("ps", 0, **hosts) | environ, tmp_path).config.allow_plaintext
+    assert not detect(tf("ps", 0, **hosts) | environ, tmp_path).config.network.allow_plaintext
     allowed = environ | {"TRIREME_ALLOW_PLAINTEXT": "yes"}
-    assert detect(tf("ps", 0, **hosts) | allowed, tmp_path).config.allow_plaintext
+    assert detect(tf("ps", 0, **hosts) | allowed, tmp_path).config.network.allow_plaintext
     far = {"worker": ["a:2"], "ps": ["b:3"]}
     with pytest.raises(ConfigurationError, match="this one has no certificate"):
         detect(tf("worker", 0, **far), tmp_path)
@@ -194,10 +204,10 @@ def test_any_variables_give_a_task_or_one_error(environ: dict[str, str]) -> None
         assert str(error)
         return
     assert 0 <= task.index < max(task.workers, task.servers)
-    assert 0 <= task.rank < task.processes
-    assert bool(task.process_group) == (task.processes > 1)
-    if task.process_group:
-        host, _, port = task.process_group.rpartition(":")
+    assert 0 <= task.group.rank < task.group.size
+    assert bool(task.group.address) == (task.group.size > 1)
+    if task.group.address:
+        host, _, port = task.group.address.rpartition(":")
         assert host
         assert 0 < int(port) < 65536
 
@@ -211,4 +221,4 @@ def test_the_processes_of_one_start_are_one_process_group(size: int, mpi: bool) 
 
     tasks = [detect(environ(rank), Path("/nowhere")) for rank in range(size)]
     assert [task.index for task in tasks] == list(range(size))
-    assert len({(task.process_group, task.workers, task.processes) for task in tasks}) == 1
+    assert len({(task.group.address, task.workers, task.group.size) for task in tasks}) == 1

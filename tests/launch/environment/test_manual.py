@@ -55,7 +55,7 @@ def test_other_tasks_find_the_coordinator_at_server_zero(tmp_path: Path) -> None
     assert server.coordinator == worker.coordinator == "tcp://127.0.0.1:2222"
     assert server.secret == worker.secret
     assert server.job == worker.job
-    assert (worker.config.strategy, worker.config.aggregate) == ("sync", 2)
+    assert (worker.config.training.strategy, worker.config.training.aggregate) == ("sync", 2)
 
 
 def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_plain_text_between_hosts_is_said_aloud(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = mean(replace(FAR, secret_file=secret(tmp_path)), tmp_path, **PLAIN)
-    assert task.config.allow_plaintext and task.listen == "tcp://node1:1"
+    assert task.config.network.allow_plaintext and task.listen == "tcp://node1:1"
     assert "nothing between the hosts is encrypted (allow-plaintext, by the " in caplog.text
     caplog.clear()
     mean(LOCAL, tmp_path, **PLAIN)
@@ -174,7 +174,11 @@ def test_a_program_names_its_servers_itself(tmp_path: Path) -> None:
     task = worker_of_servers(SERVERS, 2, 3, environ, tmp_path)
     other = mean(replace(LOCAL, role="worker", index=2, ps_hosts=SERVERS), tmp_path)
     assert task == msgspec.structs.replace(other, config=task.config)
-    assert (task.config.strategy, task.config.workers, task.config.ps) == ("ssp", 3, 2)
+    assert (task.config.training.strategy, task.config.tasks.workers, task.config.tasks.ps) == (
+        "ssp",
+        3,
+        2,
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,30 +46,30 @@ def launcher(environ: dict[str, str]) -> str:
 
 def test_slurm_s_tasks_meet_on_the_first_node_at_a_port_of_the_job() -> None:
     process = found(STEP)
-    assert (process.rank, process.workers, process.local_rank) == (3, 4, 1)
-    assert (process.one_host, process.threads) == (False, max(1, CORES // 2))
-    host, _, port = process.process_group.rpartition(":")
+    assert (process.group.rank, process.workers, process.group.local_rank) == (3, 4, 1)
+    assert (process.group.one_host, process.threads) == (False, max(1, CORES // 2))
+    host, _, port = process.group.address.rpartition(":")
     assert host == "node01"
     assert FIRST_PORT <= int(port) < FIRST_PORT + PORTS
-    assert found(STEP | {"SLURM_STEP_ID": "2"}).process_group != process.process_group
+    assert found(STEP | {"SLURM_STEP_ID": "2"}).group.address != process.group.address
 
 
 def test_slurm_s_tasks_of_one_node_meet_at_loopback() -> None:
-    assert found(STEP | {"SLURM_STEP_NODELIST": "node07"}).process_group.startswith("127.0.0.1:")
+    assert found(STEP | {"SLURM_STEP_NODELIST": "node07"}).group.address.startswith("127.0.0.1:")
 
 
 def test_what_the_user_says_of_the_meeting_counts() -> None:
     environ = STEP | {"MASTER_ADDR": "head", "MASTER_PORT": "4000"}
-    assert found(environ).process_group == "head:4000"
-    assert found(STEP | {"MASTER_PORT": "4000"}).process_group == "node01:4000"
+    assert found(environ).group.address == "head:4000"
+    assert found(STEP | {"MASTER_PORT": "4000"}).group.address == "node01:4000"
     assert (
-        found(STEP | {"MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).process_group == "[fe80::1]:1"
+        found(STEP | {"MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).group.address == "[fe80::1]:1"
     )
 
 
 def test_without_a_list_of_nodes_srun_s_own_is_taken() -> None:
     environ = {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"}
-    assert found(environ | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}).process_group.startswith(
+    assert found(environ | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}).group.address.startswith(
         "10.0.0.9:"
     )
     with pytest.raises(ConfigurationError, match="MASTER_ADDR is not set, and Slurm"):
@@ -88,10 +88,10 @@ def test_slurm_s_cores_of_a_task() -> None:
 
 def test_mpirun_s_processes_on_one_host_meet_at_loopback() -> None:
     process = found(MPI)
-    assert (process.rank, process.workers, process.local_rank) == (1, 2, 1)
-    assert (process.one_host, process.threads) == (True, max(1, CORES // 2))
-    assert process.process_group.startswith("127.0.0.1:")
-    assert found(MPI | {"PMIX_NAMESPACE": "1"}).process_group != process.process_group
+    assert (process.group.rank, process.workers, process.group.local_rank) == (1, 2, 1)
+    assert (process.group.one_host, process.threads) == (True, max(1, CORES // 2))
+    assert process.group.address.startswith("127.0.0.1:")
+    assert found(MPI | {"PMIX_NAMESPACE": "1"}).group.address != process.group.address
 
 
 def test_mpirun_s_processes_on_several_hosts_have_to_be_told() -> None:
@@ -111,9 +111,9 @@ def test_srun_that_speaks_pmi_is_srun() -> None:
 
 def test_only_torchrun_serves_the_store_itself() -> None:
     by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert found(by_hand).process_group_prefix == ""
+    assert found(by_hand).group.prefix == ""
     agent = by_hand | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert found(agent).process_group_prefix == "trireme/2/2"
+    assert found(agent).group.prefix == "trireme/2/2"
 
 
 @pytest.mark.parametrize(

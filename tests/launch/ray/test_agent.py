@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.launch.programs import alive
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.launcher import TaskEnded
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
 
@@ -116,10 +116,11 @@ def test_the_first_of_a_process_group_has_the_socket_at_which_they_meet(
 ) -> None:
     program = (
         "import os, socket\nfrom trireme.launch.environment.detect import detect\n"
-        "task = detect()\nhere = socket.socket(fileno=task.process_group_fd).getsockname()\n"
-        "print(task.process_group, '%s:%s' % here)\n"
+        "task = detect()\nfd = task.descriptors['process_group']\n"
+        "here = socket.socket(fileno=fd).getsockname()\n"
+        "print(task.group.address, '%s:%s' % here)\n"
     )
-    first = TaskConfig(job="j", workers=2, processes=2)
+    first = TaskConfig(job="j", workers=2, group=GroupMember(size=2))
     _, meeting = start(agent, tmp_path, program, task=first)
     assert meeting.startswith("127.0.0.1:")
     lines, _ = hear(agent)

@@ -6,7 +6,7 @@ import pytest
 
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.launcher import tasks_of_job
 from trireme.launch.ray.agent import NodeFacts
 from trireme.launch.ray.cluster import check_process_groups, listen_hosts
@@ -34,8 +34,9 @@ def test_tasks_of_several_hosts_listen_at_their_nodes() -> None:
 
 
 def grouped(allow_plaintext: bool, workers: int, servers: int, processes: int) -> TaskConfig:
-    config = JobConfig(allow_plaintext=allow_plaintext)
-    return TaskConfig(job="j", workers=workers, servers=servers, processes=processes, config=config)
+    config = JobConfig().replaced("a test", allow_plaintext=allow_plaintext)
+    group = GroupMember(size=processes)
+    return TaskConfig(job="j", workers=workers, servers=servers, group=group, config=config)
 
 
 def spread(task: TaskConfig) -> dict[str, NodeFacts]:

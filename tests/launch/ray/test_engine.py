@@ -23,7 +23,7 @@ from trireme.launch.ray.engine import _Engine, _Home, _Task
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")
-CONFIG = JobConfig(join_timeout=40.0)
+CONFIG = JobConfig().replaced("a test", join_timeout=40.0)
 COMMON = TaskConfig(job="j", workers=1, servers=1, config=CONFIG)
 SERVER = TaskConfig(job="j", role="ps", index=1, workers=1, servers=1, config=CONFIG)
 

@@ -271,7 +271,7 @@ def test_servers_join_a_job_serve_it_and_end_with_it() -> None:
 
     def run(index: int, coordinator: str | None) -> None:
         where = "tcp://127.0.0.1:0"
-        tcp = JobConfig(transport="tcp")
+        tcp = JobConfig().replaced("a test", transport="tcp")
         config = ServerConfig(JOB, SECRET, index, where, coordinator, policy, tcp)
         record: Recording = lambda status, last: kept.put(status) if last else None  # noqa: E731
         ends.put(serve(config, listening.put, record=record))

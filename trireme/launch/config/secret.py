@@ -161,8 +161,8 @@ def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
         return
     with nameless_file("secret") as file:
         file.write(f"{MARK} {task.job} {task.secret}\n{task.certificates}".encode())
-        fd = file.fileno()
-        yield msgspec.structs.replace(task, secret="", certificates="", secret_fd=fd)
+        bare = msgspec.structs.replace(task, secret="", certificates="")
+        yield bare.inheriting(secret=file.fileno())
 
 
 def receive_secret(fd: int, job: str) -> tuple[str, str]:

@@ -46,7 +46,6 @@ def read_config(
     _check_variables(environ)
     origin, file_values = file if file is not None else ("", {})
     values: dict[str, Any] = {}
-    of_engines: dict[str, Any] = {}
     origins = {}
     for option in all_options() if options is None else options:
         for source, text in (
@@ -55,11 +54,10 @@ def read_config(
             (f"file {origin}", file_values.get(option.field)),
         ):
             if text is not None:
-                found = of_engines if option.engine else values
-                found[option.field] = option.read(text, source)
+                values[option.field] = option.read(text, source)
                 origins[option.field] = source
                 break
-    return JobConfig(**values, origins=origins, engine_options=of_engines)
+    return JobConfig().with_values(values, origins)
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:

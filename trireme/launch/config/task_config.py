@@ -6,7 +6,7 @@ A launcher passes it in the environment variable `TRIREME_TASK`, as a `TaskConfi
 from __future__ import annotations
 
 import uuid
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,27 @@ TASK_VARIABLE = "TRIREME_TASK"
 Role = Literal["coordinator", "ps", "worker"]
 
 
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the processes that hold one model: all of a job without servers, or of one worker.
+
+    Attributes:
+        size: how many processes are in the group.
+        rank: this process's rank.
+        local_rank: its rank among those of the group on this host.
+        one_host: whether all of them are known to be on this host.
+        address: where they meet, as `host:port`; rank 0 may inherit a socket that listens there.
+        prefix: the prefix of the group's keys in the store, where another launcher serves the
+            store; empty where rank 0 does.
+    """
+
+    size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    one_host: bool = False
+    address: str = ""
+    prefix: str = ""
+
+
 class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one process has to know of its job.
 
@@ -29,25 +50,21 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         index: its index among the tasks of this role, from 0.
         workers: how many workers the job has.
         servers: how many parameter servers it has; 0 for a worker that holds its own shard.
+        group: the group of processes that this one holds a model with.
         config: the job's options, the same in each of its tasks.
         coordinator: the coordinator's address with its scheme; empty where there is none.
         listen: the address, with its scheme, at which a server or a coordinator listens; empty for
             a worker.
         host: the name of the task's host, or of a part of it that may be lost by itself; "" for the
             name that the system has. Copies of a parameter are on different hosts.
-        journal: the file in which a coordinator keeps what it knows; "" for none.
-        resumes: whether a coordinator goes on with what the journal holds, and it must hold
-            something; else it begins anew.
         secret: the job's secret in hexadecimal digits; empty where no task connects to another.
         certificates: the task's key, its certificate and the authority's certificate in PEM, where
             the job uses TLS; else empty.
-        secret_fd: an inherited descriptor that holds the secret and the certificates, in place of
-            them; see `secret.py`.
-        launcher_fd: an inherited descriptor for messages to the launcher, if there is one; see
-            `launcher_pipe.py`.
-        call_fd: an inherited descriptor that holds the function which a worker calls, in place of
-            a program that it runs; see `function.py`.
-        result_fd: an inherited descriptor for what that function returns.
+        descriptors: the inherited descriptors by what they are for. `secret` holds the secret and
+            the certificates, in place of them (see `secret.py`); `launcher` takes messages to the
+            launcher (`launcher_pipe.py`); `call` holds the function that a worker calls in place
+            of a program, and `result` takes what that returns (`function.py`); `process_group`
+            listens at the address of the group.
         display: how progress is shown: `plain` lines; `events`, which are lines except those for
             steps, as the launcher shows steps; `none`; or `auto`, what suits the terminal.
         dry_run: whether to print what would be done, and end before training.
@@ -57,15 +74,6 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         threads: BLAS threads of this process; None leaves it to PyTorch.
         restarts_left: how often the launcher will start this task again when it fails. While
             there are some, a failure ends this incarnation and not the job.
-        processes: how many processes are in this process's group, which holds one model: all of a
-            job without servers, or those of one worker.
-        rank: this process's rank in the group.
-        local_rank: its rank among the processes of the group on this host.
-        one_host: whether all processes of the group are known to be on this host.
-        process_group: the address at which the processes of the group meet, as `host:port`.
-        process_group_fd: a listening socket at that address, in rank 0.
-        process_group_prefix: the prefix of the group's keys in the store, where another launcher
-            serves the store; empty where rank 0 does.
         records: the directory for the task's records; None: workers record in the session's run
             directory, other tasks do not.
     """
@@ -75,31 +83,20 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     index: int = 0
     workers: int = 1
     servers: int = 0
+    group: GroupMember = GroupMember()
     config: JobConfig = JobConfig()
     coordinator: str = ""
     listen: str = ""
     host: str = ""
-    journal: str = ""
-    resumes: bool = False
     secret: str = ""
     certificates: str = ""
-    secret_fd: int | None = None
-    launcher_fd: int | None = None
-    call_fd: int | None = None
-    result_fd: int | None = None
+    descriptors: dict[str, int] = {}
     display: Literal["auto", "plain", "events", "none"] = "auto"
     dry_run: bool = False
     draw: DrawRequest | None = None
     connect_timeout: float = 300.0
     threads: int | None = None
     restarts_left: int = 0
-    processes: int = 1
-    rank: int = 0
-    local_rank: int = 0
-    one_host: bool = False
-    process_group: str = ""
-    process_group_fd: int | None = None
-    process_group_prefix: str = ""
     records: str | None = None
 
     def __repr__(self) -> str:
@@ -111,14 +108,17 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def name(self) -> str:
         """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
-        within = f"/{self.rank}" if self.servers and self.processes > 1 and self.rank else ""
+        within = f"/{self.group.rank}" if self.servers and self.group.rank else ""
         return f"{self.role}:{self.index}{within}"
 
-    @property
-    def descriptors(self) -> dict[str, int]:
-        """The inherited descriptors, by the names of their fields."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: fd for name, fd in fields.items() if name.endswith("_fd") and fd is not None}
+    def inheriting(self, **descriptors: int) -> TaskConfig:
+        """Returns the task with further inherited descriptors, by what they are for."""
+        return msgspec.structs.replace(self, descriptors=self.descriptors | descriptors)
+
+    def in_group(self, **values: Any) -> TaskConfig:
+        """Returns the task with some values of its group replaced."""
+        group = msgspec.structs.replace(self.group, **values)
+        return msgspec.structs.replace(self, group=group)
 
     @property
     def own_certificates(self) -> Certificates | None:
@@ -137,26 +137,31 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return 0
         if self.role == "ps":
             return 1 + self.index
-        within = self.index * self.processes + self.rank if self.servers else self.index
-        return 1 + self.servers + within
+        within = self.index * self.processes_per_worker
+        return 1 + self.servers + within + (self.group.rank if self.servers else 0)
 
     @property
-    def group(self) -> int | None:
+    def group_number(self) -> int | None:
         """The number of this process's group in the job; None for a process alone."""
-        if self.role != "worker" or self.processes == 1:
+        if self.role != "worker" or self.group.size == 1:
             return None
         return self.index if self.servers else 0
 
     @property
+    def processes_per_worker(self) -> int:
+        """How many processes, each of which is a task, each worker of the job has."""
+        return self.group.size if self.servers else 1
+
+    @property
     def scrape_port(self) -> int | None:
         """The port that serves this task's metrics; 0 for any port, None for none."""
-        first = self.config.metrics_port
+        first = self.config.output.metrics_port
         return first + self.number if first else first
 
     @property
     def tasks(self) -> int:
         """The number of processes of the job's workers and servers."""
-        return self.workers * (self.processes if self.servers else 1) + self.servers
+        return self.workers * self.processes_per_worker + self.servers
 
 
 def fresh_job() -> str:

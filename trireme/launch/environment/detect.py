@@ -82,7 +82,7 @@ def current_task() -> TaskConfig:
         sys.stderr.flush()
         words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
         os.execv(sys.executable, [sys.executable, "-m", "trireme", "task", *words])
-    if task.processes > 1 and (task.one_host or is_loopback(task.process_group)):
+    if task.group.size > 1 and (task.group.one_host or is_loopback(task.group.address)):
         _stay_on_loopback(os.environ)
     return task
 
@@ -117,9 +117,9 @@ def detect(
     environ = os.environ if environ is None else environ
     if TASK_VARIABLE in environ:
         task = decode_task(environ[TASK_VARIABLE])
-        if task.secret_fd is None:
+        if "secret" not in task.descriptors:
             return task
-        secret, certificates = receive_secret(task.secret_fd, task.job)
+        secret, certificates = receive_secret(task.descriptors["secret"], task.job)
         return msgspec.structs.replace(task, secret=secret, certificates=certificates)
     if flags := split_flags(arguments)[0]:
         return _flagged_task(flags, environ, directory)
@@ -208,9 +208,9 @@ def _read(
 
 def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskConfig:
     """Returns the task of one process of a group that holds a model together."""
-    if config.ps:
+    if config.tasks.ps:
         raise ConfigurationError(
-            f"ps is {config.ps} ({config.origin('ps')}), and {launcher} starts "
+            f"ps is {config.tasks.ps} ({config.origin('ps')}), and {launcher} starts "
             "workers alone: start a job with parameter servers by `trireme run` or `trireme task`, "
             "or leave ps out"
         )
@@ -221,7 +221,7 @@ def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskCon
         job=task.job or fresh_job(),
         config=config,
         # All processes write to one terminal or file, without their names before the lines.
-        display="none" if task.rank else "auto",
+        display="none" if task.group.rank else "auto",
     )
 
 
@@ -260,7 +260,7 @@ def manual_task(
     loopback = all(map(is_loopback, addresses))
     certs = _certificates_path(config)
     certificates = "" if certs is None else _read_certificates(certs, f"{role}:{index}")
-    if not loopback and not certificates and not config.allow_plaintext:
+    if not loopback and not certificates and not config.network.allow_plaintext:
         raise ConfigurationError(
             "the tasks of this job are on several hosts, and this one has no certificate to "
             "encrypt what it sends. On one host: `trireme certs init DIR`, then `trireme certs "
@@ -291,7 +291,7 @@ def manual_task(
         secret=secret,
         certificates=certificates,
         config=config,
-        connect_timeout=config.join_timeout,
+        connect_timeout=config.timeouts.join_timeout,
         # Of other hosts it is not known which tasks share them.
         threads=threads_of_task(environ, workers + servers if loopback else 1),
     )
@@ -299,9 +299,11 @@ def manual_task(
 
 def _certificates_path(config: JobConfig) -> Path | None:
     """Returns where the certificate is: as the user says, else `certs` in the run directory."""
-    if config.certs is not None:
-        return Path(config.certs)
-    usual = None if config.run_dir is None else local_directory(config.run_dir) / "certs"
+    if config.network.certs is not None:
+        return Path(config.network.certs)
+    usual = (
+        None if config.output.run_dir is None else local_directory(config.output.run_dir) / "certs"
+    )
     return usual if usual is not None and usual.is_dir() else None
 
 

@@ -14,7 +14,7 @@ from itertools import islice, product
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.process_setup.resources import threads_of_task
 
 TORCHRUN = "torchrun"
@@ -163,12 +163,14 @@ def _launched_task(launcher: _Launcher, variables: Mapping[str, str]) -> TaskCon
         job=job,
         index=rank,
         workers=size,
-        processes=size,
-        rank=rank,
-        local_rank=local_rank,
-        one_host=local_size == size,
-        process_group=_address(launcher, variables, size, local_size, job) if size > 1 else "",
-        process_group_prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+        group=GroupMember(
+            size=size,
+            rank=rank,
+            local_rank=local_rank,
+            one_host=local_size == size,
+            address=_address(launcher, variables, size, local_size, job) if size > 1 else "",
+            prefix=_prefix(variables) if launcher.name == TORCHRUN and size > 1 else "",
+        ),
         threads=threads if size > 1 else None,
     )
 

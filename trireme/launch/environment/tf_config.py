@@ -11,7 +11,7 @@ import msgspec
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError, suggestion
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.process_setup.resources import threads_of_task
 
 TF_VARIABLE = "TF_CONFIG"
@@ -125,10 +125,12 @@ def tf_worker(task: ClusterTask, environ: Mapping[str, str]) -> TaskConfig:
         job="",
         index=task.index,
         workers=size,
-        processes=size,
-        rank=task.index,
-        local_rank=hosts[: task.index].count(mine),
-        one_host=hosts.count(mine) == size,
-        process_group=task.cluster.worker[0] if size > 1 else "",
+        group=GroupMember(
+            size=size,
+            rank=task.index,
+            local_rank=hosts[: task.index].count(mine),
+            one_host=hosts.count(mine) == size,
+            address=task.cluster.worker[0] if size > 1 else "",
+        ),
         threads=threads_of_task(environ, hosts.count(mine)) if size > 1 else None,
     )

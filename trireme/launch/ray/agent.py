@@ -235,7 +235,8 @@ class TaskAgent:
             for number, attempt in self._signalled.items():
                 if attempt >= self._attempt:
                     engine.send_signal(self._name, number)
-        meeting = "" if task.group is None else engine.process_groups.get(task.group, "")
+        group = task.group_number
+        meeting = "" if group is None else engine.process_groups.get(group, "")
         return engine.pids[self._name], meeting
 
     def _show(self, line: bytes, error: bool) -> None:

@@ -210,7 +210,7 @@ def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Seats]:
     try:
         names = [each.name for each in tasks_of_job(job.task)]
         seats.reserve(names)
-        _wait_for_room(seats, names, job.task.config.join_timeout, say)
+        _wait_for_room(seats, names, job.task.config.timeouts.join_timeout, say)
         yield seats
     finally:
         seats.release_all()
@@ -330,13 +330,13 @@ def check_process_groups(task: TaskConfig, facts: Mapping[str, NodeFacts]) -> No
     Raises:
         ConfigurationError: one does.
     """
-    if task.config.allow_plaintext:
+    if task.config.network.allow_plaintext:
         return
     hosts: dict[int, dict[str, str]] = {}
     for each in tasks_of_job(task):
-        if each.group is not None:
+        if each.group_number is not None:
             found = facts[each.name]
-            hosts.setdefault(each.group, {})[found.host] = found.address
+            hosts.setdefault(each.group_number, {})[found.host] = found.address
     for of_group in hosts.values():
         if len(of_group) > 1:
             raise ConfigurationError(

@@ -92,16 +92,18 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
         reserve_resources(job, console.say) as seats,
     ):
         agents = {task.name: seats.start_agent(task.name) for task in tasks_of_job(job.task)}
-        facts = inspect_nodes(agents, config.join_timeout)
+        facts = inspect_nodes(agents, config.timeouts.join_timeout)
         if job.task.servers:  # the coordinator is here
             facts = {LAUNCHER: inspect_here(job), **facts}
-        may_grow = job.task.servers > 0 and job.task.processes == 1
+        may_grow = job.task.servers > 0 and job.task.group.size == 1
         hosts = listen_hosts(facts, __version__, may_grow=may_grow)
         check_process_groups(job.task, facts)
         beyond = not all(is_loopback(f"{host}:0") for host in hosts.values())
-        if job.task.servers and (config.tls or (beyond and not config.allow_plaintext)):
+        if job.task.servers and (
+            config.network.tls or (beyond and not config.network.allow_plaintext)
+        ):
             job = job.with_authority()
-        if beyond and config.allow_plaintext:
+        if beyond and config.network.allow_plaintext:
             console.say(
                 "WARNING: nothing between the hosts is encrypted (--allow-plaintext): everybody on "
                 "the network between them can read and change it",
@@ -221,7 +223,7 @@ class _Engine:
         self._dismissed.discard(task.name)
         # Until it is known again; what is said of the process before is not said of this one.
         self.pids.pop(task.name, None)
-        task.answer_due = time.monotonic() + self._job.task.config.join_timeout
+        task.answer_due = time.monotonic() + self._job.task.config.timeouts.join_timeout
         if task.agent is not None:
             self._send_start(task, config)
             return
@@ -262,7 +264,7 @@ class _Engine:
                 self._answers.get_nowait()()
         now = time.monotonic()
         self._tell_of_waiting(now)
-        timeout = self._job.task.config.join_timeout
+        timeout = self._job.task.config.timeouts.join_timeout
         no_room = f"no node had room for it within {timeout:.0f} s (--join-timeout)"
         for task in self._tasks.values():
             if task.running and now > task.answer_due:
@@ -301,7 +303,7 @@ class _Engine:
             self._fail(task, f"cannot run on node {facts}: {problem}")
             return
         task.facts, task.seated = facts, True
-        task.answer_due = time.monotonic() + self._job.task.config.join_timeout
+        task.answer_due = time.monotonic() + self._job.task.config.timeouts.join_timeout
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
         self.nodes[task.name] = str(facts)
@@ -309,12 +311,12 @@ class _Engine:
 
     def _send_start(self, task: _Task, config: TaskConfig) -> None:
         """Has an agent start its task. Rank 0 of a process group starts before the other ranks."""
-        group = config.group
-        if group is not None and config.rank:
+        group = config.group_number
+        if group is not None and config.group.rank:
             if group not in self._process_groups:
                 self._waiting_for_rank_0[task.name] = config
                 return
-            config = msgspec.structs.replace(config, process_group=self._process_groups[group])
+            config = config.in_group(address=self._process_groups[group])
         elif group is not None:
             self._process_groups.pop(group, None)
         cores = (
@@ -346,7 +348,7 @@ class _Engine:
         if group is not None and process_group:
             self._process_groups[group] = process_group
             for name, config in list(self._waiting_for_rank_0.items()):
-                if config.group == group:
+                if config.group_number == group:
                     del self._waiting_for_rank_0[name]
                     self._send_start(self._tasks[name], config)
 

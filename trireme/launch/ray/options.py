@@ -34,9 +34,9 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check(config: JobConfig) -> None:
-    if config.tls and config.allow_plaintext:
+    if config.network.tls and config.network.allow_plaintext:
         raise UsageError("--tls and --allow-plaintext contradict each other: leave one of them out")
-    if config.workers == "auto":
+    if config.tasks.workers == "auto":
         raise UsageError(
             "workers is auto, which counts the GPUs of this host, and not those of a Ray "
             "cluster: give --workers N"

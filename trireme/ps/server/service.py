@@ -108,7 +108,7 @@ def serve(
     load_optimizers()
     listener = listen(
         server.listen,
-        allow_plaintext=server.config.allow_plaintext,
+        allow_plaintext=server.config.network.allow_plaintext,
         certificates=server.certificates,
     )
     on_listening(listener.address)
@@ -144,7 +144,7 @@ class _Server:
             secret=server.secret,
             epoch=epoch,
             serves=(identity.task, *(("coordinator:0",) if epoch else ())),
-            beside=beside(listener.address) if server.config.transport == "auto" else (),
+            beside=beside(listener.address) if server.config.network.transport == "auto" else (),
         )
         if server.coordinator is None:
             coordinator.later = self._service.call_soon
@@ -155,7 +155,7 @@ class _Server:
             server.secret,
             self._handler.connected,
             server.certificates,
-            local=server.config.transport == "auto" and available(),
+            local=server.config.network.transport == "auto" and available(),
         )
         self._handler.peers_changed = lambda peers, view: self._peers.want(
             peers, view, self._member.epoch
@@ -177,7 +177,7 @@ class _Server:
         self._handler.report = self._member.tell
         self._thread = threading.get_ident()  # of the service's loop
         self._watch = LoopWatch(
-            server.policy.heartbeat_timeout, server.config.progress_timeout or math.inf
+            server.policy.heartbeat_timeout, server.config.timeouts.progress_timeout or math.inf
         )
         self._member.extra_status = self._liveness
         self._member.able = self._is_able

@@ -83,8 +83,8 @@ class Collective(Local):
             group,
             waiting,
             patience=Patience(
-                setup.settings.task.config.heartbeat_timeout,
-                setup.settings.task.config.progress_timeout,
+                setup.settings.task.config.timeouts.heartbeat_timeout,
+                setup.settings.task.config.timeouts.progress_timeout,
             ),
             doing=doing,
             used=Neighbours(group.rank, group.put, group.get).used,

@@ -39,12 +39,12 @@ def device_of(settings: Settings) -> torch.device | None:
     with the device `cuda` without an index.
     """
     task, chosen = settings.task, settings.options.device
-    if chosen is None and (task.processes == 1 or not torch.cuda.is_available()):
+    if chosen is None and (task.group.size == 1 or not torch.cuda.is_available()):
         return None
     device = torch.device("cuda" if chosen is None else chosen)
-    several = task.processes > 1 or task.workers > 1
+    several = task.group.size > 1 or task.workers > 1
     if str(device) == "cuda" and several and torch.cuda.is_available():
-        return torch.device("cuda", task.local_rank % torch.cuda.device_count())
+        return torch.device("cuda", task.group.local_rank % torch.cuda.device_count())
     return device
 
 

@@ -69,12 +69,12 @@ def assemble_together(
     process_group = ProcessGroup(
         ProcessGroupConfig(
             mesh=settings.mesh,
-            rank=task.rank,
-            address=task.process_group,
-            listen_fd=task.process_group_fd,
-            prefix=task.process_group_prefix,
+            rank=task.group.rank,
+            address=task.group.address,
+            listen_fd=task.descriptors.get("process_group"),
+            prefix=task.group.prefix,
             device=device,
-            join_seconds=task.config.join_timeout,
+            join_seconds=task.config.timeouts.join_timeout,
         )
     )
     try:
@@ -177,7 +177,7 @@ def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) 
     """Checks that this process and the chief have built the same model."""
     own = flat.layout.spec
     said = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
-    chief = msgspec.structs.replace(task, rank=0, index=task.index if task.servers else 0)
+    chief = msgspec.structs.replace(task, index=task.index if task.servers else 0).in_group(rank=0)
     theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
     theirs.check_same(flat.layout, whose=chief.name, others=task.name)
 

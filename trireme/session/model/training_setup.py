@@ -108,7 +108,7 @@ class TrainingSetup:
     def replica(self) -> int:
         """Which of the job's `replicas` batches at a time is this process's, from 0."""
         task, mesh = self.settings.task, self.settings.mesh
-        return (task.index * mesh.replicas if task.servers else 0) + mesh.replica(task.rank)
+        return (task.index * mesh.replicas if task.servers else 0) + mesh.replica(task.group.rank)
 
     @property
     def replicas(self) -> int:

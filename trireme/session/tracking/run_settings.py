@@ -19,7 +19,7 @@ def run_settings(session: Session, examples: int) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in session.model.parameters()),
         "optimizer": ", ".join(type(each).__name__ for each in members(session.optimizer)),
         **{name: value for name, value in group.items() if name != "params"},
-        "strategy": task.config.strategy or str(options.strategy),
+        "strategy": task.config.training.strategy or str(options.strategy),
         "workers": task.workers,
         "servers": task.servers,
         "batch_size": examples,

@@ -38,13 +38,13 @@ def describe(setup: TrainingSetup) -> str:
     servers = "1 server" if task.servers == 1 else f"{task.servers} servers"
     lines.append(f"layout: {layout.spec.slots} slots over {servers}")
     one_host = dict.fromkeys(range(task.servers), "")
-    for shard in first_division(one_host, layout.spec.slots, task.config.replicas):
+    for shard in first_division(one_host, layout.spec.slots, task.config.tasks.replicas):
         held = sum(part.bytes for part in layout.parts(shard.primary))
         lines.append(
             f"  ps:{shard.primary}  slots {shard.start}-{shard.stop - 1}  {size(held)}"
             f"{_copies(shard)}"
         )
-    if task.config.replicas > 1:
+    if task.config.tasks.replicas > 1:
         lines.append("  (on several hosts, the copies of a shard are on different ones)")
     when = "a step" if rule.every is None else f"every {rule.every} steps"
     lines.append(

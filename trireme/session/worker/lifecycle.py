@@ -134,7 +134,7 @@ class Lifecycle:
         incarnation = self.member.join()
         self.enter("waiting for the cluster")
         self.member.wait_for_view(
-            timeout=self.task.config.join_timeout + 60.0, on_waiting=self.progress.waiting
+            timeout=self.task.config.timeouts.join_timeout + 60.0, on_waiting=self.progress.waiting
         )
         options = ClientOptions(
             job=self.task.job,
@@ -143,8 +143,8 @@ class Lifecycle:
             worker=self.task.index,
             incarnation=incarnation,
             epoch=self.member.epoch,
-            rejoin_seconds=self.task.config.rejoin_timeout,
-            share_memory=self.task.config.transport == "auto",
+            rejoin_seconds=self.task.config.timeouts.rejoin_timeout,
+            share_memory=self.task.config.network.transport == "auto",
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
         )
@@ -165,7 +165,7 @@ class Lifecycle:
         Where they were lost, the coordinator has taken them out of the view before.
         """
         silent = None if self.servers is None else self.servers.silent
-        patience = _UNREACHED_SECONDS + self.task.config.heartbeat_timeout
+        patience = _UNREACHED_SECONDS + self.task.config.timeouts.heartbeat_timeout
         if silent is None or not is_absent(time.monotonic(), silent[0], patience):
             return ""
         return silent[1]
@@ -192,7 +192,7 @@ class Lifecycle:
                 f"{self.task.name} was taken for lost, and a worker of several processes cannot "
                 "come back: --max-restarts starts it again"
             )
-        timeout = self.task.config.rejoin_timeout
+        timeout = self.task.config.timeouts.rejoin_timeout
         self.backend.come_back(self.member.wait_until_back(timeout=timeout))
 
     # -- the worker's role -----------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Recorder:
         self._examples = 0
         self._pushes = {"applied": 0, "stale": 0}  # of several steps each, in some strategies
         self._reported: dict[str, float] = {}  # of the last status
-        self._alone = not task.servers and task.processes == 1
+        self._alone = not task.servers and task.group.size == 1
         self.phases = Phases(ALONE if self._alone else SERVED)
         self._sums: dict[str, dict[str, float]] = {}  # at the last `_means`, by its reader
         self._last_means: dict[str, dict[str, float]] = {}
@@ -99,7 +99,7 @@ class Recorder:
         self._flushed = worker.storage.submitted
         self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
         self._exposition = expose(
-            (self.phases, self), task.name, task.config.metrics_host, task.scrape_port
+            (self.phases, self), task.name, task.config.output.metrics_host, task.scrape_port
         )
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
