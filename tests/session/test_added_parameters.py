@@ -224,7 +224,7 @@ def one_alone(way: str, rank: int) -> None:
 def trireme_rank() -> int:
     from trireme.launch.environment.detect import current_task
 
-    return current_task().rank
+    return current_task().group.rank
 
 
 def unseeded(way: str) -> None:

@@ -26,7 +26,7 @@ class Remembers(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.memory.fill_(current_task().rank)
+            self.memory.fill_(current_task().group.rank)
         return self.linear(inputs)
 
 

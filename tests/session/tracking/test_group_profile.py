@@ -68,7 +68,7 @@ def train(*hooks: Hook, steps: int = 6) -> list[str]:
 
 def on_hosts_of_their_own() -> int:
     """Gives this process another monotonic clock than the others; returns its rank."""
-    rank, real = current_task().rank, time.monotonic
+    rank, real = current_task().group.rank, time.monotonic
     time.monotonic = lambda: real() + rank * AHEAD
     for module in (profile, trace_clock, clock_trips):
         module.clock_name = lambda: f"host {rank}"  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ class Silent(Profile):
 
 def without_the_second_part(directory: Path) -> list[str]:
     profile._PATIENCE = 0.1
-    kind = Silent if current_task().rank else Profile
+    kind = Silent if current_task().group.rank else Profile
     return train(kind("2:4", operators=False, directory=directory))
 
 
