@@ -110,5 +110,5 @@ def _text(path: Path) -> str:
 
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="what one device cannot do")
 def test_two_processes_that_reduce_over_one_gpu_are_refused_by_name(shell: Shell) -> None:
-    text = run(shell, "--workers 2", status=1)
+    text = run(shell, "--workers 2", status=2)
     assert "ranks 0, 1 have the same one. Start at most one process for each GPU" in text

@@ -457,7 +457,7 @@ def _refuse_shared_gpus(store: Store, config: ProcessGroupConfig) -> None:
     shared = next((found for found in ranks.values() if len(found) > 1), None)
     if shared is not None:
         raise ConfigurationError(
-            f"{config.mesh.size} processes compute together, and there are {len(ranks)} GPUs: "
+            f"{config.mesh.size} processes compute together on {len(ranks)} GPU(s): "
             f"ranks {', '.join(map(str, shared))} have the same one. Start at most one process "
             "for each GPU; hide the GPUs to train on the processors (CUDA_VISIBLE_DEVICES=); or "
             "add servers (--ps 1), with which several workers can share a GPU"
