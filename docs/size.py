@@ -27,7 +27,7 @@ PLUGINS: dict[str, tuple[str, ...]] = {
     "parallel": ("parallel/",),
     "tables": ("tables/",),
     "ray": ("launch/ray/",),
-    "dashboards": ("monitor/tensorboard/", "monitor/report", "monitor/charts", "cli/report.py"),
+    "dashboards": ("dashboards/",),
     "doctor": ("doctor/",),
     "notebook": ("jobs/",),
     "remote": ("remote/",),

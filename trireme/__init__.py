@@ -14,6 +14,7 @@ from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 from trireme.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from trireme.dashboards.summaries import Summaries as Summaries
     from trireme.graph.capture.scopes import device as device
     from trireme.jobs.job import JobStatus as JobStatus
     from trireme.jobs.job import LaunchedJob as LaunchedJob
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from trireme.session.session import Session as Session
     from trireme.session.tracking.pipeline_trace import PipelineTrace as PipelineTrace
     from trireme.session.tracking.profile import Profile as Profile
-    from trireme.session.tracking.summaries import Summaries as Summaries
     from trireme.session.tracking.trackers import MLflow as MLflow
     from trireme.session.tracking.trackers import WandB as WandB
     from trireme.strategies import FSDP as FSDP
@@ -60,7 +60,7 @@ _HOME = {
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
     "trireme.session.tracking.pipeline_trace": ("PipelineTrace",),
     "trireme.session.tracking.profile": ("Profile",),
-    "trireme.session.tracking.summaries": ("Summaries",),
+    "trireme.dashboards.summaries": ("Summaries",),
     "trireme.session.tracking.trackers": ("MLflow", "WandB"),
     "trireme.session.options": ("Checkpoint",),
     "trireme.session.loss": ("model_loss",),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import trireme
-from tests.monitor.tensorboard.test_board import curve
+from tests.dashboards.test_board import curve
 from trireme.monitor.job_state import from_records
 from trireme.monitor.records import Record, read_starts
 from trireme.session.distributed_optimizer import DistributedOptimizer

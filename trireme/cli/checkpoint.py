@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trireme.cli.parser import CHECKPOINT
+from trireme.dashboards.report import CheckpointRow
 from trireme.errors import CheckpointError, UsageError, suggestion
 from trireme.location import RemotePath
 from trireme.monitor.numbers import size
-from trireme.monitor.report import CheckpointRow
 from trireme.printable import printable
 
 

@@ -305,7 +305,9 @@ GRAPH = Command(
 )
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")
-REPORT = Command("write a report on a run as one page of HTML", _report, "trireme.cli.report:main")
+REPORT = Command(
+    "write a report on a run as one page of HTML", _report, "trireme.dashboards.command:main"
+)
 STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")
 CERTS = Command(
     "make certificates for the tasks of a job on several hosts", _certs, "trireme.cli.certs:main"

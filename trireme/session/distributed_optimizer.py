@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from trireme.dashboards.board import TensorBoard
 from trireme.errors import ConfigurationError
-from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.ps.optimizers import name_of
 from trireme.session.loop.kept_state import Stateful
 from trireme.session.loop.loop_data import PreparedLoader

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trireme.monitor.tensorboard.board import TensorBoard
-from trireme.monitor.tensorboard.forward_tracer import graph_of
-from trireme.parallel.operation_log import OperationLog
+from trireme.dashboards.board import TensorBoard
+from trireme.dashboards.forward_tracer import graph_of
 from trireme.parallel.placed.graph_execution import GraphExecution
 from trireme.session.job_view import JobView
+from trireme.session.operation_log import OperationLog
 from trireme.tensors import map_tensors
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class SummaryMethods(JobView):
             example = map_tensors(example, lambda tensor: tensor.to("meta"))
 
         def write(writer: SummaryWriter) -> None:
-            from trireme.monitor.tensorboard.events import add_graph  # loads slowly
+            from trireme.dashboards.events import add_graph  # loads slowly
 
             add_graph(writer, graph_of(self.model, example), devices)
 

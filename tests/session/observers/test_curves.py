@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 import trireme
-from tests.monitor.tensorboard.test_board import curve
+from tests.dashboards.test_board import curve
 
 
 def test_a_checkpoint_has_the_curves_before_it_on_the_disk(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _module(scope: str, members: Sequence[tuple[tuple[str, ...], Node]]) -> Modu
 def module_places(nodes: Iterable[Node]) -> dict[str, str]:
     """Returns the place of each module by its path: that of most of its nodes.
 
-    `trireme.monitor.tensorboard.events.add_graph` takes it as `devices`.
+    `trireme.dashboards.events.add_graph` takes it as `devices`.
     """
     places: dict[str, str] = {}
     open_ = [module_tree(nodes)]

@@ -11,13 +11,13 @@ import psutil
 import torch
 
 from trireme.cluster.messages import MAX_LINE
+from trireme.dashboards.board import TensorBoard
 from trireme.errors import NonFiniteError
 from trireme.location import RemotePath
 from trireme.metrics import COUNT_BUCKETS, BucketCounts
 from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
-from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.ps.messages import Applied, Verdict
 from trireme.session.observers.phases import ALONE, SERVED, Phases
 from trireme.session.observers.progress import ProgressRow, summary_line

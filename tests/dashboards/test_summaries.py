@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from tests.conftest import python_path
+from trireme.dashboards.summaries import KINDS, Summaries
 from trireme.errors import ConfigurationError
-from trireme.session.tracking.summaries import KINDS, Summaries
 from trireme.tables.spec import SGD
 
 ROOT = Path(__file__).resolve().parents[2]

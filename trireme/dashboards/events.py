@@ -28,8 +28,8 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.versions_pb2 import VersionDef
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
-from trireme.monitor.tensorboard.distribution import Distribution
-from trireme.monitor.tensorboard.forward_tracer import Graph, Node, Output
+from trireme.dashboards.distribution import Distribution
+from trireme.dashboards.forward_tracer import Graph, Node, Output
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.modules import activation
 from torch.nn.modules.conv import _ConvNd
 
-from trireme.monitor.tensorboard.distribution import distribution_of
-from trireme.monitor.tensorboard.forward_tracer import Graph
-from trireme.monitor.tensorboard.image_grids import as_images, feature_maps, filters, grid
+from trireme.dashboards.distribution import distribution_of
+from trireme.dashboards.forward_tracer import Graph
+from trireme.dashboards.image_grids import as_images, feature_maps, filters, grid
 from trireme.tensors import tensors_in, to_local
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Capture:
 
     def write_values(self, writer: SummaryWriter, step: int) -> None:
         """Writes the distributions, and their moments as scalars."""
-        from trireme.monitor.tensorboard import events
+        from trireme.dashboards import events
 
         for tag, value in self.values.items():
             found = distribution_of(value)

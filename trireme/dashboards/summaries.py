@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trireme.dashboards.capture import Capture
+from trireme.dashboards.forward_tracer import ForwardTracer
+from trireme.dashboards.key_counts import KeyCounts
 from trireme.errors import ConfigurationError
-from trireme.monitor.tensorboard.capture import Capture
-from trireme.monitor.tensorboard.forward_tracer import ForwardTracer
 from trireme.parallel.placed.graph_execution import GraphExecution
 from trireme.parallel.placed.graph_part import PlacedGraph
 from trireme.session.hooks import Hook
 from trireme.session.model.batch import inputs_and_targets
-from trireme.session.tracking.key_counts import KeyCounts
 from trireme.session.tracking.run_settings import run_settings
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from trireme.monitor.tensorboard.step_trace import StepTrace
+    from trireme.dashboards.step_trace import StepTrace
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
@@ -126,7 +126,7 @@ class Summaries(Hook):
 
     def on_start(self, session: Session) -> None:
         if self._trace_at:
-            import trireme.monitor.tensorboard.step_trace  # noqa: F401  # seconds, which no step shall take
+            import trireme.dashboards.step_trace  # noqa: F401  # seconds, which no step shall take
         self._traces_due = [step for step in self._trace_at if step > session.global_step]
         if session.run_dir is None:
             self._off = True
@@ -226,11 +226,11 @@ class Summaries(Hook):
         placed: PlacedGraph | None,
     ) -> None:
         """Writes a step; in the writing thread."""
-        from trireme.monitor.tensorboard import events
+        from trireme.dashboards import events
 
         kinds, graph = self._kinds, capture.graph
         if first and "graph" in kinds and placed is not None:
-            from trireme.monitor.tensorboard.placed_graph import placed_graph
+            from trireme.dashboards.placed_graph import placed_graph
 
             module = placed.optimised.capture.module
             events.add_graph(writer, placed_graph(module, placed.devices))
@@ -248,7 +248,7 @@ class Summaries(Hook):
             capture.write_pr_curves(writer, step)
 
     def _write_hparams(self, session: Session, settings: Mapping[str, Any]) -> None:
-        from trireme.monitor.tensorboard import events
+        from trireme.dashboards import events
 
         assert session.board is not None
         curves = ["loss", *session.metrics]
@@ -274,7 +274,7 @@ class Summaries(Hook):
         due = bisect_right(self._traces_due, step)
         del self._traces_due[:due]
         if due and session.is_chief:
-            from trireme.monitor.tensorboard.step_trace import StepTrace
+            from trireme.dashboards.step_trace import StepTrace
 
             self._trace = StepTrace()
 

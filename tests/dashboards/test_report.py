@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from trireme.cli.dispatch import main
+from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars
+from trireme.dashboards.report import CheckpointRow, ReportData, page
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.charts import bar_chart, line_chart, stacked_bars
 from trireme.monitor.curves import read_curves, smoothed, thinned
 from trireme.monitor.numbers import number
 from trireme.monitor.records import Begin, Record, Start
-from trireme.monitor.report import CheckpointRow, ReportData, page
 from trireme.monitor.worker_totals import slowest, staleness_of, worker_totals
 from trireme.session.session import Session
 

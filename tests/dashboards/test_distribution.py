@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trireme.monitor.tensorboard.distribution import BINS, distribution_of
+from trireme.dashboards.distribution import BINS, distribution_of
 
 
 def test_moments_and_ranges_are_those_of_the_values() -> None:

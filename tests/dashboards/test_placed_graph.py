@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trireme.dashboards.placed_graph import placed_graph
 from trireme.graph.capture.capture import capture
-from trireme.monitor.tensorboard.placed_graph import placed_graph
 
 
 class Twice(nn.Module):

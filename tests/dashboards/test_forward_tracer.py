@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from trireme.monitor.tensorboard.events import add_graph, device_name
-from trireme.monitor.tensorboard.forward_tracer import ForwardTracer, Node, graph_of
+from trireme.dashboards.events import add_graph, device_name
+from trireme.dashboards.forward_tracer import ForwardTracer, Node, graph_of
 
 
 class Twice(nn.Module):

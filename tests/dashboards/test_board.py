@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 from torch import nn
 
+from trireme.dashboards.board import TensorBoard
 from trireme.errors import ConfigurationError
-from trireme.monitor.tensorboard.board import TensorBoard
 from trireme.session.summary_methods import SummaryMethods
 
 

@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import Interval
 
-from trireme.monitor.tensorboard.step_trace import StepTrace, encode
+from trireme.dashboards.step_trace import StepTrace, encode
 
 # name, number and type of each field; what is repeated ends in a star. Maps are lists of entries.
 SCHEMA = {

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars, template
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.charts import bar_chart, line_chart, stacked_bars, template
 from trireme.monitor.curves import Curves
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size

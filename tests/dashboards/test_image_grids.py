@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trireme.monitor.tensorboard.image_grids import as_images, feature_maps, filters, grid
+from trireme.dashboards.image_grids import as_images, feature_maps, filters, grid
 
 
 def test_a_grid_has_each_image_where_it_belongs() -> None:

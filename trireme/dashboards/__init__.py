@@ -1,0 +1,1 @@
+"""What shows a job afterwards: TensorBoard, and the report on one page of HTML."""
