@@ -35,12 +35,13 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"},
         **{"abfs": "abfs", "abfss": "abfs", "az": "abfs", "memory": "remote"},
     },
-    "trireme.commands": {"doctor": "doctor"},
+    "trireme.boards": {"tensorboard": "dashboards"},
+    "trireme.commands": {"doctor": "doctor", "report": "dashboards"},
     "trireme.engines": {"ray": "ray"},
 }
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
 
-_OPTIONAL = frozenset({"trireme.stores"})
+_OPTIONAL = frozenset({"trireme.boards", "trireme.stores"})
 """The groups in which the core itself has nothing."""
 
 

@@ -10,8 +10,9 @@ import torch
 
 from trireme.cli.dispatch import main
 from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars
-from trireme.dashboards.report import CheckpointRow, ReportData, page
+from trireme.dashboards.report import ReportData, page
 from trireme.launch.run_directory import JobRecord
+from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.curves import read_curves, smoothed, thinned
 from trireme.monitor.numbers import number
 from trireme.monitor.records import Begin, Record, Start

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trireme.monitor.pipeline_chart import COLOURS, draw
-from trireme.monitor.stage_operation import StageOperation, bubble_fraction
+from trireme.parallel.stage_operation import StageOperation, bubble_fraction
 
 WORK = [
     StageOperation(0, 0, "forward", 0, 1.0, 2.0),

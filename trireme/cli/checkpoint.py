@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trireme.cli.parser import CHECKPOINT
-from trireme.dashboards.report import CheckpointRow
 from trireme.errors import CheckpointError, UsageError, suggestion
 from trireme.location import RemotePath
+from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.numbers import size
 from trireme.printable import printable
 

@@ -161,20 +161,6 @@ def _top() -> Parser:
     return parser
 
 
-def _report() -> Parser:
-    parser = Parser(
-        "report",
-        "[--output FILE] RUN",
-        "Writes a report on the run in the run directory RUN, as one self-contained page of HTML: "
-        "curves, the time of each phase, configuration, checkpoints, why the run failed.",
-    )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument(
-        "--output", metavar="FILE", help="the file to write (default RUN/report.html)"
-    )
-    return parser
-
-
 def _stop() -> Parser:
     parser = Parser(
         "stop",
@@ -305,9 +291,6 @@ GRAPH = Command(
 )
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")
-REPORT = Command(
-    "write a report on a run as one page of HTML", _report, "trireme.dashboards.command:main"
-)
 STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")
 CERTS = Command(
     "make certificates for the tasks of a job on several hosts", _certs, "trireme.cli.certs:main"

@@ -17,8 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from trireme.dashboards.forward_tracer import graph_of
 from trireme.errors import ConfigurationError
+from trireme.monitor.board import Board
+from trireme.tensors import map_tensors
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -35,7 +39,7 @@ _PATIENCE_SECONDS = 30.0
 _Task = Callable[[], object]
 
 
-class TensorBoard:
+class TensorBoard(Board):
     """Writes summaries on a thread of its own.
 
     `scalars` and `record` cost the caller only a copy of the values: the thread moves them to the
@@ -133,6 +137,20 @@ class TensorBoard:
             Whether the function will be called, unless writing fails before.
         """
         return self._put(name, lambda: write(self._writer(run)))
+
+    def graph(
+        self, model: nn.Module, example: Any, devices: Mapping[str, str] | None, run: str = "train"
+    ) -> None:
+        # A model that no process has the whole of has no memory: shapes are computed alone.
+        if any(parameter.is_meta for parameter in model.parameters()):
+            example = map_tensors(example, lambda tensor: tensor.to("meta"))
+
+        def write(writer: SummaryWriter) -> None:
+            from trireme.dashboards.events import add_graph  # loads slowly
+
+            add_graph(writer, graph_of(model, example), devices)
+
+        self.write_now(f"the graph of {type(model).__name__}", write, run)
 
     @property
     def alive(self) -> bool:

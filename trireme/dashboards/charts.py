@@ -25,7 +25,7 @@ def template(name: str) -> Template:
     """Returns a template of this package, by the name of its file."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("trireme.monitor", "")
+    loader = PackageLoader("trireme.dashboards", "")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(name)
 
 

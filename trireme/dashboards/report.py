@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars, template
 from trireme.launch.run_directory import JobRecord
+from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.curves import Curves
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
@@ -19,20 +20,6 @@ from trireme.monitor.worker_totals import WorkerTotals, paces, slowest, stalenes
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")
 _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRow:
-    """One checkpoint: its directory's name, when it was saved, its bytes, its damage if any.
-
-    `chain` has the steps of the saves that its tables are of, where they are of several.
-    """
-
-    name: str
-    saved_at: str
-    nbytes: int
-    damage: str = ""
-    chain: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

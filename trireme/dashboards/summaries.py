@@ -22,8 +22,6 @@ from trireme.dashboards.capture import Capture
 from trireme.dashboards.forward_tracer import ForwardTracer
 from trireme.dashboards.key_counts import KeyCounts
 from trireme.errors import ConfigurationError
-from trireme.parallel.placed.graph_execution import GraphExecution
-from trireme.parallel.placed.graph_part import PlacedGraph
 from trireme.session.hooks import Hook
 from trireme.session.model.batch import inputs_and_targets
 from trireme.session.tracking.run_settings import run_settings
@@ -133,7 +131,7 @@ class Summaries(Hook):
             if session.is_chief:
                 _log.warning("Summaries record nothing: the session has no run directory")
         elif session.is_chief and not session.holds_whole_model:
-            placed = isinstance(session.pipeline, GraphExecution)
+            placed = session.worker.setup.settings.graph is not None
             _log.warning(
                 "this process holds a part of the model: Summaries record the parameters and "
                 "gradients that are here, and nothing of the forward pass"
@@ -200,8 +198,7 @@ class Summaries(Hook):
         if first and "hparams" in self._kinds:
             self._write_hparams(session, settings)
         model = str(session.model) if first else ""
-        execution = session.pipeline
-        placed = execution.graph if isinstance(execution, GraphExecution) else None
+        placed = None if session.pipeline is None else session.pipeline.graph
 
         def write(writer: SummaryWriter) -> None:
             try:
@@ -223,7 +220,7 @@ class Summaries(Hook):
         capture: Capture,
         step: int,
         first: bool,
-        placed: PlacedGraph | None,
+        placed: Any,
     ) -> None:
         """Writes a step; in the writing thread."""
         from trireme.dashboards import events

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trireme.dashboards.board import TensorBoard
 from trireme.errors import ConfigurationError
+from trireme.monitor.board import Board
 from trireme.ps.optimizers import name_of
 from trireme.session.loop.kept_state import Stateful
 from trireme.session.loop.loop_data import PreparedLoader
@@ -52,7 +52,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         return self._job.model
 
     @property
-    def board(self) -> TensorBoard | None:
+    def board(self) -> Board | None:
         """The TensorBoard writer; None where this worker is not chief or has no run directory."""
         return self._job.recorder.board if self.is_chief else None
 

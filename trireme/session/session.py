@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import torch
 from torch import nn
 
-from trireme.dashboards.board import TensorBoard
 from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
 from trireme.launch.program_directory import name_run_dir
+from trireme.monitor.board import Board
 from trireme.session.data.feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.hooks import LAUNCH_HOOKS
@@ -38,7 +38,7 @@ from trireme.session.worker.stopping import Signals
 from trireme.session.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from trireme.session.operation_log import OperationLog
+    from trireme.parallel.operation_log import OperationLog
 
 _TAKES_PART = 1e-9  # no number of examples, but not 0 either, as of updates that are left out
 
@@ -321,7 +321,7 @@ class Session(SummaryMethods, DataMethods):
         return self._setup.part is None
 
     @property
-    def board(self) -> TensorBoard | None:
+    def board(self) -> Board | None:
         """The TensorBoard writer; None where this worker is not chief or has no run directory."""
         return self._recorder.board if self.is_chief else None
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from trireme.dashboards.board import TensorBoard
-from trireme.dashboards.forward_tracer import graph_of
-from trireme.parallel.placed.graph_execution import GraphExecution
+from trireme.monitor.board import Board, Write
+from trireme.parallel.operation_log import OperationLog
 from trireme.session.job_view import JobView
-from trireme.session.operation_log import OperationLog
-from trireme.tensors import map_tensors
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    pass
 
 
 class SummaryMethods(JobView):
@@ -33,7 +30,7 @@ class SummaryMethods(JobView):
 
     @property
     @abstractmethod
-    def board(self) -> TensorBoard | None:
+    def board(self) -> Board | None:
         """The TensorBoard writer; None where nothing is recorded."""
 
     @property
@@ -121,21 +118,12 @@ class SummaryMethods(JobView):
             example: a tensor, a tuple of arguments, or a dict of keyword arguments.
             run: the name of the run.
         """
-        execution = self.pipeline
-        placed = execution.graph if isinstance(execution, GraphExecution) else None
+        placed = None if self.pipeline is None else self.pipeline.graph
         devices = placed.decision.modules if placed is not None else None
-        # A model that no process has the whole of has no memory: shapes are computed alone.
-        if any(parameter.is_meta for parameter in self.model.parameters()):
-            example = map_tensors(example, lambda tensor: tensor.to("meta"))
+        if (board := self.board) is not None:
+            board.graph(self.model, example, devices, run)
 
-        def write(writer: SummaryWriter) -> None:
-            from trireme.dashboards.events import add_graph  # loads slowly
-
-            add_graph(writer, graph_of(self.model, example), devices)
-
-        self._write_now(f"the graph of {type(self.model).__name__}", write, run)
-
-    def _write_now(self, name: str, write: Callable[[SummaryWriter], object], run: str) -> None:
+    def _write_now(self, name: str, write: Write, run: str) -> None:
         if (board := self.board) is not None:
             board.write_now(name, write, run)
 

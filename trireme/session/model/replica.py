@@ -29,7 +29,7 @@ from trireme.session.result import StepResult
 from trireme.tensors import map_tensors, tensors_in, to_local
 
 if TYPE_CHECKING:
-    from trireme.session.operation_log import OperationLog
+    from trireme.parallel.operation_log import OperationLog
 
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""

@@ -11,13 +11,14 @@ import psutil
 import torch
 
 from trireme.cluster.messages import MAX_LINE
-from trireme.dashboards.board import TensorBoard
 from trireme.errors import NonFiniteError
 from trireme.location import RemotePath
 from trireme.metrics import COUNT_BUCKETS, BucketCounts
+from trireme.monitor.board import Board, open_board
 from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.prometheus import expose
 from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
+from trireme.plugins import not_installed
 from trireme.ps.messages import Applied, Verdict
 from trireme.session.observers.phases import ALONE, SERVED, Phases
 from trireme.session.observers.progress import ProgressRow, summary_line
@@ -70,7 +71,7 @@ class Recorder:
         self._settings = settings
         self._progress = worker.progress
         self._directory = None if settings.run_dir is None else settings.run_dir / "tensorboard"
-        self._board: TensorBoard | None = None
+        self._board: Board | None = None
         self._steps = 0
         self._in_a_row = 0  # consecutive skipped steps
         self._last: StepResult | None = None
@@ -370,12 +371,17 @@ class Recorder:
         self._progress.message(f"{name} at global step {step}: {shown}")
 
     @property
-    def board(self) -> TensorBoard | None:
+    def board(self) -> Board | None:
         """The TensorBoard writer, created on first access; None without a run directory."""
         if self._board is None and self._directory is not None:
             # Earlier curves, of a resumed run or another chief, are kept up to this step.
             step = self._worker.global_step if self._steps else self._first_step
-            self._board = TensorBoard(self._directory, step + 1 if step else 0)
+            self._board = open_board(self._directory, step + 1 if step else 0)
+            if self._board is None:
+                self._directory = None
+                self._progress.warn(
+                    not_installed("TensorBoard, to which curves are written,", "dashboards")
+                )
         return self._board
 
     # -- the end --------------------------------------------------------------------------------

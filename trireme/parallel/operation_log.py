@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.stage_operation import StageOperation
 
 
 class OperationLog:
@@ -16,7 +17,11 @@ class OperationLog:
 
     Attributes:
         operations: what has been recorded; None while nothing is. What computes appends to it.
+        graph: the graph that is computed, placed on devices; None for the stages of a pipeline, and
+            before the first step.
     """
+
+    graph: Any = None
 
     def __init__(self, process_group: ProcessGroup) -> None:
         self._process_group = process_group

@@ -1,0 +1,28 @@
+"""The command `report` and the board of TensorBoard, as their entry points declare them."""
+
+from __future__ import annotations
+
+from trireme.cli.command import Command
+from trireme.cli.command_parser import Parser
+from trireme.monitor.board import BoardType
+
+TENSORBOARD = BoardType("trireme.dashboards.board:TensorBoard")
+
+
+def _report() -> Parser:
+    parser = Parser(
+        "report",
+        "[--output FILE] RUN",
+        "Writes a report on the run in the run directory RUN, as one self-contained page of HTML: "
+        "curves, the time of each phase, configuration, checkpoints, why the run failed.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--output", metavar="FILE", help="the file to write (default RUN/report.html)"
+    )
+    return parser
+
+
+REPORT = Command(
+    "write a report on a run as one page of HTML", _report, "trireme.dashboards.command:main"
+)
