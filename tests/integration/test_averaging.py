@@ -86,7 +86,8 @@ def test_the_others_go_on_and_take_over_the_examples_of_an_unfinished_period(she
     assert data.state["consumed"]["train"] == [[0, (steps + EVERY) * BATCH]]
 
 
-@pytest.mark.thorough(but=("1",))
+@pytest.mark.slow(but=("1",))
+@pytest.mark.thorough
 @pytest.mark.parametrize("servers", [1, 2])
 def test_nothing_counts_twice_in_int8_when_a_worker_dies_and_comes_back(
     shell: Shell, servers: int
@@ -111,6 +112,7 @@ def test_nothing_counts_twice_in_int8_when_a_worker_dies_and_comes_back(
     assert consumed(data) == (table[0] + table[1]) * EVERY * BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_job_that_is_stopped_in_a_period_exchanges_it_saves_and_goes_on(shell: Shell) -> None:
     steps, stopped = 60, 21

@@ -18,7 +18,7 @@ from benchmarks.processes import free_ports
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from trireme.wire.message import MAGIC, PROTOCOL_VERSION
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 STEPS = 30
 TRAIN = (PROGRAMS / "train.py", "--out", "out", "--max-steps", STEPS)
@@ -88,7 +88,6 @@ def only_error(ended: Ended) -> str:
     return lines[0]
 
 
-@pytest.mark.thorough
 def test_both_workers_train_in_step(ends: dict[str, Ended], module_shell: Shell) -> None:
     assert (ends["first"].status, ends["late"].status) == (0, 0)
     assert ends["first"].err == ends["late"].err == ""

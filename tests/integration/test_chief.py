@@ -41,6 +41,7 @@ with session:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_nobody_takes_over_from_a_chief_that_has_finished(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

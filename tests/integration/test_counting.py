@@ -125,8 +125,8 @@ def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     assert sum(stop - start for start, stop in consumed(data)) == 2 * steps * BATCH
 
 
+@pytest.mark.slow(but=("sync backup",))
 @pytest.mark.thorough
-@pytest.mark.slow(but=("async tcp fp16", "sync backup"))
 @pytest.mark.parametrize(
     "words",
     [
@@ -150,6 +150,7 @@ def test_a_worker_of_two_replicas_pushes_once_for_both(
     assert sum(stop - start for start, stop in consumed(data)) == steps * 2 * BATCH
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("--prefetch --transport tcp --compress bf16",))
 @pytest.mark.parametrize(
     "words",

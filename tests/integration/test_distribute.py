@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 LOOP = PROGRAMS / "loop.py"
 
 
-@pytest.mark.thorough(but=("command0-words0",))
+@pytest.mark.thorough(but=("command2-words2",))
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -43,6 +43,8 @@ def test_two_processes_train_one_model(
         assert all(start.records[-1].status["examples_per_second"] > 0 for start in workers)
 
 
+@pytest.mark.slow(but=("async",))
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy: str) -> None:
     words = ("run", "--ps", 1, "--workers", 2, "--strategy", strategy, "--run-dir", "run")
@@ -54,6 +56,7 @@ def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy:
         assert said == [f"global step {made}, rate 2**-{10 * start}"] * 2, ended.text
 
 
+@pytest.mark.thorough
 def test_a_schedule_past_its_end_is_explained_below_torch_s_error(shell: Shell) -> None:
     words = ("run", "--ps", 1, "--workers", 2, PROGRAMS / "schedule_past_its_end.py")
     ended = shell.start(*words).ended()
@@ -63,6 +66,8 @@ def test_a_schedule_past_its_end_is_explained_below_torch_s_error(shell: Shell) 
     assert "each update of any of the 2 workers is a global step" in note
 
 
+@pytest.mark.slow(but=("async",))
+@pytest.mark.thorough(but=("async",))
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_worker_that_is_killed_in_a_loop_of_its_own_comes_back_where_the_job_is(
     shell: Shell, strategy: str

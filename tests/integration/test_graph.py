@@ -44,6 +44,7 @@ def big(shell: Shell, width: int, *words: object) -> list[dict[str, Any]]:
     return [json.loads((out / f"big-{task}.json").read_text()) for task in (0, 1)]
 
 
+@pytest.mark.thorough
 def test_each_task_stays_within_its_memory_limit(shell: Shell) -> None:
     """The model is created, trained, evaluated and saved."""
     small = big(shell, 16)
@@ -59,6 +60,7 @@ def _fail(path: Path, error: Exception) -> Any:
     raise AssertionError(f"{path}: {error}")
 
 
+@pytest.mark.thorough
 def test_a_model_that_fits_on_no_task_is_refused_with_what_it_needs(shell: Shell) -> None:
     program = (PROGRAMS / "big.py", "--out", "out", "--width", WIDTH)
     ended = shell.run(
@@ -73,6 +75,7 @@ def test_a_model_that_fits_on_no_task_is_refused_with_what_it_needs(shell: Shell
 # Faults ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=("1",))
 @pytest.mark.thorough(but=("1",))
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_task_is_named_and_a_killed_one_ends_the_job(victim: int, shell: Shell) -> None:
@@ -89,6 +92,7 @@ def test_a_stopped_task_is_named_and_a_killed_one_ends_the_job(victim: int, shel
     assert "Traceback" not in ended.text and "terminate called" not in ended.text
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(shell: Shell) -> None:
     # Another number of micro-batches rounds otherwise, and the cost model measures.
@@ -111,6 +115,7 @@ def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(shell: Shell)
 # What is shown ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_towers_compute_at_the_same_time(shell: Shell) -> None:
     """The table says where each operation is, and the trace when it was computed."""
     ended = run(

@@ -48,6 +48,7 @@ class Job:
         return self._shell.start("task", *task, *self._words, *words)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_without_replicas_every_task_hears_soon_that_the_values_are_lost(shell: Shell) -> None:
     job = Job(shell, 1)

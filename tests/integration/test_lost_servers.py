@@ -68,8 +68,8 @@ def counts(shell: Shell, ended: Ended, steps: int, workers: int = 2) -> None:
     assert sum(stop - start for start, stop in consumed(data)) == steps * BATCH
 
 
+@pytest.mark.slow(but=("0-shared memory",))
 @pytest.mark.thorough(but=("0-shared memory",))
-@pytest.mark.slow(but=("0-shared memory", "1-tcp"))
 @pytest.mark.parametrize("transport", [(), ("--transport", "tcp")], ids=["shared memory", "tcp"])
 @pytest.mark.parametrize("server", [0, 1])
 def test_a_killed_server_costs_no_update(
@@ -118,6 +118,7 @@ def test_synchronous_rounds_go_on_as_if_no_server_had_died(shell: Shell) -> None
     assert consumed(data) == [[0, 2 * steps * BATCH]]
 
 
+@pytest.mark.slow(but=("steps",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("end", [(), ("--epochs", 1.6)], ids=["steps", "epochs"])
 def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
@@ -140,6 +141,7 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
         assert consumed(data) == [[0, steps * BATCH]]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_worker_that_had_ended_training_is_started_again_where_the_job_goes_back(
     shell: Shell,
@@ -195,6 +197,7 @@ def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) ->
         assert torch.equal(rows, torch.full_like(rows, steps / 2))
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_synchronous_job_that_grows_is_bit_equal_to_one_of_that_size(shell: Shell) -> None:
     """With Adam, an average of the values, a schedule, and dropout: also after it has shrunk."""

@@ -42,6 +42,12 @@ def ran(shell: Shell, case: str, words: tuple[object, ...] | None) -> tuple[Coun
     return Counter(n for found, _ in had for n in json.loads(found)), {end for _, end in had}
 
 
+@pytest.mark.slow(
+    but=(
+        "sync-skips",
+        "allreduce-two-steps",
+    )
+)
 @pytest.mark.thorough(but=("sync-skips",))
 @pytest.mark.parametrize("case", ["two-steps", "skips"])
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
@@ -56,7 +62,15 @@ def test_as_in_one_process(shell: Shell, strategy: str, case: str) -> None:
         assert step == end.split()[3]
 
 
-@pytest.mark.thorough(but=("ssp-break",))
+@pytest.mark.slow(
+    but=(
+        "ssp-break",
+        "averaging-two-steps",
+        "async-skips",
+        "sync-break",
+    )
+)
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["two-steps", "skips", "break"])
 @pytest.mark.parametrize("strategy", [*OTHERS, "sync"])
 def test_no_example_is_lost_and_nothing_hangs(shell: Shell, strategy: str, case: str) -> None:
@@ -68,6 +82,7 @@ def test_no_example_is_lost_and_nothing_hangs(shell: Shell, strategy: str, case:
         assert had == dict.fromkeys(range(SIZE), passes)
 
 
+@pytest.mark.slow(but=("allreduce-break",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ["break", "leaves-out"])
 @pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])

@@ -41,8 +41,13 @@ def result(shell: Shell, worker: int = 0) -> tuple[dict[str, Any], dict[str, tor
     )
 
 
+@pytest.mark.slow(
+    but=(
+        "allreduce",
+        "ps over dp",
+    )
+)
 @pytest.mark.thorough(but=("allreduce",))
-@pytest.mark.slow(but=("allreduce", "graph", "ps over dp"))
 @pytest.mark.parametrize("job", JOBS)
 def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> None:
     ended = run(shell, job, *TRAIN, "--fault", "1:5:before:kill", "--max-steps", 10**6)
@@ -84,6 +89,7 @@ def test_one_that_is_stopped_is_named_by_the_others_and_may_go_on(shell: Shell) 
     assert running.ended().status == 0
 
 
+@pytest.mark.thorough
 def test_an_exception_in_one_is_shown_once_and_the_others_are_victims(shell: Shell) -> None:
     ended = run(shell, "allreduce", *TRAIN, "--fault", "1:5:before:raise")
     assert ended.status == 1

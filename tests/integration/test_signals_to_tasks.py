@@ -66,6 +66,7 @@ def step_of(running: Running, least: int) -> int:
     return int(found[1])
 
 
+@pytest.mark.thorough
 def test_one_worker_leaves_and_the_others_go_on_until_all_are_asked(shell: Shell) -> None:
     job = ByHand(shell)
     for name in ("worker:0", "worker:1"):
@@ -120,6 +121,7 @@ def test_who_leaves_loses_no_update_and_no_example(shell: Shell) -> None:
     assert consumed(data) == [[0, (steps + together) * BATCH]]
 
 
+@pytest.mark.thorough
 def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
     words = ("run", "--ps", 1, "--workers", 2, "--max-restarts", 1, "--run-dir", "run")
     running = shell.start(*words, *TRAIN)
@@ -153,6 +155,7 @@ def test_a_server_that_is_process_1_of_a_container_stops_its_job(shell: Shell) -
     check_saved(shell.directory, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of processes need root")
 def test_a_worker_that_is_process_1_and_waits_for_its_job_ends(shell: Shell) -> None:
@@ -165,6 +168,7 @@ def test_a_worker_that_is_process_1_and_waits_for_its_job_ends(shell: Shell) -> 
     assert worker.ended().status == 143
 
 
+@pytest.mark.thorough(but=("run",))
 @pytest.mark.parametrize("launcher", ["run", "by hand"])
 def test_sigterm_to_all_processes_saves_whole(shell: Shell, launcher: str) -> None:
     """As `scancel` and systemd do: also loader processes, the launcher, and its helpers."""
@@ -201,6 +205,8 @@ def test_a_signal_to_one_process_of_a_group_interrupts_all(shell: Shell) -> None
     check_saved(shell.directory, 10)
 
 
+@pytest.mark.slow(but=("True",))
+@pytest.mark.thorough(but=("True",))
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_loop_of_its_own_under_plain_python_ends_with_130(shell: Shell, closes: bool) -> None:
     words = ("--max-steps", 10**9, *(["--close"] if closes else []))
@@ -213,6 +219,7 @@ def test_a_loop_of_its_own_under_plain_python_ends_with_130(shell: Shell, closes
     assert "Traceback" not in ended.text
 
 
+@pytest.mark.thorough
 def test_stopping_a_loop_of_its_own_without_servers_ends_with_130(shell: Shell) -> None:
     running = shell.start(
         *("run", "--workers", 2, "--run-dir", "run"), PROGRAMS / "loop.py", "--max-steps", 10**9

@@ -33,6 +33,7 @@ with session:
 """
 
 
+@pytest.mark.slow(but=("sync",))
 @pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["sync", "ssp"])

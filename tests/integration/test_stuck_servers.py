@@ -56,6 +56,7 @@ def test_a_server_whose_loop_is_stuck_is_lost_though_its_heart_beats(shell: Shel
     counts(shell, running.ended(), steps)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_hangs_stops_no_server(shell: Shell) -> None:
     """A pipe that nobody reads stands for it: opening it for writing does not return."""
     records = shell.directory / "run" / "records"
@@ -68,6 +69,7 @@ def test_a_disk_that_hangs_stops_no_server(shell: Shell) -> None:
     assert updates(saved(shell, 30)) == [30]
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_takes_nothing_stops_no_server(shell: Shell) -> None:
     full = shell.directory / "full"
     os.mkfifo(full)

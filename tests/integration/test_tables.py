@@ -77,6 +77,7 @@ def test_a_killed_worker_s_updates_count_once(shell: Shell, transport: tuple[str
     assert second["applied"] <= own[1] <= second["attempted"] <= second["applied"] + 1
 
 
+@pytest.mark.thorough
 def test_a_killed_server_costs_no_row(shell: Shell) -> None:
     """The table grows meanwhile: each update makes hundreds of rows."""
     steps = 120
@@ -174,6 +175,7 @@ with trireme.ps.connect("run", servers=servers, worker=worker, workers=2, strate
 """
 
 
+@pytest.mark.thorough
 def test_programs_name_servers_that_were_started_by_hand(shell: Shell) -> None:
     (shell.directory / "own.py").write_text(OWN)
     servers = ",".join(f"localhost:{port}" for port in free_ports(2))

@@ -17,6 +17,7 @@ from trireme.session.checkpoint import describe, list_checkpoints, load, verify
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow(but=("ssp",))
 @pytest.mark.parametrize(
     ("servers", "strategy"),
     [
@@ -45,6 +46,7 @@ def test_a_worker_that_is_killed_goes_on_with_what_it_had_assigned(
         assert np.array_equal(counts, expected), "the counts are those of the assignments"
 
 
+@pytest.mark.thorough
 def test_without_a_restart_the_assignments_of_a_worker_that_is_lost_still_count(
     shell: Shell,
 ) -> None:

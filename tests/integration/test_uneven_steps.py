@@ -75,8 +75,8 @@ def test_a_process_that_stands_still_is_waited_for_as_long_as_the_progress_timeo
     assert "Traceback" not in ended.text and "SIGABRT" not in ended.text
 
 
+@pytest.mark.slow(but=("0-fsdp-loop",))
 @pytest.mark.thorough
-@pytest.mark.slow(but=("1-allreduce-session", "0-fsdp-loop"))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("stopped", [1, 0])
@@ -95,7 +95,8 @@ def test_a_process_that_is_stopped_is_given_up_and_all_are_started_again(
     assert "all workers are started again" in ended.err
 
 
-@pytest.mark.thorough(but=("1",))
+@pytest.mark.slow(but=("1",))
+@pytest.mark.thorough
 @pytest.mark.parametrize("busy", [1, 0])
 def test_a_process_that_holds_the_interpreter_lock_and_computes_is_waited_for(
     busy: int, shell: Shell
