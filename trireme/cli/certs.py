@@ -16,15 +16,7 @@ from trireme.launch.config.secret import SECRET_FILE
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one of the three actions.
-
-    Returns:
-        0, or 1 if `show` found a certificate that is not valid.
-
-    Raises:
-        UsageError: there is no such action, or it does not take that option.
-        ConfigurationError: a file exists already, is missing, or cannot be read or written.
-    """
+    """Runs one of the three actions."""
     given = CERTS.parser().read(arguments)
     action = _ACTIONS.get(given.action)
     if action is None:

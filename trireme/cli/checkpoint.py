@@ -15,15 +15,7 @@ from trireme.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one of the four actions.
-
-    Returns:
-        0, or 1 if `ls` found a damaged checkpoint.
-
-    Raises:
-        UsageError: there is no such action.
-        CheckpointError: there is no such checkpoint, or it is damaged.
-    """
+    """Runs one of the four actions."""
     given = CHECKPOINT.parser().read(arguments)
     action = _ACTIONS.get(given.action)
     if action is None:

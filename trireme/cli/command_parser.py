@@ -51,19 +51,11 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error with the message that `argparse` would print.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raises an error with the message that `argparse` would print."""
         raise UsageError(f"{self.prog}: {message}")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Reads the arguments of a command that takes no program.
-
-        Raises:
-            UsageError: the command does not know an option or an argument.
-        """
+        """Reads the arguments of a command that takes no program."""
         words: list[str] = []
         options, rest = self.split(arguments)
         while rest:
@@ -73,15 +65,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args([*options, "--", *words] if words else options)
 
     def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Splits before the first word that is no option, which is the program.
-
-        Returns:
-            The options, with dashes for underscores in their names; and the program with its own
-            arguments, unchanged.
-
-        Raises:
-            UsageError: the command does not know an option.
-        """
+        """Splits before the first word that is no option, which is the program."""
         head: list[str] = []
         position = 0
         while position < len(arguments):

@@ -67,11 +67,7 @@ end
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the script and returns 0.
-
-    Raises:
-        UsageError: there is no such shell.
-    """
+    """Prints the script and returns 0."""
     given = COMPLETION.parser().read(arguments)
     if given.shell not in SHELLS:
         raise UsageError(

@@ -55,18 +55,8 @@ def policy_of(task: TaskConfig) -> Policy:
 class ServedCoordinator:
     """A coordinator, and the service that feeds it. It listens as soon as it is made.
 
-    Args:
-        task: its configuration.
-        journal: keeps what is decided; None keeps nothing.
-        stays: whether it answers on when the job is over, until it is stopped.
-        on_change: called in the service's thread when the membership has changed.
-
     Attributes:
         address: where it listens, with the scheme.
-
-    Raises:
-        ConfigurationError: the address needs certificates.
-        WireError: it cannot listen there.
     """
 
     def __init__(
@@ -117,11 +107,7 @@ class ServedCoordinator:
         return self._coordinator.done
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Serves until it is stopped, or the job is over.
-
-        Args:
-            say: called with the line that names the address of the metrics.
-        """
+        """Serves until it is stopped, or the job is over."""
         from trireme.cluster.state import cluster_status
         from trireme.monitor.prometheus import MembershipMetrics
 
@@ -147,11 +133,6 @@ class ServedCoordinator:
 
 class HostedCoordinator:
     """A coordinator on a thread of its launcher's process.
-
-    Args:
-        console: shows its lines.
-        task: its configuration.
-        on_change: called on its thread when the membership has changed.
 
     Attributes:
         address: where it listens, with the scheme.
@@ -191,11 +172,7 @@ class HostedCoordinator:
             self._on_change()
 
     def membership(self) -> Membership:
-        """Returns the members of the job now.
-
-        Raises:
-            BaseException: what has ended the coordinator's thread.
-        """
+        """Returns the members of the job now."""
         if self._error is not None:
             raise self._error
         seen = self._served.state, self._served.done
@@ -220,12 +197,7 @@ class HostedCoordinator:
 
 
 def membership(state: State, done: bool) -> Membership:
-    """Returns what a launcher has to know of a job's state.
-
-    Args:
-        state: the state.
-        done: whether the job is over and every task knows it.
-    """
+    """Returns what a launcher has to know of a job's state."""
     tasks = state.tasks.values()
     return Membership(
         joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
@@ -245,13 +217,7 @@ def serve_metrics(
     collectors: Sequence[Collector],
     say: Callable[[str], None],
 ) -> AbstractContextManager[object]:
-    """Serves a task's metrics while the block runs, if --metrics-port is given.
-
-    Args:
-        task: the task.
-        collectors: yield its metrics.
-        say: called with a line that names the address.
-    """
+    """Serves a task's metrics while the block runs, if --metrics-port is given."""
     from trireme.monitor.prometheus import expose
 
     exposition = expose(collectors, task.name, task.config.output.metrics_host, task.scrape_port)

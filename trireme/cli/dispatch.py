@@ -15,16 +15,7 @@ from trireme.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-        arguments: what comes after `trireme`; this process's own by default.
-
-    Returns:
-        The exit status: 0 for success, 1 if a task failed, 2 for bad usage, 130 if the run was
-        interrupted after a clean save, 143 of a worker that SIGTERM has asked to leave, 141 if the
-        reader of the output has gone, as with `| head`.
-    """
+    """Runs one command."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _open_standard_streams()
     try:

@@ -27,11 +27,7 @@ _STRATEGY = "graph"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the program until its session has drawn the model's graph, and returns its status.
-
-    Raises:
-        UsageError: an option is unknown or wrong, or the program does not exist.
-    """
+    """Runs the program until its session has drawn the model's graph, and returns its status."""
     parser = GRAPH.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)

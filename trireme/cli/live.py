@@ -22,21 +22,12 @@ _BAR = 24
 
 
 def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
-    """Asks the coordinator of a running job for the job's status.
-
-    Raises:
-        UsageError: the job's secret or the observer's certificate cannot be read.
-        WireError: no coordinator answers in time, or it is another job's.
-    """
+    """Asks the coordinator of a running job for the job's status."""
     return observer(record, timeout).query_status()
 
 
 def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
-    """Returns an observer of a running job, which may ask its coordinator.
-
-    Raises:
-        UsageError: the job's secret or the observer's certificate cannot be read.
-    """
+    """Returns an observer of a running job, which may ask its coordinator."""
     from trireme.cluster.observer import Observer
 
     secret = bytes.fromhex(read_secret(Path(record.secret_file)))
@@ -52,10 +43,6 @@ def job_watch(run: Path, show: Callable[[str | None], None]) -> Iterator[None]:
     """Queries a job's coordinator twice a second, on a thread of its own, and shows a status line.
 
     The thread and the line end with the context.
-
-    Args:
-        run: the job's run directory.
-        show: called with the line; with None when there is nothing to show.
     """
     ended = threading.Event()
 

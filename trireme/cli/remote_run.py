@@ -25,12 +25,6 @@ def local_run(run: str) -> Iterator[Path]:
 
     That is the scratch directory where the job runs on this host, below this working directory, and
     otherwise a copy of what was uploaded, which is deleted after the block.
-
-    Args:
-        run: a directory, or a URL such as `s3://bucket/run`.
-
-    Raises:
-        ConfigurationError: the object store cannot be read.
     """
     where = location(run)
     if isinstance(where, Path):

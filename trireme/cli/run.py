@@ -53,11 +53,7 @@ Watch = Callable[[Path], AbstractContextManager[object]]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command and returns the job's exit status.
-
-    Raises:
-        UsageError: an option is unknown, wrong, or not built yet; or the program does not exist.
-    """
+    """Runs the command and returns the job's exit status."""
     parser = RUN.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
@@ -81,26 +77,13 @@ def main(arguments: Sequence[str]) -> int:
 def configuration(
     given: Mapping[str, str | None], file: str | None, given_by: str = COMMAND_LINE
 ) -> JobConfig:
-    """Returns the configuration of a job that starts in this process's directory and environment.
-
-    Args:
-        given: the text of each option that was given, by its field.
-        file: the configuration file; None for that of the directory, if there is one.
-        given_by: the origin of what is in `given`.
-
-    Raises:
-        UsageError: an option does not accept its value.
-    """
+    """Returns the configuration of a job that starts here; `given` has the text of each option."""
     found = read_file(file, Path.cwd())
     return read_config(given, os.environ, found, given_by=given_by)
 
 
 def prepare(config: JobConfig) -> TaskConfig:
-    """Checks the configuration of a job; returns what all its tasks have in common.
-
-    Raises:
-        UsageError: options contradict each other.
-    """
+    """Checks the configuration of a job; returns what all its tasks have in common."""
     check_engine(config)
     check_transport(config.network.transport, config.origin("transport"))
     config = _sized(config)
@@ -163,19 +146,7 @@ def start(
     console: Console,
     watch: Watch | None,
 ) -> int:
-    """Runs a job to its end and returns its exit status. Call it from the main thread.
-
-    Args:
-        task: what all its tasks have in common.
-        program: the program of its workers, with its arguments.
-        name: the name of the run directory under `runs/`, where no other is configured.
-        console: where the lines of its tasks go.
-        watch: shows its steps, in place of the lines that workers print about them; None for
-            those lines.
-
-    Raises:
-        TriremeError: the job cannot start.
-    """
+    """Runs a job to its end and returns its exit status. Call it from the main thread."""
     config = task.config
     engine = ENGINES.load(config.launch.on)
     run: Callable[[Job, RunDirectory, Console], int] = resolve_name(engine.run)
@@ -214,12 +185,7 @@ def start(
 
 
 def _remote(run_dir: str) -> Store | None:
-    """Returns the object store of a run directory that is a URL; fails before anything starts.
-
-    Raises:
-        ConfigurationError: the URL is not complete, its file system is not installed, or it is one
-            process's memory.
-    """
+    """Returns the object store of a run directory that is a URL; fails before anything starts."""
     where = location(run_dir)
     if not isinstance(where, RemotePath):
         return None

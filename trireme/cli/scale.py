@@ -29,18 +29,7 @@ _MOST = 65535  # indices of tasks
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Asks for other numbers of tasks, and waits until the job has them.
-
-    Returns:
-        0 when the job has as many tasks as asked for, each shard has all its copies, and each
-        server has its share.
-
-    Raises:
-        UsageError: an option is wrong, or the job cannot be scaled so; the message says why.
-        WaitTimeout: the job did not have them in time; the message says what it waits for.
-        JobFailed: the job ended first.
-        WireError: no coordinator answers.
-    """
+    """Asks for other numbers of tasks, and waits until the job has them."""
     given = SCALE.parser().read(arguments)
     servers, workers = _count(given.ps, "--ps"), _count(given.workers, "--workers")
     if servers is None and workers is None:
@@ -87,11 +76,7 @@ def _seconds(text: str) -> float:
 
 
 def _running(run: Path) -> JobRecord:
-    """Returns the record of a running job that has a coordinator.
-
-    Raises:
-        UsageError: no job runs there, or it has none.
-    """
+    """Returns the record of a running job that has a coordinator."""
     record = read_record(run)
     if not is_running(run):
         raise UsageError(f"the job in {run} is over ({record.state}): it cannot be scaled")
@@ -197,11 +182,7 @@ def _wait(
 
 
 def check_not_replaced(scaled: Scaled, status: ClusterStatus) -> None:
-    """Checks that a job still is to have the numbers that this request has asked for.
-
-    Raises:
-        TriremeError: somebody has asked for others meanwhile.
-    """
+    """Checks that a job still is to have the numbers that this request has asked for."""
     if (status.servers, status.workers) != (scaled.servers, scaled.workers):
         raise TriremeError(
             f"another request has replaced this one, for "

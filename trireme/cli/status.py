@@ -34,11 +34,7 @@ _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinat
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the status of the job and returns 0.
-
-    Raises:
-        ConfigurationError: no job was started in that directory.
-    """
+    """Prints the status of the job and returns 0."""
     given = STATUS.parser().read(arguments)
     with local_run(given.run) as path:
         status = _status(path, read_record(path), is_running(path), location(given.run))

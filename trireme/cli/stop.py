@@ -20,17 +20,7 @@ from trireme.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Asks the job's launcher to stop the job, as Ctrl-C does, and waits until it has ended.
-
-    Returns:
-        0 when the job has ended.
-
-    Raises:
-        ConfigurationError: no job was started in that directory.
-        UsageError: the job runs on another host, or its launcher cannot be told from another
-            process.
-        WaitTimeout: the job did not end in time.
-    """
+    """Asks the job's launcher to stop the job, as Ctrl-C does, and waits until it has ended."""
     given = STOP.parser().read(arguments)
     timeout = _seconds(given.timeout)
     with local_run(given.run) as path:

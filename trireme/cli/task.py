@@ -67,11 +67,7 @@ class _Audience:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the task and returns its exit status.
-
-    Raises:
-        UsageError: the options name no task, or the program does not exist.
-    """
+    """Runs the task and returns its exit status."""
     parser = TASK.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
@@ -108,13 +104,7 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
 
 
 def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
-    """Runs a task to its end.
-
-    Args:
-        task: the task.
-        program: the user's program and its arguments, for a worker.
-        audience: whom it tells what it does.
-    """
+    """Runs a task to its end."""
     if task.config.training.strategy == "sync" or (task.group.size > 1 and not task.servers):
         take_turns()
     if os.getpid() == 1:  # the first process of a container: the kernel drops what it does not take
@@ -173,11 +163,7 @@ def _log_to_stderr(prefix: str, terminal: BackgroundWriter) -> None:
 
 
 def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
-    """Returns the task of `TF_CONFIG`; None if a flag names a task.
-
-    Raises:
-        UsageError: `TF_CONFIG` names a cluster without servers.
-    """
+    """Returns the task of `TF_CONFIG`; None if a flag names a task."""
     flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
     text = os.environ.get(TF_VARIABLE, "")
     tf = read_tf_config(text) if text.strip() and flags == (None,) * len(flags) else None
@@ -211,10 +197,6 @@ def _journal(path: Path | None) -> Journal | None:
     """Returns the journal of a task's coordinator; None where it keeps none.
 
     A job that has ended begins anew with the same command.
-
-    Raises:
-        ConfigurationError: another process has it open, or it is damaged or empty.
-        ClusterError: it cannot be read or written.
     """
     from trireme.cluster.journal import Journal
 

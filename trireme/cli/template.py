@@ -66,11 +66,7 @@ _MICROSECONDS = 200e-6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves one launcher until it is gone.
-
-    Returns:
-        0 in the template itself. In a task this function does not return.
-    """
+    """Serves one launcher until it is gone."""
     parser = argparse.ArgumentParser(prog="python -m trireme.cli.template", description=__doc__)
     parser.add_argument("--tied-to", type=int, required=True)
     parser.add_argument("--socket", type=int, required=True)
@@ -95,12 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Template:
-    """Forks tasks for a launcher.
-
-    Args:
-        launcher: the connection to it.
-        pid: its process id.
-    """
+    """Forks tasks for a launcher."""
 
     def __init__(self, launcher: socket.socket, pid: int) -> None:
         self._launcher = launcher
@@ -170,11 +161,7 @@ class _Template:
         sys.exit(status)
 
     def _become(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        """Makes this process what the launcher would have started.
-
-        Raises:
-            SystemExit: the launcher has ended, or does not take this process as its child.
-        """
+        """Makes this process what the launcher would have started."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         deadline = time.monotonic() + ADOPTION_SECONDS

@@ -29,12 +29,7 @@ _REPLAY_SECONDS = 10.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Shows the job until it has ended, or until Ctrl-C; returns 0.
-
-    Raises:
-        UsageError: `--speed` is not a number above 0.
-        ConfigurationError: nothing was run in that directory.
-    """
+    """Shows the job until it has ended, or until Ctrl-C; returns 0."""
     given = TOP.parser().read(arguments)
     with local_run(given.run) as path:
         return _show(path, _speed(given.speed))

@@ -18,11 +18,7 @@ from trireme.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the page and returns 0.
-
-    Raises:
-        ConfigurationError: nothing was run in that directory, or the page cannot be written.
-    """
+    """Writes the page and returns 0."""
     given = REPORT.parser().read(arguments)
     home = local_directory(given.run)
     output = Path(given.output) if given.output is not None else home / "report.html"
@@ -41,12 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _material(path: Path, run: Path | RemotePath) -> ReportData:
-    """Returns everything that a run has left.
-
-    Args:
-        path: the directory of its records.
-        run: the run directory, or its URL, where checkpoints are.
-    """
+    """Returns everything that a run has left."""
     from trireme.session.checkpoint import list_checkpoints
 
     record = read_record(path) if (path / RECORD).exists() else None

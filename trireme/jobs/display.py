@@ -54,11 +54,7 @@ class ConsoleDisplay(Display):
 
 
 class NotebookDisplay(Display):
-    """Shows a job below a notebook's cell: a bar, the progress, and its newest lines.
-
-    Args:
-        show: shows the progress, the newest lines, and whether the job has ended.
-    """
+    """Shows a job below a notebook's cell: a bar, the progress, and its newest lines."""
 
     def __init__(self, show: Callable[[Progress, str, bool], object]) -> None:
         self._show = show
@@ -91,12 +87,7 @@ class NotebookDisplay(Display):
 
 
 def make_display(*, verbose: bool, stop: Callable[[], object] | None) -> Display:
-    """Returns the display that suits where this program runs.
-
-    Args:
-        verbose: whether to show anything.
-        stop: stops the job, for a button; None for no button.
-    """
+    """Returns the display that suits where this program runs."""
     if not verbose:
         return Display()
     if not _in_notebook():

@@ -41,9 +41,6 @@ class Reports(Console):
     """A console whose lines go to the program that has started the job. Any thread may write.
 
     A thread of its own writes, so that a program that reads nothing for a while delays no task.
-
-    Args:
-        fd: the pipe to that program.
     """
 
     def __init__(self, fd: int) -> None:

@@ -62,23 +62,14 @@ def all_options() -> tuple[Option, ...]:
 
 
 def engine_options(config: JobConfig, kind: type[_O]) -> _O:
-    """Returns the options of the engine on which a job runs.
-
-    Args:
-        config: the job's configuration.
-        kind: the engine's `options`.
-    """
+    """Returns the options of the engine on which a job runs."""
     prefix = f"{config.launch.on}_"
     own = declared(kind, engine=config.launch.on)
     return kind(**{each.field.removeprefix(prefix): config.value(each) for each in own})
 
 
 def check_engine(config: JobConfig) -> EngineType:
-    """Checks the options about where tasks run, and returns the engine.
-
-    Raises:
-        UsageError: there is no such engine, or they contradict each other.
-    """
+    """Checks the options about where tasks run, and returns the engine."""
     given = {
         field for field, origin in config.origins.items() if origin in (COMMAND_LINE, LAUNCH_CALL)
     }

@@ -149,11 +149,7 @@ def describe(error: BaseException, location: str = "") -> ExitReason:
 
 
 def describe_status(status: int) -> ExitReason:
-    """Returns the reason of a process that left none, from its exit status alone.
-
-    Args:
-        status: as `subprocess` has it: minus the number of the signal that killed the process.
-    """
+    """Returns the reason of a process that left none, from its status as `subprocess` has it."""
     if status == LEFT:
         return ExitReason(kind="left", summary="SIGTERM has asked it to")
     if status >= 0:

@@ -55,12 +55,7 @@ def function_name(function: Callable[..., object]) -> str:
 
 
 def pack_call(function: Callable[..., object], args: Sequence[object]) -> IO[bytes]:
-    """Returns a nameless file that holds a function and its arguments, for `run_call`.
-
-    Raises:
-        ConfigurationError: cloudpickle is not installed; or the function, or a value that it
-            refers to, cannot be pickled.
-    """
+    """Returns a nameless file that holds a function and its arguments, for `run_call`."""
     try:
         call = _cloudpickle().dumps((function, tuple(args)))
     except ConfigurationError:
@@ -115,9 +110,6 @@ def read_result(file: IO[bytes]) -> object:
     """Returns what the chief has returned; None if no worker has returned anything.
 
     Call it after all workers have ended. It unpickles what they wrote, and so runs code of theirs.
-
-    Raises:
-        ConfigurationError: this process cannot read it, such as for a module that it lacks.
     """
     size = os.fstat(file.fileno()).st_size
     data = bytearray()
@@ -143,12 +135,7 @@ def read_result(file: IO[bytes]) -> object:
 
 
 def run_call(task: TaskConfig, launcher: LauncherPipe | None) -> int:
-    """Calls the function of a worker, leaves what it returns, and returns the exit status.
-
-    Args:
-        task: the worker, whose descriptors are closed.
-        launcher: the pipe for the reason of a failure.
-    """
+    """Calls the function of a worker, leaves what it returns, and returns the exit status."""
     call_fd, result_fd = task.descriptors["call"], task.descriptors.get("result")
 
     def call() -> None:
@@ -163,11 +150,7 @@ def run_call(task: TaskConfig, launcher: LauncherPipe | None) -> int:
 
 
 def _receive(fd: int, task: str) -> tuple[Callable[..., object], tuple[Any, ...]]:
-    """Returns the function and its arguments.
-
-    Raises:
-        ConfigurationError: they cannot be read in this process.
-    """
+    """Returns the function and its arguments."""
     with os.fdopen(os.dup(fd), "rb") as file:  # a duplicate is not inherited by children
         os.close(fd)
         size = os.fstat(file.fileno()).st_size
@@ -191,9 +174,6 @@ def _leave(fd: int, index: int, value: object) -> None:
     """Leaves a worker's result, unless a worker of lower index has left one.
 
     The chief is the worker of lowest index of those that live, so its result stays.
-
-    Raises:
-        ConfigurationError: the value cannot be pickled.
     """
     try:
         data = _cloudpickle().dumps(value)

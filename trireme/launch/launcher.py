@@ -212,9 +212,6 @@ def tasks_of_job(task: TaskConfig) -> list[TaskConfig]:
     """Returns the tasks of a job in the order of their start.
 
     A worker has one process or several, each of which is a task.
-
-    Args:
-        task: what all tasks of the job have in common.
     """
     replace, each = msgspec.structs.replace, task.processes_per_worker
     servers = [replace(task, role="ps", index=index) for index in range(task.servers)]

@@ -22,11 +22,7 @@ def decode_reason(line: bytes) -> ExitReason | None:
 
 
 class LauncherPipe:
-    """A task's end of the pipe to its launcher. Any thread may send.
-
-    Args:
-        fd: the inherited descriptor. The task's own children do not inherit it.
-    """
+    """A task's end of the pipe to its launcher. Any thread may send."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)

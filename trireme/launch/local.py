@@ -81,15 +81,6 @@ def run_local(
 class HostEngine:
     """An `Engine` whose tasks are processes of this host. Use it as a context manager.
 
-    Args:
-        program: the user's program and its arguments.
-        environ: the environment of the tasks, but for what tells each what it is.
-        show: called with a task's name, each line that it prints, and whether that went to
-            standard error.
-        build_command: returns the command line of a task; `task_command` by default.
-        host: the address of this host at which servers and process groups meet.
-        directory: the directory to start tasks in; None for this process's own.
-
     Attributes:
         process_groups: `host:port` at which each process group meets whose rank 0 was started here.
     """
@@ -135,12 +126,7 @@ class HostEngine:
         self._reaper.close()
 
     def take_signals(self, wakeup: socket.socket, waker: socket.socket) -> None:
-        """Has `wait` end at signals, and at `wake`.
-
-        Args:
-            wakeup: the first socket of `signals`.
-            waker: the other.
-        """
+        """Has `wait` end at signals, and at `wake`."""
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._waker = waker
 
@@ -154,9 +140,6 @@ class HostEngine:
         """Has servers and workers forked from one process that has imported PyTorch.
 
         Not for a program that sets variables which PyTorch reads when it is imported.
-
-        Args:
-            console: where to say why that cannot be, or can no longer be.
         """
         path = (self._directory or Path()).resolve()
         # A program without a script, such as a module, finds its modules in the directory first.
@@ -331,10 +314,6 @@ def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[b
     One descriptor is the task's end of the pipe of its messages. One holds its secret and its key.
     For rank 0 of a process group another one listens, so that no other process can take the port at
     which the group meets.
-
-    Args:
-        config: the task.
-        host: the address of this host at which it listens, if it listens.
     """
     with contextlib.ExitStack() as stack:
         reader, writer = os.pipe()

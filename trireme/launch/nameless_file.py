@@ -15,9 +15,6 @@ def nameless_file(what: str) -> IO[bytes]:
 
     It is in memory where the system can do that (Linux), else a temporary file that has been
     removed already. It is gone when the last process has closed it.
-
-    Args:
-        what: what it will hold, for whoever looks at the descriptors of a process.
     """
     if hasattr(os, "memfd_create"):
         descriptor = not_standard(os.memfd_create(f"trireme-{what}"))
@@ -30,9 +27,6 @@ def not_standard(descriptor: int) -> int:
 
     In a program that has closed one of these, as some do that run in the background, the next file
     has its number. It is moved to another one, and the given one is closed.
-
-    Args:
-        descriptor: any descriptor.
     """
     if descriptor >= _FIRST_OF_OTHERS:
         return descriptor

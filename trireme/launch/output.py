@@ -141,13 +141,7 @@ class TaskOutputs:
         self._last_lines[name] = deque(maxlen=LAST_LINES)
 
     def show(self, name: str, line: bytes, error: bool) -> None:
-        """Takes a line that a task has printed.
-
-        Args:
-            name: the task.
-            line: the line, without its line end.
-            error: whether it went to standard error.
-        """
+        """Takes a line that a task has printed."""
         self._logs[name].write(line)
         text = line.decode("utf-8", errors="replace")
         self._last_lines[name].append(text)
@@ -159,13 +153,7 @@ class TaskOutputs:
 
 
 class LogFile:
-    """Appends lines to a file. A full disk loses lines, which are counted, and fails no job.
-
-    Args:
-        path: the file.
-        warn: called with a line for the user when writing begins to fail.
-        most: the file is renamed before it has more bytes: see `LOG_BYTES`.
-    """
+    """Appends lines to a file. A full disk loses lines, which are counted, and fails no job."""
 
     def __init__(self, path: Path, warn: Callable[[str], None], most: int = LOG_BYTES) -> None:
         self._path = path

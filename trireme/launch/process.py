@@ -63,11 +63,7 @@ def _last_state(line: bytes) -> bytes:
 
 
 class ForkedProcess:
-    """A child of this process that another process has forked for it.
-
-    Args:
-        pid: its process id.
-    """
+    """A child of this process that another process has forked for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -102,14 +98,6 @@ def spawn(
     """Starts a process, leader of a session and process group of its own.
 
     Ctrl-C on the terminal does not reach it: its launcher passes signals on.
-
-    Args:
-        command: its command line.
-        environ: its environment.
-        output: the descriptor of its standard output.
-        error: that of its standard error.
-        pass_fds: the descriptors that it inherits.
-        directory: the directory to start it in; None for the launcher's own.
     """
     return subprocess.Popen(
         command,
@@ -125,13 +113,6 @@ def spawn(
 
 class TaskProcess:
     """A running task, leader of a session and process group of its own.
-
-    Args:
-        child: its process.
-        output: the pipe from its standard output.
-        error: that from its standard error.
-        messages: the pipe of its messages.
-        show: called with each line of its output, and whether that went to standard error.
 
     Attributes:
         pid: its process id.
@@ -177,14 +158,7 @@ class TaskProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def finish(self, status: int) -> ExitReason:
-        """Takes in what an ended task has left, kills its children, and closes its pipes.
-
-        Args:
-            status: how it ended.
-
-        Returns:
-            The reason that it has sent, else what its status tells.
-        """
+        """Takes in what an ended task has left, kills its children, and closes its pipes."""
         self.send_signal(signal.SIGKILL)  # a process group outlives its leader
         for pipe in self.pipes:
             pipe.close()

@@ -28,12 +28,7 @@ _MARK = "/."
 
 
 def name_run_dir(task: TaskConfig, run_dir: Path | None) -> None:
-    """Tells the launcher of this host the run directory that the program has named.
-
-    Args:
-        task: this process. Only the first process of the first worker tells it.
-        run_dir: the program's local run directory; None for none.
-    """
+    """Tells the launcher of this host the run directory that the program has named."""
     if task.records is None or run_dir is None or task.config.output.run_dir is not None:
         return
     if (task.role, task.index, task.group.rank) == ("worker", 0, 0):
@@ -56,14 +51,7 @@ def forget_named(path: Path) -> None:
 
 
 def link_named(path: Path) -> Path | None:
-    """Links what is in a launcher's directory into the one that the program has named.
-
-    Args:
-        path: the launcher's directory.
-
-    Returns:
-        The program's directory; None if it has named none, or the same, or one of another job.
-    """
+    """Links what is in a launcher's directory into the one that the program has named."""
     with suppress(OSError):
         named = Path(os.fsdecode((path / _NAMED).read_bytes()))
         (path / _NAMED).unlink()
@@ -87,10 +75,6 @@ def move_into(path: Path, named: Path) -> None:
     """Moves an ended job's files into the directory that its program has named, and links to it.
 
     A directory in which other files are stays where it is, and the links in the other one too.
-
-    Args:
-        path: the launcher's directory.
-        named: the program's directory, in which `link_named` has made links.
     """
     with suppress(OSError):
         if path.is_symlink() or {*os.listdir(path)} - _OURS:

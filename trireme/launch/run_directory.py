@@ -99,19 +99,11 @@ class RunDirectory:
         return task_log(self.path, name)
 
     def write_secret(self, secret: str) -> None:
-        """Writes the secret so that only this user can read it.
-
-        Raises:
-            ConfigurationError: it cannot be written, such as on a full disk.
-        """
+        """Writes the secret so that only this user can read it."""
         self._write_private(self.secret_file, secret.encode() + b"\n")
 
     def write_certificate(self, pem: str) -> None:
-        """Writes an observer's key and certificate so that only this user can read them.
-
-        Raises:
-            ConfigurationError: they cannot be written, such as on a full disk.
-        """
+        """Writes an observer's key and certificate so that only this user can read them."""
         self._write_private(self.certificate_file, pem.encode())
 
     def _write_private(self, path: Path, content: bytes) -> None:
@@ -139,11 +131,7 @@ def task_log(run: Path, name: str) -> Path:
 
 
 def claim(path: Path) -> RunDirectory:
-    """Creates a run directory if it does not exist, and locks it for this process.
-
-    Raises:
-        ConfigurationError: it cannot be written, or another job runs there, which is named.
-    """
+    """Creates a run directory if it does not exist, and locks it for this process."""
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
         lock = os.fdopen(open_lock(str(path / LOCK), os.O_WRONLY | os.O_CREAT), "a")
@@ -175,11 +163,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def claim_free(path: Path) -> RunDirectory:
-    """Claims `path`, or `path-2`, `path-3` and so on where jobs run already.
-
-    Raises:
-        ConfigurationError: as `claim`.
-    """
+    """Claims `path`, or `path-2`, `path-3` and so on where jobs run already."""
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return claim(next(each for each in chain([path], others) if not is_running(each)))
 
@@ -204,9 +188,6 @@ def signal_launcher(path: Path, record: JobRecord, number: signal.Signals) -> No
 
     `job.json` may be anybody's, or from another container of the same host name. So the process
     that it names counts only if it began when the file says and holds the directory's lock.
-
-    Raises:
-        UsageError: the process is not the launcher, or cannot be looked at.
     """
     with suppress(OSError):  # it has ended, or is another user's
         if _signal_if_launcher(path, record, number):
@@ -241,11 +222,7 @@ def _signal_if_launcher(path: Path, record: JobRecord, number: signal.Signals) -
 
 
 def read_record(path: Path) -> JobRecord:
-    """Returns the record in `job.json` of a run directory.
-
-    Raises:
-        ConfigurationError: there is no such file, or it cannot be read.
-    """
+    """Returns the record in `job.json` of a run directory."""
     file = path / RECORD
     try:
         record = msgspec.json.decode(file.read_bytes(), type=JobRecord)

@@ -71,14 +71,7 @@ class Supervision:
         self._tasks.setdefault(name, SupervisedTask(name)).start()
 
     def exited(self, now: float, name: str, status: int, reason: ExitReason) -> list[Action]:
-        """A task has ended.
-
-        Args:
-            now: the time.
-            name: the task.
-            status: its exit status, or minus the number of the signal that killed it.
-            reason: why it ended, if the status is neither 0 nor 130.
-        """
+        """A task has ended; a signal's status is minus its number."""
         task = self._tasks[name]
         if not task.alive:
             return []  # it counted as ended already, and the kernel has ended it after all
@@ -125,12 +118,8 @@ class Supervision:
     ) -> list[Action]:
         """Takes in the job's members, as the coordinator knows them.
 
-        Args:
-            now: the time.
-            joined: whether any worker ever joined.
-            lost: the tasks that the coordinator has given up although their processes live, and
-                why. A worker may still come back by itself for a moment.
-            formed: whether all tasks joined at some time, so that the job began.
+        `lost` are those that it has given up although their processes live. A worker may still
+        come back by itself for a moment.
         """
         self._start.joined = joined
         actions = self._begun() if formed else []
@@ -148,13 +137,9 @@ class Supervision:
     def resized(
         self, wanted: Iterable[str], dismissed: Iterable[str], *, asked: bool
     ) -> list[Action]:
-        """The coordinator has reported which tasks the job is to have.
+        """The coordinator has reported which tasks the job is to have, and which are to leave.
 
-        Args:
-            wanted: the tasks that it is to have.
-            dismissed: those that are to leave, or have left for that.
-            asked: whether somebody has just asked for this number of tasks. If so, those that were
-                lost are started too, as often as at first.
+        Where somebody has just `asked` for that, lost tasks are started too, as often as at first.
         """
         leaving = {*dismissed}
         for task in self._tasks.values():
@@ -183,12 +168,7 @@ class Supervision:
         self._tasks = {name: task for name, task in self._tasks.items() if name in kept}
 
     def job_over(self, now: float, outcome: str) -> list[Action]:
-        """The job is over, and every task knows that.
-
-        Args:
-            now: the time.
-            outcome: `finished`, `interrupted` or `failed`.
-        """
+        """The job is over, and every task knows that."""
         if self._job_over or outcome == "failed":  # how its tasks end decides what follows
             return []
         self._job_over = True

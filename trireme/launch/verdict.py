@@ -75,14 +75,7 @@ class Verdict:
 def failure_report(
     verdict: Verdict, names: Sequence[str], seconds: float, outputs: TaskOutputs
 ) -> list[str]:
-    """Returns the lines of the report.
-
-    Args:
-        verdict: how the job failed.
-        names: every task that was started.
-        seconds: how long the job ran.
-        outputs: what the tasks have printed.
-    """
+    """Returns the lines of the report."""
     culprit = verdict.culprit
     if culprit is None:
         return [f"the job failed after {seconds:.1f} s"]

@@ -56,15 +56,7 @@ class CertificateFacts:
 
 
 class Authority:
-    """A job's certificate authority.
-
-    Args:
-        certificate: its certificate, in PEM.
-        key: its key, in PEM.
-
-    Raises:
-        ConfigurationError: the texts are not a certificate and its key.
-    """
+    """A job's certificate authority."""
 
     def __init__(self, certificate: str, key: str) -> None:
         self.certificate = certificate
@@ -88,11 +80,7 @@ class Authority:
 
     @classmethod
     def make(cls, days: float = AUTHORITY_DAYS) -> Authority:
-        """Makes a new authority, which no task of another job trusts.
-
-        Args:
-            days: how long it and what it issues are valid at most.
-        """
+        """Makes a new authority, which no task of another job trusts."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _named("trireme job authority")
         certificate = (
@@ -109,15 +97,9 @@ class Authority:
         return _facts(self._certificate)
 
     def issue(self, task: str, hosts: Sequence[str] = (), days: float | None = None) -> str:
-        """Makes a key and a certificate for a task; returns them with the authority's certificate.
+        """Returns a new key and certificate of a task, and the authority's certificate.
 
-        Args:
-            task: the task's name, such as `worker:1`.
-            hosts: the names or addresses that it may be called by, no wildcards; empty for any.
-            days: how long it is valid; None for as long as the authority is.
-
-        Raises:
-            ConfigurationError: there can be no such task or host, or the authority ends earlier.
+        The task may be called by any of the hosts; by any at all where none is named.
         """
         if _NAME.fullmatch(task) is None:
             raise ConfigurationError(
@@ -152,11 +134,7 @@ class Authority:
 
 
 def read_facts(pem: str) -> list[CertificateFacts]:
-    """Returns what each certificate in a text says, in their order.
-
-    Raises:
-        ConfigurationError: there is none, or one is malformed.
-    """
+    """Returns what each certificate in a text says, in their order."""
     try:
         return [_facts(each) for each in x509.load_pem_x509_certificates(pem.encode())]
     except ValueError as error:

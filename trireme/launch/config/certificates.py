@@ -29,14 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_authority(directory: Path, days: float) -> list[Path]:
-    """Makes a job's authority and its secret in a directory, which is created if need be.
-
-    Returns:
-        The files.
-
-    Raises:
-        ConfigurationError: there is one already, or the directory cannot be written.
-    """
+    """Makes a job's authority and its secret in a directory, which is created if need be."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -54,11 +47,7 @@ def make_authority(directory: Path, days: float) -> list[Path]:
 
 
 def open_authority(directory: Path) -> Authority:
-    """Returns the authority whose files are in a directory.
-
-    Raises:
-        ConfigurationError: it is not there, or other users can read its key.
-    """
+    """Returns the authority whose files are in a directory."""
     if not (directory / AUTHORITY_KEY_FILE).exists():
         raise ConfigurationError(
             f"{directory} has no authority's key ({AUTHORITY_KEY_FILE}): make one with `trireme "
@@ -72,20 +61,7 @@ def open_authority(directory: Path) -> Authority:
 def issue(
     directory: Path, tasks: Sequence[str], hosts: Sequence[str], days: float | None
 ) -> list[Path]:
-    """Issues each task a key and a certificate, in a file of its own.
-
-    Args:
-        directory: where the authority is and the files go.
-        tasks: their names, such as `worker:0`.
-        hosts: the hosts that all of them may be called by; empty for any.
-        days: how long they are valid; None for as long as the authority is.
-
-    Returns:
-        The files, in the order of the tasks.
-
-    Raises:
-        ConfigurationError: there is such a file already, or no such task; nothing was written.
-    """
+    """Issues each task a key and a certificate, in a file of its own."""
     authority = open_authority(directory)
     texts = {task: authority.issue(task, hosts, days) for task in tasks}
     for task in texts:
@@ -100,17 +76,7 @@ def certificate_file(directory: Path, task: str) -> Path:
 
 
 def read_certificate(path: Path, task: str, now: datetime | None = None) -> str:
-    """Returns a task's key, certificate and authority's certificate in PEM.
-
-    Args:
-        path: the directory of the certificates, or the task's file.
-        task: the task's name.
-        now: the time; by default that of this host.
-
-    Raises:
-        ConfigurationError: it is not there, cannot be read, can be read by others, is another
-            task's, or is not valid now.
-    """
+    """Returns a task's key, certificate and authority's certificate in PEM."""
     file = certificate_file(path, task) if path.is_dir() else path
     directory = path if path.is_dir() else path.parent
     again = f"issue it again with `trireme certs issue {directory} --task {task}`"
@@ -133,11 +99,7 @@ def read_certificate(path: Path, task: str, now: datetime | None = None) -> str:
 
 
 def show(directory: Path) -> list[tuple[Path, CertificateFacts | None]]:
-    """Returns what each file with a certificate in a directory says; None where it is none.
-
-    Raises:
-        ConfigurationError: the directory cannot be read, or has no such file.
-    """
+    """Returns what each file with a certificate in a directory says; None where it is none."""
     try:
         files = sorted(each for each in directory.iterdir() if each.suffix == ".pem")
     except OSError as error:

@@ -57,16 +57,8 @@ def find_secret(
 ) -> str:
     """Returns the secret of a job started by hand, in hexadecimal digits.
 
-    Args:
-        file: the file that the user named; None for none.
-        environ: the environment, which may hold `TRIREME_SECRET`.
-        loopback: whether every task of the job is on this host. If so, and no secret was given,
-            a file of this user's serves, which is created when it is first needed.
-        certificates: the directory of the job's certificates, which may hold the secret too.
-
-    Raises:
-        ConfigurationError: no secret was given and one is needed, or it is too short, or its
-            file cannot be read.
+    Where all tasks are on this host (`loopback`) and none was given, a file of this user's serves,
+    which is created when it is first needed.
     """
     if file is not None:
         return read_secret(file)
@@ -87,12 +79,7 @@ def find_secret(
 
 
 def read_secret(path: Path) -> str:
-    """Returns the secret whose text is in a file, in hexadecimal digits.
-
-    Raises:
-        ConfigurationError: the file cannot be read; other users can read it; or the secret has
-            less than 128 bits, so that it could be guessed.
-    """
+    """Returns the secret whose text is in a file, in hexadecimal digits."""
     advice = (
         f"make a new one that only you can read: `(umask 077; openssl rand -hex 32 > {path}.new)`"
     )
@@ -101,16 +88,7 @@ def read_secret(path: Path) -> str:
 
 
 def read_private(path: Path, what: str, advice: str) -> str:
-    """Returns the text of a file that only this user can read.
-
-    Args:
-        path: the file.
-        what: what it holds, for messages.
-        advice: what to do where others can read it.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or other users can read it.
-    """
+    """Returns the text of a file that only this user can read."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno())
@@ -169,10 +147,6 @@ def receive_secret(fd: int, job: str) -> tuple[str, str]:
     """Returns the secret and the certificates that a launcher left in a descriptor.
 
     Stops children inheriting it.
-
-    Raises:
-        ConfigurationError: the descriptor holds no secret, because this process is not the task
-            itself but was started by it.
     """
     try:
         text = os.pread(fd, _SECRET_BYTES, 0).decode("ascii", "replace")
@@ -193,9 +167,6 @@ def user_secret(path: Path) -> str:
     """Returns this user's own secret, in hexadecimal digits; creates the file if there is none.
 
     Several processes that create it at the same time all return the same secret.
-
-    Raises:
-        ConfigurationError: the file cannot be created or read, or other users can read it.
     """
     try:
         if not path.exists():

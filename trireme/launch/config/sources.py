@@ -29,20 +29,7 @@ def read_config(
     *,
     given_by: str = COMMAND_LINE,
 ) -> JobConfig:
-    """Returns the configuration, with each value's origin.
-
-    Args:
-        command_line: the text of each option that was given, by its field.
-        environ: the environment.
-        file: the name of the configuration file and the text of each option in it, by its field,
-            if there is one.
-        options: the options to look for, by default all; the others keep their defaults.
-        given_by: the origin of what `command_line` holds.
-
-    Raises:
-        UsageError: an option does not accept its value, or the name of an environment variable is
-            nearly that of an option.
-    """
+    """Returns the configuration, with each value's origin."""
     _check_variables(environ)
     origin, file_values = file if file is not None else ("", {})
     values: dict[str, Any] = {}
@@ -61,11 +48,7 @@ def read_config(
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """Refuses a variable that looks like a misspelt option.
-
-    Raises:
-        UsageError: there is such a variable; says what it may have meant.
-    """
+    """Refuses a variable that looks like a misspelt option."""
     known = [*(option.variable for option in all_options()), *OTHER_VARIABLES]
     # Without the common prefix, which would make any two names similar.
     words = [each.removeprefix(_PREFIX) for each in known]
@@ -84,14 +67,6 @@ def read_file(named: str | None, directory: Path) -> tuple[str, dict[str, str]] 
     """Reads the configuration file: the named one, else the one of the directory.
 
     The directory's file is `trireme.toml`, else the table `[tool.trireme]` of `pyproject.toml`.
-
-    Returns:
-        The file's name and the text of each option in it, by its field; None where there is no
-        file.
-
-    Raises:
-        ConfigurationError: the named file does not exist, a file is not TOML, or it sets an
-            option that does not exist.
     """
     if named is not None:
         return named, _options(Path(named), _load(Path(named)))

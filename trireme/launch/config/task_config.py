@@ -175,11 +175,7 @@ def encode_task(config: TaskConfig) -> str:
 
 
 def decode_task(text: str) -> TaskConfig:
-    """Returns the task that a value of `TRIREME_TASK` describes.
-
-    Raises:
-        ConfigurationError: it is not what `encode_task` writes.
-    """
+    """Returns the task that a value of `TRIREME_TASK` describes."""
     try:
         return msgspec.json.decode(text, type=TaskConfig)
     except (msgspec.MsgspecError, UnicodeError) as error:

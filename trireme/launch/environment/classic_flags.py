@@ -38,15 +38,10 @@ Flags = Mapping[str, str | None]
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Splits the arguments of a program into the classic flags and all others.
+    """Splits the arguments of a program into the values of the classic flags and all others.
 
-    Args:
-        arguments: what follows the program's name on the command line.
-
-    Returns:
-        The values of the flags by name, and the other arguments. No flags unless these name a
-        cluster: a role, hosts of servers or workers as HOST:PORT lists, and a number as the index.
-        Others are the program's own.
+    There are no flags unless they name a cluster: a role, hosts as HOST:PORT lists, and a number as
+    the index. Others are the program's own.
     """
     flags: dict[str, str] = {}
     others: list[str] = []
@@ -81,11 +76,7 @@ def _names_task(flags: Flags) -> bool:
 
 
 def classic_task(flags: Flags) -> ClusterTask:
-    """Returns the task that the flags name.
-
-    Raises:
-        UsageError: a flag is missing or wrong.
-    """
+    """Returns the task that the flags name."""
     job_name, ps_hosts, worker_hosts = (
         flags.get(name) for name in ("job_name", "ps_hosts", "worker_hosts")
     )
@@ -105,11 +96,7 @@ def classic_task(flags: Flags) -> ClusterTask:
 
 
 def classic_strategy(flags: Flags) -> str | None:
-    """Returns the strategy, which is `sync` with `--sync-replicas`.
-
-    Raises:
-        UsageError: the flag is neither true nor false, or contradicts `--strategy`.
-    """
+    """Returns the strategy, which is `sync` with `--sync-replicas`."""
     text, strategy = flags.get("sync_replicas"), flags.get("strategy")
     if text is None:
         return strategy

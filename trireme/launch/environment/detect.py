@@ -64,9 +64,6 @@ def current_task() -> TaskConfig:
 
     In a process that `TF_CONFIG` or the classic flags name as a parameter server this function does
     not return: the process becomes that server.
-
-    Raises:
-        UsageError: the environment describes no task.
     """
     own = (*LAUNCHER_VARIABLES, TF_VARIABLE)
     launched = any(
@@ -102,18 +99,7 @@ def detect(
     directory: Path | None = None,
     arguments: Sequence[str] = (),
 ) -> TaskConfig:
-    """Returns the task that this process is.
-
-    Args:
-        environ: the environment; this process's own by default.
-        directory: the directory of the configuration file, which is read where another launcher
-            started this process; the working directory by default.
-        arguments: the program's arguments, which may have the classic flags.
-
-    Raises:
-        ConfigurationError: the environment describes no task, or one that cannot be.
-        UsageError: an option in the environment or the file is wrong.
-    """
+    """Returns the task that this process is."""
     environ = os.environ if environ is None else environ
     if TASK_VARIABLE in environ:
         task = decode_task(environ[TASK_VARIABLE])
@@ -163,20 +149,7 @@ def worker_of_servers(
     environ: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> TaskConfig:
-    """Returns a worker of servers that `trireme task` has started, for a program without launcher.
-
-    Args:
-        servers: the servers as `host:port`, separated by commas, as every task has them.
-        worker: the worker's index.
-        workers: the number of workers.
-        environ: the environment; this process's own by default.
-        directory: the directory of the configuration file; the working directory by default.
-
-    Raises:
-        ConfigurationError: this process was launched as a task of a job; there is no such worker;
-            or the secret or, between hosts, the certificate is missing.
-        UsageError: an option in the environment or the file is wrong.
-    """
+    """Returns a worker of servers that were started by hand, for a program without launcher."""
     environ = os.environ if environ is None else environ
     if TASK_VARIABLE in environ or environ.get(TF_VARIABLE) or find_launched_task(environ):
         raise ConfigurationError(
@@ -231,19 +204,7 @@ def manual_task(
     environ: Mapping[str, str],
     secret_file: Path | None = None,
 ) -> TaskConfig:
-    """Returns a task of a cluster.
-
-    Args:
-        named: the task; where its cluster has no address of the coordinator, `ps:0` hosts it.
-        config: the options that `trireme run` has too.
-        environ: the environment, which may hold the secret.
-        secret_file: the file with the job's secret, if the user named one.
-
-    Raises:
-        ConfigurationError: there is no such task, or no server; or the secret or, between hosts,
-            the certificate is missing.
-        UsageError: the options are not consistent.
-    """
+    """Returns a task of a cluster."""
     role, index, cluster = named.role, named.index, named.cluster
     if not cluster.ps:
         raise ConfigurationError(
@@ -318,9 +279,6 @@ def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:
 
     gloo and NCCL listen at the address that the host's name resolves to, or at a network card's.
     Only environment variables change that.
-
-    Args:
-        environ: the environment. If the user has named an interface there, it stays.
     """
     import psutil  # rarely needed, and slow to load
 
@@ -349,14 +307,7 @@ def _print_error(
 
 
 def check_no_task(what: str) -> None:
-    """Checks that this process is no task of a job, which may not start another job.
-
-    Args:
-        what: what would start a job, for the message.
-
-    Raises:
-        ConfigurationError: this process is a task, or was started by one.
-    """
+    """Checks that this process is no task of a job, which may not start another job."""
     if os.environ.get(TASK_VARIABLE):
         raise ConfigurationError(
             f"{what} starts a job, and this process is a task of a job already: run the program "

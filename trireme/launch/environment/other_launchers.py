@@ -100,15 +100,7 @@ VARIABLES = re.compile("|".join(launcher.variables for launcher in _LAUNCHERS))
 
 
 def check_no_other_launcher(environ: Mapping[str, str]) -> None:
-    """Checks that no launcher that Trireme cannot read started this process among others.
-
-    Args:
-        environ: the environment of a process that no launcher has started of those that Trireme
-            reads. An empty variable counts as not set.
-
-    Raises:
-        ConfigurationError: one did. A process that its launcher says to be the only one passes.
-    """
+    """Checks that no launcher that Trireme cannot read started this process among others."""
     variables = {name: value.strip() for name, value in environ.items() if value.strip()}
     for launcher in _LAUNCHERS:
         seen = [name for name in sorted(variables) if re.fullmatch(launcher.variables, name)]

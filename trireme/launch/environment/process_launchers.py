@@ -102,13 +102,6 @@ def find_launched_task(
 
     The id of the job is empty where the launcher has none. None if no known launcher started this
     process.
-
-    Args:
-        environ: the environment; an empty variable counts as not set.
-        only: the one launcher to look for; None for any.
-
-    Raises:
-        ConfigurationError: some of the variables are missing, or contradict each other.
     """
     variables = {name: value.strip() for name, value in environ.items() if value.strip()}
     for launcher in _LAUNCHERS:
@@ -292,9 +285,6 @@ def expand_nodelist(text: str) -> list[str]:
     """Returns the hosts of a list in Slurm's notation, such as `node[01-03,7],login`, in its order.
 
     Numbers keep their zeros: `01`.
-
-    Raises:
-        ConfigurationError: the text is not such a list.
     """
     try:
         if not _NODELIST.fullmatch(text):

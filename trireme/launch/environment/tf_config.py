@@ -34,10 +34,6 @@ def read_tf_config(text: str) -> ClusterTask | None:
     """Returns the task that `TF_CONFIG` describes; None if it names no cluster.
 
     The chief is the first of its workers.
-
-    Raises:
-        ConfigurationError: it is not JSON, has a task of an unknown type, or lacks this task in
-            its cluster.
     """
     try:
         config = msgspec.json.decode(text, type=_Config, strict=False)
@@ -65,15 +61,7 @@ def read_tf_config(text: str) -> ClusterTask | None:
 
 
 def read_cluster(text: str, origin: str) -> ClusterSpec:
-    """Returns the cluster in a file of the form of `TF_CONFIG`, whichever task the file names.
-
-    Args:
-        text: the content of the file.
-        origin: the file's name, for errors.
-
-    Raises:
-        ConfigurationError: it is not JSON, or not a cluster.
-    """
+    """Returns the cluster in a file of the form of `TF_CONFIG`, whichever task the file names."""
     try:
         found = msgspec.json.decode(text, type=_Config, strict=False).cluster
         workers = [a for job in (*_CHIEFS, "worker") for a in found.get(job, [])]
@@ -113,12 +101,7 @@ def _wrong(what: str, do: str) -> ConfigurationError:
 
 
 def tf_worker(task: ClusterTask, environ: Mapping[str, str]) -> TaskConfig:
-    """Returns a worker of a cluster without servers; they meet at the first one's address.
-
-    Args:
-        task: the worker.
-        environ: the environment, which may limit its threads.
-    """
+    """Returns a worker of a cluster without servers; they meet at the first one's address."""
     hosts = [address.rpartition(":")[0] for address in task.cluster.worker]
     size, mine = len(hosts), hosts[task.index]
     return TaskConfig(

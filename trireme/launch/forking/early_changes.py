@@ -16,10 +16,6 @@ def sets_environment_early(source: str) -> bool:
     """Returns whether a program may change its environment before it imports PyTorch.
 
     Modules that it imports are not looked at.
-
-    Args:
-        source: the text of the program. Of text that is no program nothing is known: False, as its
-            error shows in either way.
     """
     try:
         statements = ast.parse(source).body

@@ -13,14 +13,7 @@ from trireme.launch.process_setup.blas import BLAS_VARIABLE
 
 
 class ForkedTasks:
-    """The template of one job, from its start on. Close it at the end.
-
-    Args:
-        environ: the environment of every task, but for what tells each what it is.
-        path: the directory in which the user's program finds its modules first.
-        directory: the directory to start tasks in; None for this process's own.
-        say: called with a line for the user when tasks cannot be forked, or no longer.
-    """
+    """The template of one job, from its start on. Close it at the end."""
 
     def __init__(
         self,
@@ -61,17 +54,7 @@ class ForkedTasks:
     def fork(
         self, config: TaskConfig, command: Sequence[str], output: int, error: int
     ) -> ForkedProcess | None:
-        """Forks a task that is as if it had been started with a command line.
-
-        Args:
-            config: the task.
-            command: the command line.
-            output: the descriptor of its standard output.
-            error: that of its standard error.
-
-        Returns:
-            Its process; None if it could not be forked, which has been said.
-        """
+        """Forks a task that is as if it had been started with a command line."""
         if not self.ready:
             return None
         inherited = config.descriptors

@@ -53,12 +53,6 @@ class TaskTemplate:
     Use it from one thread only, which must be the launcher's main thread: the kernel ties the life
     of the template to it.
 
-    Args:
-        environ: the environment of every task, but for what a request adds.
-        path: the directory in which the user's program finds its modules first.
-        directory: the directory to start tasks in; None for this process's own.
-        clock: tells the time, in seconds.
-
     Attributes:
         ready: whether it has imported everything.
         trouble: why no tasks can be forked from it; "" while they can, or may be soon.
@@ -131,10 +125,6 @@ class TaskTemplate:
         """Forks a task, and returns its process id; None if that failed, see `trouble`.
 
         The template must be ready.
-
-        Args:
-            request: what the task is.
-            descriptors: what it inherits, in the order of `request.descriptors`.
         """
         data = msgspec.json.encode(request) + b"\n"
         deadline = time.monotonic() + FORK_SECONDS
@@ -167,12 +157,7 @@ class TaskTemplate:
             self._process.wait()
 
     def _receive(self) -> Answer | None:
-        """Returns the next answer; None at the end.
-
-        Raises:
-            BlockingIOError: there is none now.
-            TimeoutError: none has come in time.
-        """
+        """Returns the next answer; None at the end."""
         while b"\n" not in self._received:
             try:
                 data = self._socket.recv(1 << 16)
@@ -219,10 +204,6 @@ def can_fork() -> bool:
 
 
 def _adopt_orphans(whether: bool) -> bool:
-    """Has orphaned descendants become children of this process, or not any more.
-
-    Returns:
-        Whether the system does that.
-    """
+    """Has orphaned descendants become children of this process, or not any more."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     return prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0) == 0

@@ -6,11 +6,7 @@ BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
 
 
 def set_blas_threads(text: str) -> None:
-    """Sets how many threads each OpenBLAS that this process has loaded uses.
-
-    Args:
-        text: the number, as it stands in the environment. Nothing changes if it is none, or 1.
-    """
+    """Sets how many threads each OpenBLAS that this process has loaded uses."""
     if text.isdecimal() and int(text) > 1:
         from threadpoolctl import ThreadpoolController
 

@@ -13,12 +13,6 @@ def show_command_line(words: Sequence[str]) -> bool:
 
     The new one is cut where it is longer than the one with which the process was started. The
     environment, which the kernel keeps behind it, and shows too, stays.
-
-    Args:
-        words: the new command line.
-
-    Returns:
-        Whether the system shows it.
     """
     if sys.platform != "linux":
         return False

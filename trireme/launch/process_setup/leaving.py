@@ -34,10 +34,6 @@ def leave(status: int, kept: Collection[str] = ()) -> NoReturn:
     their order, frees what the program's own modules hold, writes what is in the buffers of open
     files, and leaves. What else is alive then, in modules of libraries, is not finalised: Python
     does not promise that either.
-
-    Args:
-        status: the exit status.
-        kept: the names of modules that were loaded before the program began, and are left alone.
     """
     _call(threading._shutdown)  # type: ignore[attr-defined]
     _call(atexit._run_exitfuncs)

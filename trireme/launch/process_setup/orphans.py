@@ -35,12 +35,6 @@ def end_with_parent(parent: int) -> None:
 
     The child calls it itself, before anything else, because the launcher must not run code between
     fork and exec. On other systems than Linux it only checks that the parent lives.
-
-    Args:
-        parent: the process id of the launcher.
-
-    Raises:
-        SystemExit: the launcher has died already.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -53,11 +47,7 @@ def end_with_parent(parent: int) -> None:
 
 
 class OrphanReaper:
-    """The process that waits beside a launcher, until it is closed.
-
-    Args:
-        launch_id: what every task has in its environment as `LAUNCH_VARIABLE`.
-    """
+    """The process that waits beside a launcher, until it is closed."""
 
     def __init__(self, launch_id: str) -> None:
         self._process = subprocess.Popen(

@@ -34,14 +34,7 @@ _OWN_FILES = str(Path(__file__).parent.parent) + os.sep
 
 
 def check_program(program: Sequence[str]) -> None:
-    """Checks that a program exists, without importing anything of it.
-
-    Args:
-        program: a script, or `-m` and a module, with the arguments.
-
-    Raises:
-        UsageError: there is no such script or module, or it cannot be read.
-    """
+    """Checks that a program exists, without importing anything of it."""
     if program[0] != MODULE:
         check_script(program[0])
         return
@@ -88,19 +81,7 @@ def program_name(program: Sequence[str]) -> str:
 def run_program(
     program: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
 ) -> int:
-    """Runs a script as `run_script` does, or a module as `python -m` does.
-
-    Args:
-        program: a script, or `-m` and a module, with the arguments.
-        task: as in `run_script`.
-        launcher: as in `run_script`.
-
-    Returns:
-        The exit status, as `run_script`.
-
-    Raises:
-        UsageError: there is no such script or module, or it cannot be read.
-    """
+    """Runs a script as `run_script` does, or a module as `python -m` does."""
     check_program(program)
     if program[0] != MODULE:
         return run_script(Path(program[0]), program[1:], task=task, launcher=launcher)
@@ -116,11 +97,7 @@ def run_program(
 
 
 def check_script(script: str) -> Path:
-    """Returns the path of a program that exists and can be read.
-
-    Raises:
-        UsageError: it does not exist, or cannot be read.
-    """
+    """Returns the path of a program that exists and can be read."""
     path = Path(script)
     if path.is_dir():
         raise UsageError(f"{script} is a directory, not a program")
@@ -137,17 +114,8 @@ def run_script(
     """Runs a program as `__main__` in this process and returns its exit status.
 
     An exception of the program is printed on standard error: one of Trireme's errors as one line,
-    any other with its traceback, without the launcher's frames.
-
-    Args:
-        script: the program.
-        arguments: the program's `sys.argv` after its own name.
-        task: the name to print before an error, such as `worker:1`.
-        launcher: the pipe for the reason of a failure; None where no launcher hears of it.
-
-    Returns:
-        0 if the program ends by itself; the status that it passes to `sys.exit`; 130 after a
-        KeyboardInterrupt; 2 after a UsageError; 1 after any other exception.
+    any other with its traceback, without the launcher's frames. The status is that of
+    `sys.exit`; 130 after a KeyboardInterrupt, 2 after a UsageError, 1 after another exception.
     """
     sys.argv = [str(script), *arguments]
     if not sys.flags.safe_path:
@@ -160,13 +128,7 @@ def run_script(
 def run_body(
     body: Callable[[], object], *, task: str = "", launcher: LauncherPipe | None = None
 ) -> int:
-    """Runs a program that is there already, and returns its exit status, as `run_script`.
-
-    Args:
-        body: the program.
-        task: as in `run_script`.
-        launcher: as in `run_script`.
-    """
+    """Runs a program that is there already, and returns its exit status, as `run_script`."""
     try:
         body()
     except SystemExit as error:
@@ -242,12 +204,7 @@ def _location(frames: TracebackType | None) -> str:
 
 
 class ProgramEnd:
-    """Watches, from `watch` to `forget`, for the exception that ends this program.
-
-    Args:
-        explain: returns the error that says why another one was raised; None where it does not
-            know. The program's end shows that error, in one line.
-    """
+    """Watches, from `watch` to `forget`, for the exception that ends this program."""
 
     def __init__(
         self, explain: Callable[[BaseException], TriremeError | None] = lambda error: None

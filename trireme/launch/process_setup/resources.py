@@ -31,13 +31,7 @@ _ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLI
 
 
 def threads_of_task(environ: Mapping[str, str], tasks: int, cores: int | None = None) -> int:
-    """Returns the number of threads of a task: its part of the cores, and at least one.
-
-    Args:
-        environ: the environment. A number that the user has set there stays.
-        tasks: how many tasks share the cores.
-        cores: the number of cores; by default all that this process may use.
-    """
+    """Returns the number of threads of a task: its part of the cores, and at least one."""
     own = environ.get("OMP_NUM_THREADS", "")
     if own.isdecimal() and int(own) > 0:
         return int(own)
@@ -53,14 +47,7 @@ def thread_variables(environ: Mapping[str, str], threads: int) -> dict[str, str]
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Has the allocator keep up to a gigabyte of the memory that this process frees.
-
-    Args:
-        environ: the environment. If the user has configured the allocator there, nothing changes.
-
-    Returns:
-        Whether the allocator was configured. The allocators of other systems are left alone.
-    """
+    """Has the allocator keep up to a gigabyte of the memory that this process frees."""
     return _configure_allocator(environ, _KEPT_BYTES)
 
 
@@ -85,12 +72,6 @@ def return_freed_memory(environ: Mapping[str, str]) -> bool:
     """Has the allocator return freed memory to the system, where a task's memory is limited.
 
     Large tensors get memory of their own, so that freed ones leave no holes.
-
-    Args:
-        environ: as for `keep_freed_memory`.
-
-    Returns:
-        As `keep_freed_memory`.
     """
     return _configure_allocator(environ, _RETURNED_BYTES)
 
@@ -112,9 +93,6 @@ def take_turns() -> bool:
     Asynchronous workers do not wait for each other, so there a server should preempt. This is the
     policy `SCHED_BATCH` of Linux; threads started from now on inherit it. It gains 2 to 8% of a
     synchronous job's steps on two cores (decision 0012).
-
-    Returns:
-        Whether the system has this policy and allows it.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return False

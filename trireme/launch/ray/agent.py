@@ -89,13 +89,7 @@ def host_identity() -> str:
 
 
 class TaskAgent:
-    """Starts one task and reports on it. Any thread may call; call `start` before `report`.
-
-    Args:
-        name: the task's name.
-        program: the user's program and its arguments.
-        directory: the directory to start the task in.
-    """
+    """Starts one task and reports on it. Any thread may call; call `start` before `report`."""
 
     def __init__(self, name: str, program: Sequence[str], directory: str) -> None:
         self._name = name
@@ -113,12 +107,7 @@ class TaskAgent:
         self._signalled = {signal.SIGKILL: 0.0, signal.SIGTERM: 0.0}
 
     def inspect(self, node: str, address: str) -> NodeFacts:
-        """Returns what this node is, and whether a task can run here.
-
-        Args:
-            node: its name.
-            address: its address.
-        """
+        """Returns what this node is, and whether a task can run here."""
         script, problem = self._directory / self._program[0], ""
         if not self._directory.is_dir():
             problem = f"there is no directory {self._directory}"
@@ -130,22 +119,7 @@ class TaskAgent:
     def start(
         self, task: TaskConfig, environ: Mapping[str, str], host: str, attempt: int
     ) -> tuple[int, str]:
-        """Starts the task, again if it has run before.
-
-        Args:
-            task: the task.
-            environ: variables of its environment, besides the node's own.
-            host: the address of the node at which a server listens, or at which a
-                process group meets.
-            attempt: the number of this start of the task, from 1. Requests to end it name it too.
-
-        Returns:
-            Its process id; and `host:port` at which its process group meets, if this task serves
-            that address, else "".
-
-        Raises:
-            OSError: the process cannot be started.
-        """
+        """Starts the task, again if it has run before."""
         self._join()
         with self._changed:
             self._lines, self._unread, self._events = [], 0, []
@@ -177,10 +151,6 @@ class TaskAgent:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL.
 
         If it has not started yet, that happens as soon as it has.
-
-        Args:
-            number: the signal.
-            attempt: up to which start of the task this counts.
         """
         with self._changed:
             self._signalled[number] = max(self._signalled[number], attempt)

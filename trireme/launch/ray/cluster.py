@@ -38,11 +38,7 @@ REACH_TIMEOUT = 10.0
 
 
 def load_ray() -> Any:
-    """Returns the package `ray`.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """Returns the package `ray`."""
     try:
         import ray
         import ray._private.state
@@ -99,10 +95,6 @@ class Seats:
     """What the tasks of a job hold of a cluster: a placement group of one bundle for each.
 
     So each is given back by itself. The coordinator is in the launcher's process.
-
-    Args:
-        ray: the package, which has joined the cluster.
-        job: the job, with the options of the cluster.
     """
 
     def __init__(self, ray: Any, job: Job) -> None:
@@ -113,11 +105,7 @@ class Seats:
         self._nodes: dict[str, str] = {}  # where each was asked for, until it is known where it is
 
     def start_agent(self, name: str) -> Agent:
-        """Starts a task's agent, in the task's seat, as soon as a node has room for that.
-
-        Args:
-            name: the task's name.
-        """
+        """Starts a task's agent, in the task's seat, as soon as a node has room for that."""
         options = {"max_concurrency": CONCURRENT_CALLS, "max_restarts": 0, **self._place(name)}
         agent = self._ray.remote(NodeAgent).options(**options)
         return Agent(agent.remote(name, self._job.program, os.getcwd()))
@@ -133,11 +121,7 @@ class Seats:
         return {"num_cpus": AGENT_CORES, "num_gpus": gpus, "scheduling_strategy": bundle}
 
     def reserve(self, names: Sequence[str]) -> None:
-        """Asks for seats, on the nodes that suit the job best, or wherever there is room.
-
-        Args:
-            names: the tasks that have none.
-        """
+        """Asks for seats, on the nodes that suit the job best, or wherever there is room."""
         self._nodes.update({name: node for name in self._groups if (node := self._node(name))})
         free = self._ray._private.state.available_resources_per_node()
         chosen = choose_nodes(names, self._options, free, self._nodes)
@@ -172,11 +156,7 @@ class Seats:
             self.release(name)
 
     def shortage(self, names: Iterable[str]) -> str:
-        """Returns what tasks ask for, and what the cluster has.
-
-        Args:
-            names: the tasks.
-        """
+        """Returns what tasks ask for, and what the cluster has."""
         seats = [seat_of(name, self._options) for name in names]
         wanted, largest = total(seats), max(seats, key=lambda seat: seat["CPU"])
         has, free = self._ray.cluster_resources(), self._ray.available_resources()
@@ -194,16 +174,7 @@ def _amounts(seat: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Seats]:
-    """Joins a Ray cluster and holds the seats of a job there while the block runs.
-
-    Args:
-        job: the job, with the options of the cluster.
-        say: called with a line for the user, every few seconds of waiting.
-
-    Raises:
-        ConfigurationError: there is no such cluster.
-        WaitTimeout: the cluster had no room in time.
-    """
+    """Joins a Ray cluster and holds the seats of a job there while the block runs."""
     ray = load_ray()
     _join(ray, engine_options(job.task.config, RayOptions).address)
     seats = Seats(ray, job)
@@ -223,11 +194,7 @@ def inspect_here(job: Job) -> NodeFacts:
 
 
 def inspect_nodes(agents: Mapping[str, Agent], timeout: float) -> dict[str, NodeFacts]:
-    """Returns what each agent has found on its node.
-
-    Raises:
-        ConfigurationError: an agent could not start, or did not answer in time.
-    """
+    """Returns what each agent has found on its node."""
     deadline = time.monotonic() + timeout
     asked = {name: agent.call("inspect_node") for name, agent in agents.items()}
     found = {}
@@ -291,14 +258,6 @@ def listen_hosts(facts: Mapping[str, NodeFacts], version: str, *, may_grow: bool
 
     It is the address of the task's node, so that tasks of nodes that come later reach it. It is the
     loopback address where all tasks are on one host, and stay there.
-
-    Args:
-        facts: what each task's agent has found, by the task's name.
-        version: the launcher's version of Trireme.
-        may_grow: whether further tasks may join the job, or be started again on other hosts.
-
-    Raises:
-        ConfigurationError: a task cannot run on its node.
     """
     for name, found in facts.items():
         if found.problem:
@@ -322,13 +281,6 @@ def check_process_groups(task: TaskConfig, facts: Mapping[str, NodeFacts]) -> No
 
     Servers and their clients connect by TLS. What the processes of a group say to each other goes
     by torch.distributed, which encrypts nothing.
-
-    Args:
-        task: what all tasks of the job have in common.
-        facts: what each task's agent has found, by the task's name.
-
-    Raises:
-        ConfigurationError: one does.
     """
     if task.config.network.allow_plaintext:
         return

@@ -75,17 +75,7 @@ REPEAT_SECONDS = 30.0
 
 
 def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
-    """Runs a job to its end and returns its exit status, as `run_local` does.
-
-    Args:
-        job: what to run.
-        directory: where its logs and its record go. It stays claimed.
-        console: where the lines of its tasks go.
-
-    Raises:
-        ConfigurationError: there is no such cluster, or a task cannot run there or be reached.
-        WaitTimeout: the cluster had no room in time.
-    """
+    """Runs a job to its end and returns its exit status, as `run_local` does."""
     config = job.task.config
     with (
         TaskOutputs(directory.log, console) as outputs,

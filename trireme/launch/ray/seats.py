@@ -16,12 +16,7 @@ Resources = Mapping[str, float]
 
 
 def seat_of(name: str, options: RayOptions) -> dict[str, float]:
-    """Returns what a server or a worker holds.
-
-    Args:
-        name: the task's name, such as `ps:0`.
-        options: the engine's options.
-    """
+    """Returns what a server or a worker holds."""
     if _role(name) == "ps":
         return {"CPU": 1.0}
     gpus = options.gpus_per_worker
@@ -39,12 +34,6 @@ def choose_nodes(
     A node that is lost shall take few tasks of a role with it, and not both copies of a parameter:
     tasks of one role are on as many nodes as possible. With `pack_workers` the workers are on
     as few as possible.
-
-    Args:
-        names: the tasks that need a seat, in the order in which they get one.
-        options: the engine's options.
-        free: what nobody holds of each node that lives.
-        taken: the node of each of the job's tasks that has a seat already.
     """
     left = {node: dict(has) for node, has in free.items()}
     tasks: Counter[tuple[str, str]] = Counter((_role(n), node) for n, node in taken.items())
