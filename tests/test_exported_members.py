@@ -28,6 +28,19 @@ def test_an_unknown_name_is_refused() -> None:
         _ = trireme.Sesion  # type: ignore[attr-defined]
 
 
+def test_a_name_of_a_part_that_is_not_installed_names_its_extra() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "trireme.jobs", None)
+        for module in [name for name in sys.modules if name.startswith("trireme.jobs.")]:
+            patch.delitem(sys.modules, module)
+        patch.delitem(vars(trireme), "run", raising=False)
+        with pytest.raises(
+            errors.ConfigurationError,
+            match=r"trireme\.run belongs to .* pip install 'trireme-train\[notebook\]'",
+        ):
+            _ = trireme.run
+
+
 def test_the_verdicts_of_a_step_are_public() -> None:
     assert isinstance(trireme.Applied(3), trireme.Applied)
     assert isinstance(trireme.Stale(3), trireme.Stale)

@@ -77,6 +77,15 @@ _HOME = {
 __all__ = [name for names in _HOME.values() for name in names]
 __all__ += errors.__all__
 
+_EXTRAS = {
+    "dashboards": "dashboards",
+    "graph": "graph",
+    "jobs": "notebook",
+    "parallel": "parallel",
+    "tables": "tables",
+}
+"""The packages of plug-ins here, with the extra that installs each: an error names it."""
+
 _SUBPACKAGES = frozenset({"data", "models", "ps"})
 """The subpackages that `trireme.NAME` imports at the first access."""
 
@@ -87,7 +96,16 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in _HOME.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'trireme' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        package = home.split(".")[1]
+        if package not in _EXTRAS or error.name not in (home, f"trireme.{package}"):
+            raise
+        from trireme.plugins import not_installed
+
+        message = not_installed(f"trireme.{name}", _EXTRAS[package])
+        raise errors.ConfigurationError(message) from error
     globals()[name] = value
     return value
 
