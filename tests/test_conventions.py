@@ -24,7 +24,7 @@ PICKLING = {
 }
 """The functions of torch.distributed that send pickles."""
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
-PICKLES = PACKAGE / "launch" / "function.py"
+PICKLES = PACKAGE / "jobs" / "function.py"
 """The one file that pickles: functions and results, in descriptors that children inherit."""
 
 
@@ -117,9 +117,9 @@ def test_the_file_that_pickles_opens_nothing_and_is_used_by_those_who_start_task
     called = {word.rpartition(".")[2] for _, word in read(PICKLES).called}
     assert "loads" in called
     assert called.isdisjoint({"open", "connect", "socket", "read_bytes", "write_bytes"})
-    taken = "from trireme.launch.function import"
+    taken = "from trireme.jobs.function import"
     users = [name(path) for path in FILES if taken in path.read_text(encoding="utf-8")]
-    assert users == ["trireme/cli/task.py", "trireme/jobs/job.py", "trireme/jobs/run.py"]
+    assert users == ["trireme/jobs/job.py", "trireme/jobs/run.py"]
 
 
 def test_only_launch_and_command_line_read_the_environment() -> None:

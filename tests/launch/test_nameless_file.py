@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 
-from trireme.launch.nameless_file import nameless_file, not_standard, write_all
+from trireme.launch.nameless_file import nameless_file, not_standard
 
 
 def test_it_holds_what_was_written() -> None:
     with nameless_file("test") as file:
-        write_all(file, b"content")
+        file.write(b"content")
         assert os.pread(file.fileno(), 100, 0) == b"content"
 
 

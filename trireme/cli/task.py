@@ -27,7 +27,6 @@ from trireme.launch.environment.classic_flags import classic_strategy, classic_t
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
-from trireme.launch.function import run_call
 from trireme.launch.launcher_pipe import LauncherPipe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
@@ -112,8 +111,6 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
     if task.role == "worker":
         if not program:
             raise UsageError(f"{task.name} needs a program: add SCRIPT [ARGS...] at the end")
-        if "call" in task.descriptors:
-            return run_call(task, audience.launcher)
         name = audience.name.strip()
         return run_program(program, task=name, launcher=audience.launcher)
     allow_many_descriptors()

@@ -13,6 +13,7 @@ When the launcher dies, the template ends what the tasks have started; see `orph
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import os
@@ -30,21 +31,17 @@ import msgspec
 from trireme.cli.dispatch import main as run_command
 from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
 from trireme.launch.exit_reason import INTERRUPTED, LEFT
-from trireme.launch.forking.fork_request import (
+from trireme.launch.process_setup.leaving import leave
+from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, end_all, end_with_parent
+from trireme.launch.process_setup.resources import keep_freed_memory
+from trireme.launch.template import (
+    BLAS_VARIABLE,
     ERROR,
     LIMIT_BYTES,
     OUTPUT,
     Answer,
-    Forked,
     ForkRequest,
-    Ready,
-    Refused,
 )
-from trireme.launch.process_setup.blas import BLAS_VARIABLE, set_blas_threads
-from trireme.launch.process_setup.command_line import show_command_line
-from trireme.launch.process_setup.leaving import leave
-from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, end_all, end_with_parent
-from trireme.launch.process_setup.resources import keep_freed_memory
 
 MODULES = (
     "torch",
@@ -76,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Whoever signals all processes of a job leaves it to the launcher to end this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(given.socket, False)
-    show_command_line(sys.orig_argv[:3])
+    _show_command_line(sys.orig_argv[:3])
     if not sys.flags.safe_path:
         sys.path[0] = given.path
     keep_freed_memory(os.environ)
@@ -91,26 +88,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Template:
-    """Forks tasks for a launcher."""
+    """Forks tasks for a launcher, which is at the other end of a connection."""
 
     def __init__(self, launcher: socket.socket, pid: int) -> None:
         self._launcher = launcher
-        self._pid = pid
+        self._pid = pid  # the launcher's
+        self._own_pid = os.getpid()
 
     def serve(self) -> None:
         """Serves until the connection is closed."""
-        refusal = reason_not_to_fork()
-        self._send(Ready() if refusal is None else refusal)
+        self._answer(Answer(refusal=reason_not_to_fork()))
         while True:
             data, descriptors = self._receive()
             if not data:
                 return
             request = msgspec.json.decode(data, type=ForkRequest)
-            refusal = reason_not_to_fork()
-            if refusal is None:
-                self._fork(request, descriptors)
+            if refusal := reason_not_to_fork():
+                self._answer(Answer(refusal=refusal))
             else:
-                self._send(refusal)
+                self._fork(request, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -124,33 +120,32 @@ class _Template:
             data += more
         return data, descriptors
 
-    def _send(self, answer: Answer) -> None:
+    def _answer(self, answer: Answer) -> None:
         self._launcher.sendall(msgspec.json.encode(answer) + b"\n")
 
     def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        """Forks a task that has the launcher as its parent."""
+        """Forks a task whose parent is the launcher, as the process in between ends."""
         try:
             between = os.fork()
-        except OSError as error:
-            self._send(Refused(f"the system cannot fork: {error.strerror}"))
-            return
-        if between == 0:
-            self._fork_again(request, descriptors)
-        os.waitpid(between, 0)
-
-    def _fork_again(self, request: ForkRequest, descriptors: Sequence[int]) -> NoReturn:
-        try:
+            if between:
+                os.waitpid(between, 0)
+                return
             if os.fork():
                 os._exit(0)
         except OSError as error:
-            self._send(Refused(f"the system cannot fork: {error.strerror}"))
-            os._exit(1)
+            self._answer(Answer(refusal=f"the system cannot fork: {error.strerror}"))
+            if os.getpid() != self._own_pid:
+                os._exit(1)
+            return
+        self._run_task(request, descriptors)
+
+    def _run_task(self, request: ForkRequest, descriptors: Sequence[int]) -> NoReturn:
         status = 1
         try:
             try:
                 self._become(request, descriptors)
             except Exception as error:
-                self._send(Refused(f"a forked task cannot begin: {error!r}"))
+                self._answer(Answer(refusal=f"a forked task cannot begin: {error!r}"))
                 raise
             kept = frozenset(sys.modules)
             status = run_command(request.arguments[3:])
@@ -167,7 +162,8 @@ class _Template:
         deadline = time.monotonic() + ADOPTION_SECONDS
         while os.getppid() != self._pid:
             if time.monotonic() > deadline:
-                self._send(Refused("the launcher does not become the parent of what it forks"))
+                refusal = "the launcher does not become the parent of what it forks"
+                self._answer(Answer(refusal=refusal))
                 os._exit(1)
             time.sleep(_MICROSECONDS)
         end_with_parent(self._pid)
@@ -182,27 +178,24 @@ class _Template:
                 task = task.inheriting(**{name: descriptor})
         os.environ[TASK_VARIABLE] = encode_task(task)
         sys.orig_argv[:] = request.arguments
-        show_command_line(request.arguments)
+        _show_command_line(request.arguments)
         _diverge()
-        set_blas_threads(os.environ.get(BLAS_VARIABLE, ""))
-        self._send(Forked(os.getpid()))
+        _set_blas_threads(os.environ.get(BLAS_VARIABLE, ""))
+        self._answer(Answer(pid=os.getpid()))
         self._launcher.close()
         gc.enable()
 
 
-def reason_not_to_fork() -> Refused | None:
-    """Returns why this process must not fork; None if it may.
-
-    It may if it has one thread, and has no GPU open.
-    """
+def reason_not_to_fork() -> str:
+    """Returns why this process must not fork, such as several threads; "" if it may."""
     threads = 0
     with suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
         threads = next((int(line.split()[1]) for line in file if line.startswith("Threads:")), 0)
     if threads != 1:
-        return Refused(f"its process has {threads or 'unknown'} threads after the import of torch")
+        return f"its process has {threads or 'unknown'} threads after the import of torch"
     if any(file.startswith(_GPU_FILES) for file in _open_files()):
-        return Refused("the import of torch has opened a GPU, which a forked process cannot use")
-    return None
+        return "the import of torch has opened a GPU, which a forked process cannot use"
+    return ""
 
 
 def _open_files() -> Iterator[str]:
@@ -221,6 +214,31 @@ def _diverge() -> None:
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)
+
+
+def _set_blas_threads(text: str) -> None:
+    """Sets how many threads each OpenBLAS uses that NumPy has loaded, from the variable's text."""
+    if text.isdecimal() and int(text) > 1:
+        from threadpoolctl import ThreadpoolController
+
+        ThreadpoolController().select(internal_api="openblas").limit(limits=int(text))
+
+
+def _show_command_line(words: Sequence[str]) -> None:
+    """Replaces the command line of this process in `ps` and `/proc/PID/cmdline`.
+
+    The new one is cut where it is longer than the one with which the process was started. The
+    environment, which the kernel keeps behind it, and shows too, stays.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+        size = end - start
+        if start and size > 0:
+            line = b"\0".join(word.encode("utf-8", "surrogateescape") for word in words)
+            # The last byte stays 0: otherwise the kernel would show what follows as well.
+            ctypes.memmove(start, line[: size - 1].ljust(size, b"\0"), size)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import msgspec
 
 from trireme.errors import ConfigurationError, JobFailed, JobStopped, TriremeError, WaitTimeout
 from trireme.jobs.display import Display
+from trireme.jobs.function import read_result
 from trireme.jobs.messages import Begun, Ended, Line, Progress, Report, Said
 from trireme.launch.exit_reason import INTERRUPTED
-from trireme.launch.function import read_result
 from trireme.launch.run_directory import task_log
 
 if TYPE_CHECKING:

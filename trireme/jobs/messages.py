@@ -13,7 +13,7 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         task: what all tasks of the job have in common.
-        program: the program of the workers and its arguments; for a function, its name.
+        program: the program of the workers and its arguments.
         name: the name of the run directory under `runs/`, where no other is configured.
     """
 

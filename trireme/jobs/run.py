@@ -14,12 +14,12 @@ from trireme.cli.run import configuration, prepare
 from trireme.errors import ConfigurationError, JobStopped, TriremeError, WaitTimeout, suggestion
 from trireme.job_config import LAUNCH_CALL
 from trireme.jobs.display import make_display
+from trireme.jobs.function import function_name, new_result, pack_call
 from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment.detect import check_no_task
-from trireme.launch.function import function_name, new_result, pack_call
 from trireme.launch.nameless_file import nameless_file, not_standard
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 
@@ -205,7 +205,12 @@ def _start_function(
     with pack_call(function, args) as call:
         result = new_result()
         task = task.inheriting(call=call.fileno(), result=result.fileno())
-        return _start(Order(task, (f"{name}()",), name), result, verbose=verbose, wait=wait)
+        return _start(
+            Order(task, (MODULE, "trireme.jobs.function", f"{name}()"), name),
+            result,
+            verbose=verbose,
+            wait=wait,
+        )
 
 
 def _start(

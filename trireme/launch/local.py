@@ -27,9 +27,6 @@ from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.exit_reason import describe_status
-from trireme.launch.forking.early_changes import sets_environment_early
-from trireme.launch.forking.forked_tasks import ForkedTasks
-from trireme.launch.forking.template import can_fork
 from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process import ForkedProcess, TaskProcess, spawn
@@ -37,6 +34,7 @@ from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.run_directory import RunDirectory
+from trireme.launch.template import TaskTemplate, can_fork, sets_environment_early
 
 CommandBuilder = Callable[[TaskConfig, Sequence[str]], Sequence[str]]
 
@@ -109,7 +107,7 @@ class HostEngine:
         self._launch_id = uuid.uuid4().hex
         self._reaper = OrphanReaper(self._launch_id)
         self._processes: dict[str, TaskProcess] = {}
-        self._template: ForkedTasks | None = None
+        self._template: TaskTemplate | None = None
         self._waiting: dict[str, TaskConfig] = {}  # for the template, in the order of their start
         self._events: list[Event] = []
 
@@ -154,7 +152,7 @@ class HostEngine:
         if script.is_file():
             path = script.resolve().parent
         say = partial(console.say, alarm=True)
-        self._template = ForkedTasks(self._environment(), path, self._directory, say)
+        self._template = TaskTemplate(self._environment(), path, self._directory, say)
         self._selector.register(self._template, selectors.EVENT_READ, self._template)
 
     def start(self, config: TaskConfig) -> None:
@@ -171,7 +169,7 @@ class HostEngine:
             self._start(self._waiting.pop(name), self._template)
             self._events.append(TaskLocated())
 
-    def _start(self, config: TaskConfig, template: ForkedTasks | None) -> None:
+    def _start(self, config: TaskConfig, template: TaskTemplate | None) -> None:
         """Starts a task: forks it from a template where there is one that can, else spawns it."""
         name, group = config.name, config.group_number
         if group is not None and config.group.rank and not config.group.address:

@@ -34,10 +34,3 @@ def not_standard(descriptor: int) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_OF_OTHERS)
     finally:
         os.close(descriptor)
-
-
-def write_all(file: IO[bytes], data: bytes) -> None:
-    """Writes all of the data: one call may take only a part."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]

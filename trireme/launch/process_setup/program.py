@@ -30,7 +30,6 @@ MODULE = "-m"
 """The word before the name of a module."""
 _TRACEBACK_LENGTH = 1 << 15
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
-_OWN_FILES = str(Path(__file__).parent.parent) + os.sep
 
 
 def check_program(program: Sequence[str]) -> None:
@@ -186,7 +185,7 @@ def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
     """Drops the launcher's and runpy's frames from the top of a traceback."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
-        if not name.startswith(_OWN_FILES) and "runpy" not in name:
+        if not _is_ours(name) and "runpy" not in name:
             break
         frames = frames.tb_next
     return frames

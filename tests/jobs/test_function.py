@@ -15,23 +15,24 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.config.task_config import GroupMember, TaskConfig
-from trireme.launch.function import (
+from trireme.jobs.function import (
+    call,
     function_name,
     new_result,
     pack_call,
     read_result,
-    run_call,
 )
+from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.launcher_pipe import LauncherPipe
+from trireme.launch.process_setup.program import run_body
 
 
-def call(function: Any, *args: Any, result: IO[bytes], index: int = 0, **task: Any) -> int:
+def called(function: Any, *args: Any, result: IO[bytes], index: int = 0, **task: Any) -> int:
     """Has a worker call a function, as in its own process, and returns the exit status."""
     with pack_call(function, args) as file:
         fds = {"call": os.dup(file.fileno()), "result": os.dup(result.fileno())}
         config = TaskConfig(job="j", index=index, descriptors=fds, **task)
-        return run_call(config, None)
+        return run_body(functools.partial(call, config))
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_a_closure_with_a_module_comes_and_its_result_goes_back(result: IO[bytes
         return {"out": model(inputs) * scale + bias, "state": model.state_dict()}
 
     inputs = torch.ones(1, 3)
-    assert call(functools.partial(train, bias=3.0), inputs, result=result) == 0
+    assert called(functools.partial(train, bias=3.0), inputs, result=result) == 0
     returned: Any = read_result(result)
     assert torch.equal(returned["out"], model(inputs) * scale + 3.0)
     assert torch.equal(returned["state"]["weight"], model.weight)
@@ -54,30 +55,30 @@ def test_a_closure_with_a_module_comes_and_its_result_goes_back(result: IO[bytes
 
 def test_a_function_that_returns_nothing_returns_none(result: IO[bytes]) -> None:
     assert read_result(result) is None  # no worker has come so far
-    assert call(lambda: None, result=result) == 0
+    assert called(lambda: None, result=result) == 0
     assert read_result(result) is None
 
 
 def test_the_result_of_the_lowest_worker_stays(result: IO[bytes]) -> None:
     for index in (2, 1, 3):
-        assert call(lambda value: value, "x" * (10 - index), result=result, index=index) == 0
+        assert called(lambda value: value, "x" * (10 - index), result=result, index=index) == 0
     assert read_result(result) == "x" * 9
 
 
 def test_a_worker_that_is_started_again_replaces_its_result(result: IO[bytes]) -> None:
-    assert call(lambda: list(range(1000)), result=result) == 0
-    assert call(lambda: "again", result=result) == 0
+    assert called(lambda: list(range(1000)), result=result) == 0
+    assert called(lambda: "again", result=result) == 0
     assert read_result(result) == "again"
 
 
 def test_only_the_first_process_of_a_worker_returns_a_result(result: IO[bytes]) -> None:
-    assert call(lambda: "part", result=result, servers=1, group=GroupMember(size=2, rank=1)) == 0
+    assert called(lambda: "part", result=result, servers=1, group=GroupMember(size=2, rank=1)) == 0
     assert read_result(result) is None
 
 
 def test_the_status_is_what_the_function_exits_with(result: IO[bytes]) -> None:
-    assert call(lambda: sys.exit(7), result=result) == 7
-    assert call(lambda: sys.exit(), result=result) == 0
+    assert called(lambda: sys.exit(7), result=result) == 7
+    assert called(lambda: sys.exit(), result=result) == 0
     assert read_result(result) is None
 
 
@@ -90,12 +91,12 @@ def test_an_exception_is_reported_with_its_traceback_and_source(
     reader, writer = os.pipe()
     with pack_call(fails, ()) as file:
         task = TaskConfig(job="j", descriptors={"call": os.dup(file.fileno())})
-        assert run_call(task, LauncherPipe(writer)) == 1
+        assert run_body(functools.partial(call, task), launcher=LauncherPipe(writer)) == 1
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         reason = json.loads(pipe.read(1 << 16).splitlines()[0])
     assert reason["summary"].startswith("ValueError: boom (test_function.py:")
     assert 'raise ValueError("boom")' in reason["traceback"]
-    assert "trireme/launch" not in reason["traceback"]
+    assert "trireme/" not in reason["traceback"]
     assert reason["traceback"] == capsys.readouterr().err
 
 
@@ -110,7 +111,8 @@ def test_the_code_of_a_cell_comes_along_for_tracebacks(
     exec(compile(text, "<cell 1>", "exec"), names)
     with pack_call(names["cell"], ()) as file:
         monkeypatch.delitem(linecache.cache, "<cell 1>")
-        assert run_call(TaskConfig(job="j", descriptors={"call": os.dup(file.fileno())}), None) == 1
+        task = TaskConfig(job="j", descriptors={"call": os.dup(file.fileno())})
+        assert run_body(functools.partial(call, task)) == 1
     assert "raise ValueError('from a cell')" in capsys.readouterr().err
 
 
@@ -126,7 +128,7 @@ def test_the_path_of_modules_comes_along(
     monkeypatch.delitem(sys.modules, "beside_the_notebook")
     fds = {"call": os.dup(file.fileno()), "result": os.dup(result.fileno())}
     task = TaskConfig(job="j", descriptors=fds)
-    assert run_call(task, None) == 0
+    assert run_body(functools.partial(call, task)) == 0
     assert read_result(result) == 42
 
 
@@ -146,7 +148,7 @@ def pack_train(value: Any) -> IO[bytes]:
 def test_a_result_that_cannot_travel_fails_the_worker(
     result: IO[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(threading.Lock, result=result) == 2
+    assert called(threading.Lock, result=result) == 2
     assert "what worker:0 returned cannot be sent back" in capsys.readouterr().err
 
 

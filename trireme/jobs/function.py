@@ -1,7 +1,8 @@
 """A function that the workers of a job call, and what it returns.
 
 This is the only module that pickles. Pickled functions and results are in nameless files, which
-only the processes of the job inherit: they never cross a network, and are on no disk.
+only the processes of the job inherit: they never cross a network, and are on no disk. It is also
+the program of those workers: `python -m trireme.jobs.function`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher_pipe import LauncherPipe
-from trireme.launch.nameless_file import nameless_file, write_all
-from trireme.launch.process_setup.program import run_body
+from trireme.launch.environment.detect import detect
+from trireme.launch.nameless_file import nameless_file
 
 _HEADER = struct.Struct("<qq")
 """The index of the worker that has returned the result, and the length of the pickle after it."""
@@ -68,7 +68,7 @@ def pack_call(function: Callable[..., object], args: Sequence[object]) -> IO[byt
         ) from error
     paths = [os.path.abspath(path) for path in sys.path]
     file = nameless_file("function")
-    write_all(file, msgspec.msgpack.encode(_Parcel(paths, _sources(), call)))
+    _write_all(file, msgspec.msgpack.encode(_Parcel(paths, _sources(), call)))
     return file
 
 
@@ -99,10 +99,17 @@ def _sources() -> dict[str, str]:
     return found
 
 
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    """Writes all of the data: one call may take only a part."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 def new_result() -> IO[bytes]:
     """Returns a nameless file for what a function returns."""
     file = nameless_file("result")
-    write_all(file, _EMPTY)
+    _write_all(file, _EMPTY)
     return file
 
 
@@ -134,19 +141,15 @@ def read_result(file: IO[bytes]) -> object:
 # In a worker -------------------------------------------------------------------------------------
 
 
-def run_call(task: TaskConfig, launcher: LauncherPipe | None) -> int:
-    """Calls the function of a worker, leaves what it returns, and returns the exit status."""
-    call_fd, result_fd = task.descriptors["call"], task.descriptors.get("result")
-
-    def call() -> None:
-        function, args = _receive(call_fd, task.name)
-        if result_fd is not None:
-            os.set_inheritable(result_fd, False)
-        value = function(*args)
-        if result_fd is not None and task.group.rank == 0:
-            _leave(result_fd, task.index, value)
-
-    return run_body(call, launcher=launcher)
+def call(task: TaskConfig) -> None:
+    """Calls the function of a worker, and leaves what it returns."""
+    function, args = _receive(task.descriptors["call"], task.name)
+    result = task.descriptors.get("result")
+    if result is not None:
+        os.set_inheritable(result, False)
+    value = function(*args)
+    if result is not None and task.group.rank == 0:
+        _leave(result, task.index, value)
 
 
 def _receive(fd: int, task: str) -> tuple[Callable[..., object], tuple[Any, ...]]:
@@ -194,3 +197,7 @@ def _leave(fd: int, index: int, value: object) -> None:
             written = os.pwrite(fd, rest, offset)
             rest, offset = rest[written:], offset + written
         os.pwrite(fd, _HEADER.pack(index, len(data)), 0)
+
+
+if __name__ == "__main__":
+    call(detect())

@@ -1,0 +1,267 @@
+"""The template of a launcher's tasks, as the launcher sees it.
+
+The template is a process that has imported PyTorch and the parts of Trireme that every task needs,
+and has done nothing else. A task that is forked from it does not import them again. Each task is a
+child of the launcher, and not of the template: the template forks twice, the process in between
+ends, and the kernel gives the task to the launcher, which has asked for orphans
+(`PR_SET_CHILD_SUBREAPER`) during that time. So the launcher alone waits for tasks, and they live on
+when the template dies. `trireme/cli/template.py` is the program of the template.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.exit_reason import describe_status
+from trireme.launch.process import ForkedProcess
+
+FORK_SECONDS = 10.0
+"""How long a fork may take; a loaded machine takes some hundredths of a second."""
+
+READY_SECONDS = 60.0
+"""How long the imports may take; a slow machine takes ten seconds."""
+
+ROOM = 4096
+"""The longest command line of a task that a list of processes shows in full, in bytes."""
+
+OUTPUT, ERROR = "stdout", "stderr"
+"""The names of the descriptors that become a task's standard output and error."""
+
+LIMIT_BYTES = 1 << 22
+"""The most bytes of a request or an answer. A command line has at most two million."""
+
+BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
+
+_PR_SET_CHILD_SUBREAPER = 36
+_READERS = ("torch", "trireme")
+_WORDS = frozenset({"environ", "environb", "putenv", "unsetenv"})
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    """Asks the template for a task, in a line of JSON.
+
+    Attributes:
+        arguments: the task's command line, from its interpreter on.
+        environ: the variables in which it differs from the template.
+        descriptors: what each of the descriptors is for that come with the request: `OUTPUT`,
+            `ERROR`, or a name of `TaskConfig.descriptors`.
+    """
+
+    arguments: tuple[str, ...]
+    environ: dict[str, str]
+    descriptors: tuple[str, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the template answers, in a line of JSON; without a word: it has imported everything.
+
+    Attributes:
+        pid: the process id of a task that now runs, as a child of the launcher.
+        refusal: why it cannot fork tasks, in words that go on after "because".
+    """
+
+    pid: int = 0
+    refusal: str = ""
+
+
+class TaskTemplate:
+    """The process that the tasks of one job are forked from. Close it at the end.
+
+    Use it from one thread only, which must be the launcher's main thread: the kernel ties the life
+    of the template to it.
+
+    Args:
+        environ: the environment of every task, but for what tells each what it is.
+        path: the directory in which the user's program finds its modules first.
+        directory: the directory to start tasks in; None for this process's own.
+        say: called with a line for the user when tasks cannot be forked, or no longer.
+
+    Attributes:
+        pid: the id of its process.
+        ready: whether tasks can be forked now.
+        gone: whether tasks cannot be forked any more.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        path: Path,
+        directory: Path | None,
+        say: Callable[[str], object],
+    ) -> None:
+        self.ready = self.gone = False
+        self._say = say
+        self._late_at = time.monotonic() + READY_SECONDS
+        self._received = b""
+        # A BLAS that starts threads when it is loaded waits until a task has been forked.
+        self._own = {BLAS_VARIABLE: environ[BLAS_VARIABLE]} if BLAS_VARIABLE in environ else {}
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = (
+                *(sys.executable, "-m", "trireme.cli.template"),
+                *("--tied-to", str(os.getpid()), "--socket", str(theirs.fileno())),
+                *("--path", str(path), "--room", "." * ROOM),
+            )
+            self._process = subprocess.Popen(
+                command,
+                env={**environ, BLAS_VARIABLE: "1"},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        self.pid = self._process.pid
+
+    def fileno(self) -> int:
+        """Returns the descriptor that becomes readable when `look` has something to do."""
+        return self._socket.fileno()
+
+    def look(self) -> None:
+        """Takes in what the template has said, without waiting; gives up one that is late."""
+        self._socket.settimeout(0.0)
+        with suppress(BlockingIOError):
+            while not self.gone:
+                self._receive()
+        if not self.gone and not self.ready and time.monotonic() > self._late_at:
+            self._fail(f"it had not imported PyTorch after {READY_SECONDS:g} s")
+
+    def fork(
+        self, config: TaskConfig, command: Sequence[str], output: int, error: int
+    ) -> ForkedProcess | None:
+        """Forks a task that is as if it had been started with a command line.
+
+        Returns None if it could not be forked, which has been said.
+        """
+        if not self.ready:
+            return None
+        inherited = config.descriptors
+        environ = {**self._own, TASK_VARIABLE: encode_task(config)}
+        request = ForkRequest(tuple(command), environ, (OUTPUT, ERROR, *inherited))
+        data = msgspec.json.encode(request) + b"\n"
+        deadline = time.monotonic() + FORK_SECONDS
+        _adopt_orphans(True)
+        try:
+            self._socket.settimeout(FORK_SECONDS)
+            sent = socket.send_fds(self._socket, [data], [output, error, *inherited.values()])
+            self._socket.sendall(data[sent:])
+            while not self.gone:
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+                if pid := self._receive():
+                    return ForkedProcess(pid)
+        except OSError as failure:  # a timeout is one
+            self._fail(f"it did not fork: {failure}")
+        finally:
+            _adopt_orphans(False)
+        return None
+
+    def close(self) -> None:
+        """Ends the process, and closes the connection to it. May be repeated."""
+        self._end()
+        self._socket.close()
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _receive(self) -> int:
+        """Takes in the next answer; returns the process id in it, or 0."""
+        while b"\n" not in self._received:
+            try:
+                data = self._socket.recv(1 << 16)
+            except ConnectionResetError:
+                data = b""
+            if not data or len(self._received) > LIMIT_BYTES:
+                self._fail(self._how_it_ended())
+                return 0
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.MsgspecError:
+            answer = Answer(refusal="it says nothing that can be read")
+        if answer.refusal:
+            self._fail(answer.refusal)
+        self.ready = not self.gone
+        return answer.pid
+
+    def _how_it_ended(self) -> str:
+        try:
+            summary = describe_status(self._process.wait(1.0)).summary
+        except subprocess.TimeoutExpired:
+            return "it says nothing that can be read"
+        return f"it was {summary}" if summary.startswith("killed") else f"it {summary}"
+
+    def _fail(self, reason: str) -> None:
+        self.ready, self.gone = False, True
+        self._end()  # the descriptor stays open: a selector may know it
+        self._say(
+            "WARNING: each task imports PyTorch by itself from now on, which takes longer: the "
+            f"process that tasks are forked from (pid {self.pid}) is of no use, because "
+            f"{reason}"
+        )
+
+
+def can_fork() -> bool:
+    """Returns whether this system lets a launcher have the tasks that its template forks."""
+    return sys.platform == "linux" and os.path.isdir("/proc/self") and _adopt_orphans(False)
+
+
+def _adopt_orphans(whether: bool) -> bool:
+    """Has orphaned descendants become children of this process or not; returns if it works."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    return prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0) == 0
+
+
+# Programs that must not be forked ----------------------------------------------------------------
+
+
+def sets_environment_early(source: str) -> bool:
+    """Returns whether a program may change its environment before it imports PyTorch.
+
+    Some variables are read at that import, such as `OMP_NUM_THREADS` or `TORCH_LOGS`. Modules that
+    the program imports are not looked at. Text that is no program fails in either way.
+    """
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return False
+    for statement in statements:
+        if _imports_reader(statement):
+            return False
+        if any(_word(node) in _WORDS for node in ast.walk(statement)):
+            return True
+    return False
+
+
+def _imports_reader(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Import(names=names):
+            imported = [each.name for each in names]
+        case ast.ImportFrom(module=str(module)):
+            imported = [module]
+        case _:
+            return False
+    return any(name.partition(".")[0] in _READERS for name in imported)
+
+
+def _word(node: ast.AST) -> str:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
+            return name
+    return ""
