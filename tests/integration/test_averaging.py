@@ -249,7 +249,7 @@ def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_coun
         while not session.should_stop():
             result = one(session)
             stale += result.steps if isinstance(result.verdict, Stale) else 0
-        session._finish_training()
+        session.job.end()
         values = session.worker.backend.snapshot(state=False).values["rows"]
         return session.local_steps, stale, values[:, 0].tolist()
 

@@ -64,7 +64,7 @@ def own_batches(session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]
     batch = torch.tensor([session.task.index])
     while not session.should_stop():
         yield batch, batch
-    session._finish_training()  # waits for everybody's last update, as the end of a loader does
+    session.job.end()  # waits for everybody's last update, as the end of a loader does
 
 
 def count(session: Session, batches: Iterator[Any] | None = None) -> Counts:

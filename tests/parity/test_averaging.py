@@ -317,7 +317,7 @@ def test_who_leaves_its_loop_early_exchanges_what_it_has_learned_and_stops_the_o
             session.step(batch)
         if session.is_chief:
             session.stop("enough")
-        session._finish_training()
+        session.job.end()
         return session.global_step, values_of(session.model)
 
     found = run_job(Cluster(2, 1, "averaging", every=8), make, program).values

@@ -171,7 +171,7 @@ def test_evaluation_averages_the_statistics_of_the_workers(workers: int) -> None
 
     def evaluated(session: Session) -> tuple[float, State, State]:
         own = state_of(session)
-        session._finish_training()  # as the end of a loader does
+        session.job.end()  # as the end of a loader does
         settled = state_of(session)
         loss = session.evaluate(TensorDataset(inputs, targets))["loss"]
         for name, tensor in session.model.state_dict().items():
@@ -203,7 +203,7 @@ def test_the_last_statistics_of_the_slowest_worker_count_too() -> None:
             # After its last update, before it has told anybody its last statistics. A chief that
             # does not wait for them is done by then.
             chief_has_evaluated.wait(1.0)
-        session._finish_training()
+        session.job.end()
         loss = session.evaluate(data)["loss"]
         chief_has_evaluated.set()
         return loss

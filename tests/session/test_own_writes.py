@@ -394,7 +394,7 @@ def test_the_final_values_are_no_write_of_the_programs(caplog: pytest.LogCapture
         data = torch.utils.data.TensorDataset(INPUTS, torch.zeros(4, 2))
         for batch in session.loader(data, batch_size=4, epochs=4):
             session.step(batch)
-        session._finish_training()
+        session.job.end()
         session.evaluate(data)
 
     assert not run_job(Cluster(), make, program).raised

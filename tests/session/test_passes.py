@@ -227,7 +227,7 @@ def test_synchronous_workers_do_as_one_process(
 def finished(session: Session, program: Callable[[Session], dict[str, list[int]]]) -> Any:
     """As `ran_to_its_end`, in a session that is entered."""
     found = program(session)
-    session._finish_training()
+    session.job.end()
     return found, session.evaluate(numbers())["loss"], session.global_step
 
 
@@ -240,7 +240,7 @@ def said(
         warned: list[str] = []
         with mock.patch.object(session.worker.progress, "warn", warned.append):
             found = program(session)
-            session._finish_training()
+            session.job.end()
         return found, [line for line in warned if "left out" in line], session.global_step
 
     return saying

@@ -31,15 +31,15 @@ def said(cluster: Cluster, batches: list[Any]) -> list[str]:
 
     def program(session: Session) -> list[str]:
         lines: list[str] = []
-        shown = session._recorder._progress
+        shown = session.recorder._progress
         with (
             mock.patch.object(shown, "message", lines.append),
             mock.patch.object(shown, "warn", lines.append),
         ):
             for batch in batches:
                 session.step(batch)
-            session._finish_training()
-            session._recorder.finish()
+            session.job.end()
+            session.recorder.finish()
         return lines
 
     return run_job(cluster, session, program).values[0]

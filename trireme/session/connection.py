@@ -29,8 +29,7 @@ from trireme.session.model.assembly import assemble
 from trireme.session.options import OptionValues, make_options
 from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
-from trireme.session.worker.ending import finish
-from trireme.session.worker.stopping import Signals
+from trireme.session.worker.job import Job
 from trireme.session.worker.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 
@@ -53,11 +52,9 @@ class Connection:
         self._specs: dict[str, TableSpec] = {}
         self._arrays: dict[str, ArrayRows] = {}
         self._pushed = PushedRows()
-        self._worker: Worker | None = None
-        self._signals: Signals | None = None
+        self._job: Job | None = None
         self._dense: nn.Parameter | None = None
-        self._ended = False
-        self._retired = self._finished = False
+        self._closed = self._retired = False
 
     def __enter__(self) -> Self:
         return self
@@ -74,26 +71,9 @@ class Connection:
             SystemExit: with status 130, where the job was interrupted and saved, or 143, where
                 this worker leaves it.
         """
-        worker = self._worker
-        if worker is None:
-            self._ended = True
-            return
-        try:
-            if error is not None:
-                worker.fail(error)
-                return
-            self.finish()
-            worker.lifecycle.leave_well()
-        except BaseException as failure:
-            worker.fail(failure)
-            raise
-        finally:
-            self._ended = True
-            worker.progress.close()
-            if self._signals is not None:
-                self._signals.restore()
-        if worker.lifecycle.exit_status:
-            raise SystemExit(worker.lifecycle.exit_status)
+        self._closed = True
+        if self._job is not None:
+            self._job.leave(error)
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -162,7 +142,7 @@ class Connection:
         self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))
 
     def _create(self, spec: TableSpec) -> None:
-        if self._worker is not None:
+        if self._job is not None:
             raise ConfigurationError(
                 f"create({spec.name!r}): all arrays and tables are created before the first pull, "
                 "push or clock"
@@ -181,7 +161,7 @@ class Connection:
     @property
     def is_chief(self) -> bool:
         """Whether this worker is the one that saves, and should print what all have reached."""
-        return self._joined().lifecycle.is_chief
+        return self._worker.lifecycle.is_chief
 
     @property
     def workers(self) -> int:
@@ -191,17 +171,17 @@ class Connection:
     @property
     def step(self) -> int:
         """The global step: the number of updates in the values of the last clock."""
-        return self._joined().global_step
+        return self._worker.global_step
 
     @property
     def stopping(self) -> bool:
         """Whether the job has ended for this worker: it makes no more updates."""
-        return self._joined().backend.stopping
+        return self._worker.backend.stopping
 
     @property
     def interrupted(self) -> bool:
         """Whether the job stops before its end, or this worker is to leave it."""
-        lifecycle = self._joined().lifecycle
+        lifecycle = self._worker.lifecycle
         return lifecycle.interrupted is not None or lifecycle.dismissed is not None
 
     @property
@@ -210,7 +190,7 @@ class Connection:
 
         What was computed from values of an earlier life belongs to values that are no more.
         """
-        return self._joined().life
+        return self._worker.life
 
     def pull(self, name: str, keys: Any = None) -> Array:
         """Returns values as they are now.
@@ -315,7 +295,7 @@ class Connection:
             raise ConfigurationError(
                 f"clock(weight={weight!r}): it is a finite number of at least 0"
             )
-        worker = self._joined()
+        worker = self._worker
         if not weight and (adds := self._pushed.adds):
             raise ConfigurationError(
                 f"clock(weight={weight!r}) would leave out what was added to "
@@ -331,7 +311,7 @@ class Connection:
 
     def snapshot(self) -> Mapping[str, Mapping[str, Array]]:
         """Returns all rows of one consistent step: for each name its `keys` and `rows`, by key."""
-        state = self._joined().backend.snapshot(state=True)
+        state = self._worker.backend.snapshot(state=True)
         found = {
             name: {
                 "keys": np.empty(0, np.int64),
@@ -345,16 +325,19 @@ class Connection:
 
     def save(self) -> None:
         """Saves a checkpoint now, if this worker is chief; see `Session.save`."""
-        self._joined().save()
+        self._worker.save()
 
     def end(self) -> None:
         """Makes no more updates: no other worker waits for this one. It may still pull."""
-        worker = self._joined()
-        if not self._retired:
+        self._joined()
+        self._retire()
+
+    def _retire(self) -> None:
+        if self._job is not None and not self._retired:
             self._retired = True
-            worker.complete()
-            worker.end()
-            worker.lifecycle.liveness.excuse = "it has made its last update"
+            self._job.complete()
+            self._job.worker.end()
+            self._job.worker.lifecycle.liveness.excuse = "it has made its last update"
 
     def finish(self) -> None:
         """Makes no more updates, and waits until no worker in the job does; the chief saves.
@@ -364,12 +347,9 @@ class Connection:
 
         Raises:
             CheckpointError: the last step is not on the disk.
-            RolledBack: the job goes on from a step before its end.
+            RolledBack: the job continues from a step before its end.
         """
-        self.end()
-        if not self._finished:
-            self._finished = True
-            finish(self._joined())
+        self._joined().end()
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -392,12 +372,16 @@ class Connection:
             raise ConfigurationError(f"{name!r} has {array.rows} rows: a key is out of range")
         return found
 
-    def _joined(self) -> Worker:
-        """Returns the worker, which joins the job the first time."""
-        if self._ended:
+    @property
+    def _worker(self) -> Worker:
+        return self._joined().worker
+
+    def _joined(self) -> Job:
+        """Returns the part in the job, which is joined the first time."""
+        if self._closed:
             raise ConfigurationError("the connection was closed: use it inside its `with` block")
-        if self._worker is not None:
-            return self._worker
+        if self._job is not None:
+            return self._job
         if not self._specs:
             raise ConfigurationError("create an array or a table first")
         model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
@@ -405,18 +389,10 @@ class Connection:
         self._pushed.specs = tuple(self._specs.values())
         setup = assemble(settings, lambda: model, lambda params: torch.optim.SGD(params, lr=0.0))
         pushed: Any = self._pushed  # it has what a worker calls of `TableRows`
-        setup = replace(setup, tables=pushed)
-        self._worker = worker = Worker(setup)
-        try:
-            worker.start()
-        except BaseException as error:
-            worker.fail(error)
-            worker.progress.close()
-            raise
+        self._job = Job(replace(setup, tables=pushed), records=False)
+        self._job.before_end = self._retire
         (self._dense,) = setup.flat.parameters.values()
-        self._signals = Signals(worker.lifecycle.interrupt)
-        worker.lifecycle.enter("training")
-        return worker
+        return self._job
 
 
 def connect(

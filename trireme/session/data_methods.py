@@ -19,7 +19,6 @@ from trireme.session.job_view import JobView
 from trireme.session.model.replica import Replica, Transform
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, check_whole
-from trireme.session.worker.recorder import Recorder
 
 
 class DataMethods(JobView):
@@ -36,7 +35,6 @@ class DataMethods(JobView):
     _feed: DataFeed
     _setup: TrainingSetup
     _evaluator: Replica
-    _recorder: Recorder
 
     def loader(
         self,
@@ -215,7 +213,7 @@ class DataMethods(JobView):
             self.evaluated_step = worker.global_step if step is None else step
             results = self._evaluator.evaluate(batches, transform=transform)
         if self.is_chief:
-            self._recorder.evaluated(name, results, self.evaluated_step)
+            self.recorder.evaluated(name, results, self.evaluated_step)
         for hook in self.options.hooks:
             hook.on_evaluate(self, name, results)
         return results

@@ -20,7 +20,7 @@ from trireme.session.model.assembly import assemble
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.worker.dry_run import end_if_dry_run
-from trireme.session.worker.worker import Worker
+from trireme.session.worker.job import Job
 from trireme.tensors import digest
 
 if TYPE_CHECKING:
@@ -155,15 +155,13 @@ def distribute(
     device = next((parameter.device for parameter in module.parameters()), None)
     setup = assemble(settings, lambda: module, optimizer, in_place=True, device=device)
     end_if_dry_run(setup)
-    worker = Worker(setup)
-    worker.start()
+    job = Job(setup, own_loop=True)
     if setup.process_group is not None and setup.process_group.mesh.tp > 1:
         _share_random_state(setup.process_group)
         _check_first_batch(setup.process_group, module)
-    job = LoopJob(worker, module)
-    worker.lifecycle.enter("training")
+    loop = LoopJob(job, module)
     joined = [
-        DistributedOptimizer(member, job, index)
+        DistributedOptimizer(member, loop, index)
         for index, member in enumerate(members(setup.optimizer))
     ]
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -10,13 +10,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trireme.errors import ConfigurationError
-from trireme.monitor.board import Board
 from trireme.ps.optimizers import name_of
 from trireme.session.loop.kept_state import Stateful
 from trireme.session.loop.loop_data import PreparedLoader
 from trireme.session.loop.loop_job import LoopJob
 from trireme.session.summary_methods import SummaryMethods
-from trireme.session.worker.worker import Worker
+from trireme.session.worker.job import Job
 
 
 class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
@@ -26,7 +25,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
     methods that record for TensorBoard are those of a session.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, job: LoopJob, index: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, loop: LoopJob, index: int) -> None:
         # Not Optimizer.__init__: the groups must be the same objects. A scheduler that was created
         # before has replaced the given optimizer's `step`; that attribute is not copied.
         own = {
@@ -37,24 +36,21 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(optimizer, hooks, type(own[hooks])())
         self._given = optimizer
-        self._job = job
+        self._loop = loop
         self._index = index
-        if job.worker.global_step:  # schedulers are advanced before the first step, and check it
+        if (
+            loop.job.worker.global_step
+        ):  # schedulers are advanced before the first step, and check it
             optimizer._opt_called = self._opt_called = True  # type: ignore[attr-defined]
 
     @property
-    def worker(self) -> Worker:
-        return self._job.worker
+    def job(self) -> Job:
+        return self._loop.job
 
     @property
     def model(self) -> nn.Module:
         """The module that the loop calls, or a container of several."""
-        return self._job.model
-
-    @property
-    def board(self) -> Board | None:
-        """The TensorBoard writer; None where this worker is not chief or has no run directory."""
-        return self._job.recorder.board if self.is_chief else None
+        return self._loop.model
 
     def log(
         self,
@@ -67,7 +63,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         """Records numbers, as `Session.log`; `loss` is also shown by `trireme top`."""
         values = {**(values or {}), **named}
         if run == "train" and (loss := values.get("loss")) is not None:
-            self._job.loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            self._loop.loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         super().log(values, run=run, step=step)
 
     @property
@@ -94,7 +90,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         workers; with several optimizers, which step in turn, by their number too.
         """
         steps = self.worker.setup.settings.steps_of_a_loop(self.global_step)
-        return steps // len(self._job.parameters)
+        return steps // len(self._loop.parameters)
 
     def step(
         self, closure: Callable[[], Any] | None = None, *, examples: float | None = None
@@ -121,18 +117,18 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
                 or 143, where this worker leaves it.
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
-        goes_on = self._job.goes_on()
+        updates = self._loop.may_update()
         self._call(self._optimizer_step_pre_hooks.values(), closure)
         loss = None
-        passed = closure if goes_on and self._calls_closures(closure) else None
+        passed = closure if updates and self._calls_closures(closure) else None
         if closure is not None and passed is None:
             with torch.enable_grad():
                 loss = closure()
             if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-                self._job.loss = loss.detach()
-        if not goes_on:
+                self._loop.loss = loss.detach()
+        if not updates:
             return loss
-        self._job.update(self._index, examples, passed)
+        self._loop.update(self._index, examples, passed)
         if passed is not None:
             loss = self.worker.backend.returned
         self._given._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
@@ -165,7 +161,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
             ConfigurationError: the loader is none, or its order cannot be dealt; or `count` is no
                 whole number of 0 or more.
         """
-        return self._job.data.epochs(loader, count, name)
+        return self._loop.data.epochs(loader, count, name)
 
     def prepare(
         self, loader: DataLoader[Any], *, epochs: int | None = None, name: str = "train"
@@ -184,7 +180,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         Raises:
             ConfigurationError: as for `epochs`.
         """
-        return self._job.data.prepare(loader, epochs, name)
+        return self._loop.data.prepare(loader, epochs, name)
 
     def keep(self, name: str, held: Stateful) -> bool:
         """Keeps a program's own state in the job: a best score, a scaler, a schedule of its own.
@@ -206,7 +202,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         Raises:
             ConfigurationError: another object has the name, or a checkpoint cannot hold its state.
         """
-        return self._job.kept.keep(name, held)
+        return self._loop.kept.keep(name, held)
 
     def synchronize(self, *, examples: float | None = None) -> None:
         """Averages the gradients over all processes that make the step together with this one.
@@ -222,7 +218,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
         Args:
             examples: the number of examples that the gradient is the mean of, as for `step`.
         """
-        self._job.synchronize(self._index, examples)
+        self._loop.synchronize(self._index, examples)
 
     def _calls_closures(self, closure: Callable[[], Any] | None) -> bool:
         """Returns whether the given optimizer is to call a closure itself, such as SAM's does.
@@ -261,7 +257,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
             set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
                 backward does not reach, as `torch.optim` does.
         """
-        parameters = self._job.parameters[self._index]
+        parameters = self._loop.parameters[self._index]
         if self.worker.backend.grows:  # also those that the next step takes over
             parameters = [each for group in self.param_groups for each in group["params"]]
         for parameter in parameters:
@@ -269,7 +265,7 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
-        self._job.drop_row_gradients()
+        self._loop.drop_row_gradients()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads hyper-parameters, and the optimizer's state where this process holds it.
@@ -321,4 +317,4 @@ class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
             SystemExit: with status 130, where the job was interrupted and saved, or 143, where this
                 worker leaves it, as SIGTERM has asked it to.
         """
-        self._job.close()
+        self.job.leave()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from trireme.session.worker.job import Job
+from trireme.session.worker.recorder import Recorder
 from trireme.session.worker.stopping import ShouldStop
 from trireme.session.worker.worker import Worker
 
@@ -16,8 +18,18 @@ class JobView(ABC):
 
     @property
     @abstractmethod
+    def job(self) -> Job:
+        """This process's part in the job; for Trireme's own hooks."""
+
+    @property
     def worker(self) -> Worker:
         """The worker that takes part in the job; for Trireme's own hooks."""
+        return self.job.worker
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder that counts and shows this worker's steps; for Trireme's own hooks."""
+        return self.job.recorder
 
     @property
     def is_chief(self) -> bool:

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from trireme.data.batch import Batch
-from trireme.errors import ConfigurationError, UsageError
+from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
 from trireme.launch.program_directory import name_run_dir
-from trireme.monitor.board import Board
 from trireme.session.data.feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.hooks import LAUNCH_HOOKS
@@ -31,11 +30,8 @@ from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.summary_methods import SummaryMethods
 from trireme.session.worker.dry_run import end_if_dry_run
-from trireme.session.worker.ending import finish
-from trireme.session.worker.recorder import Recorder
+from trireme.session.worker.job import Job
 from trireme.session.worker.stepper import Stepper
-from trireme.session.worker.stopping import Signals
-from trireme.session.worker.worker import Worker
 
 if TYPE_CHECKING:
     from trireme.parallel.operation_log import OperationLog
@@ -138,10 +134,9 @@ class Session(SummaryMethods, DataMethods):
         self._loss = loss
         self._make_optimizer = optimizer
         self._entered = False
-        self._joined: Worker | None = None
-        self._finished = False
+        self._job: Job | None = None
         self._in_step = False
-        self._shown = -1  # the step whose values the model has, where processes train parts of it
+        self._collected_step = -1  # of the values that the whole model has, if parts are trained
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -159,27 +154,17 @@ class Session(SummaryMethods, DataMethods):
         _ = self._settings.rule  # an invalid one is refused before anything is built
         self._build()
         end_if_dry_run(self._setup)
-        self._joined = Worker(self._setup)
+        self._job = job = Job(self._setup)
+        self._feed = DataFeed(job)
+        self._stepper = Stepper(job.worker, self._replica, self._make_optimizer)
+        job.before_end = self._feed.warn_of_left_out
+        job.after_end = self._collect_final_values
+        job.on_checkpoint = lambda path: self._call_hooks("on_checkpoint", path)
+        job.on_stop = lambda reason: self._call_hooks("on_stop", reason)
+        job.on_fail = self._tell_hooks
+        job.exits.callback(self._feed.close)
         try:
-            self.worker.start()
-        except BaseException as error:
-            self.worker.fail(error)
-            self.worker.progress.close()
-            if isinstance(error, UsageError):  # the traceback through this package helps no user
-                raise error.with_traceback(None) from error.__cause__
-            raise
-        if (part := self._setup.part) is not None:
-            part.say, part.warn = self.worker.progress.message, self.worker.progress.warn
-        self._recorder = Recorder(self.worker)
-        self._feed = DataFeed(
-            self.worker, self._recorder.phases, self._finish_training, self._complete
-        )
-        self._stepper = Stepper(self.worker, self._replica, self._make_optimizer)
-        self._handlers = Signals(self.worker.lifecycle.interrupt)
-        self.worker.lifecycle.enter("training")
-        try:
-            for hook in self.options.hooks:
-                hook.on_start(self)
+            self._call_hooks("on_start")
         except BaseException as error:  # `__exit__` is not called for what `__enter__` raises
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -199,38 +184,13 @@ class Session(SummaryMethods, DataMethods):
         """
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None  # the program ends without an error
-        try:
-            self._close(error)
-        finally:
-            self._feed.close()
-            self._handlers.restore()
-            self.worker.progress.close()
-        if error is None and self.worker.lifecycle.exit_status:
-            raise SystemExit(self.worker.lifecycle.exit_status)
-
-    def _close(self, error: BaseException | None) -> None:
-        worker = self.worker
         if error is not None:
-            worker.note(error)
-            self._recorder.close()
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                worker.lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
-            else:
-                worker.fail(error)
-            self._tell_hooks(error)
-            return
-        try:
-            self._finish_training()
-            for hook in self.options.hooks:  # perhaps interrupted while it waited for the others
-                hook.on_stop(self, worker.lifecycle.ended_early or "finished")
-            self._recorder.finish()
-        except BaseException as failure:
-            worker.fail(failure)
-            self._tell_hooks(failure)
-            raise
-        finally:
-            self._recorder.close()
-        worker.lifecycle.leave_well()
+            self.worker.note(error)
+        self.job.leave(error)
+
+    def _call_hooks(self, event: str, *arguments: object) -> None:
+        for hook in self.options.hooks:
+            getattr(hook, event)(self, *arguments)
 
     def _tell_hooks(self, error: BaseException) -> None:
         """Calls `on_fail` of all hooks; what they raise does not hide the error."""
@@ -241,7 +201,6 @@ class Session(SummaryMethods, DataMethods):
                 error.add_note(f"{type(hook).__name__}.on_fail raised {another!r}")
 
     def _build(self) -> None:
-        """Builds the model, the optimizer, the flat buffers and the computation of gradients."""
         settings = self._settings
         self._setup: TrainingSetup = assemble(
             settings,
@@ -253,13 +212,13 @@ class Session(SummaryMethods, DataMethods):
         self._replica, self._evaluator = replicas_of(self._setup, self._loss, self.metrics)
 
     @property
-    def worker(self) -> Worker:
-        """The worker that takes part in the job; for Trireme's own hooks."""
-        if self._joined is None:
+    def job(self) -> Job:
+        """This process's part in the job; for Trireme's own hooks."""
+        if self._job is None:
             raise ConfigurationError(
                 "the session has not joined its job yet: train and evaluate inside `with session:`"
             )
-        return self._joined
+        return self._job
 
     # -- properties -----------------------------------------------------------------------------
 
@@ -274,27 +233,31 @@ class Session(SummaryMethods, DataMethods):
         """
         if not self._entered:
             raise ConfigurationError("the session builds its model on entry: use `with session:`")
-        alone = self._joined is not None and self.is_chief and not self._in_step
-        if alone and self._shows_parts and self._shown != self.global_step:
-            self._shown = self.global_step
-            self.worker.buffers.show_values()
+        collects = self._job is not None and self.is_chief and not self._in_step
+        if collects and self._trains_parts and self._collected_step != self.global_step:
+            self._collected_step = self.global_step
+            self.worker.buffers.collect_values()
         return self._setup.model
 
     @property
-    def _shows_parts(self) -> bool:
-        """Whether the model shows the values of parts that processes train."""
+    def _trains_parts(self) -> bool:
+        """Whether processes train parts of the model now, whose values can be collected."""
         setup = self._setup
         cut = setup.part is not None and not setup.lean and not setup.settings.task.servers
-        return cut and not self._finished
+        return cut and not self.job.ended
 
     def _end_epochs(self) -> None:
-        if self._shows_parts:
-            self.worker.buffers.show_values()
+        if self._trains_parts:
+            self.worker.buffers.collect_values()
+
+    def _collect_final_values(self) -> None:
+        if self._setup.part is not None and not self._setup.lean:
+            self.worker.buffers.collect_final_values()
 
     @property
     def local_steps(self) -> int:
         """The number of this worker's updates that were applied."""
-        return self._recorder.applied
+        return self.recorder.applied
 
     @property
     def restored_from(self) -> int | None:
@@ -320,22 +283,12 @@ class Session(SummaryMethods, DataMethods):
         """Whether this process computes with the whole of `model`."""
         return self._setup.part is None
 
-    @property
-    def board(self) -> Board | None:
-        """The TensorBoard writer; None where this worker is not chief or has no run directory."""
-        return self._recorder.board if self.is_chief else None
-
     def originals(self, batch: Any, count: int = 16) -> Any:
         """Returns the first examples of a loader's batch as they were before its transform.
 
         Returns None where there is no transform, and for a batch of a loader that is not in use.
         """
         return self._feed.originals(batch, count)
-
-    @property
-    def recorder(self) -> Recorder:
-        """The recorder that counts and shows this worker's steps; for Trireme's own hooks."""
-        return self._recorder
 
     def stop(self, reason: str) -> None:
         """Requests, from any worker, the end of the job at the next step at which all can end.
@@ -384,62 +337,34 @@ class Session(SummaryMethods, DataMethods):
             NonFiniteError: the loss is NaN or infinite, and the policy is to raise.
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
-        worker = self.worker
-        if not worker.goes_on(self._finish_training):
+        job, worker, feed = self.job, self.worker, self._feed
+        if not job.may_update():
             result = self._stepper.compute_only(batch, loss)
-            self._feed.updated(batch)
+            feed.updated(batch)
             return result
         self._stepper.choose(optimizer)
-        for hook in self.options.hooks:
-            hook.before_step(self, batch)
-        feed, began = self._feed, time.monotonic()
-        spans = feed.spans_of(batch)
+        self._call_hooks("before_step", batch)
+        began, spans = time.monotonic(), feed.spans_of(batch)
         self._in_step = True  # and all processes take part in nothing else meanwhile
         try:
-            result = self._stepper.gradient(batch, loss, spans)
+            result = self._stepper.gradient(batch, loss)
         finally:
             self._in_step = False
         computed = time.monotonic()
         feed.updated(batch)
         if self._setup.tables is not None and self._setup.tables.looks_ahead:
             self._setup.tables.expect(feed.upcoming())
-        weight = _weight_of(result, batch)
-        pushed = worker.update(weight, spans, feed.prepare)
+        pushed = worker.update(_weight_of(result, batch), spans, feed.prepare)
         if pushed is not None:
             result.decide(pushed)
         result.global_step = worker.global_step
         result.seconds = time.monotonic() - began
-        self._recorder.step(result, began, computed)
-        for hook in self.options.hooks:
-            hook.after_step(self, result)
+        job.recorder.step(result, began, computed)
+        self._call_hooks("after_step", result)
         self._stepper.seeding.loop(worker.global_step)
         if worker.storage.completed:
-            self._announce_checkpoints()
+            job.announce_checkpoints()
         return result
-
-    def _announce_checkpoints(self) -> None:
-        for path in self.worker.storage.take_completed():
-            self.worker.progress.message(f"saved {path}")
-            for hook in self.options.hooks:
-                hook.on_checkpoint(self, path)
-
-    def _complete(self) -> None:
-        """Waits for the update that is under way, and exchanges local ones."""
-        last = self.worker.complete()
-        if last is not None:
-            self._recorder.count(last.decided, last.steps)
-
-    def _finish_training(self) -> None:
-        if not self._finished:
-            self._finished = True
-            self._complete()
-            self._recorder.check_progress()
-            self._recorder.training_ended()
-            self._feed.warn_of_left_out()
-            finish(self.worker)
-            self._announce_checkpoints()
-            if self._setup.part is not None and not self._setup.lean:
-                self.worker.buffers.adopt_final_values()
 
 
 def _weight_of(result: StepResult, batch: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,9 @@ class SummaryMethods(JobView):
         return self.worker.setup.model
 
     @property
-    @abstractmethod
     def board(self) -> Board | None:
-        """The TensorBoard writer; None where nothing is recorded."""
+        """The TensorBoard writer; None where this worker is not chief or has no run directory."""
+        return self.recorder.board if self.is_chief else None
 
     @property
     def pipeline(self) -> OperationLog | None:

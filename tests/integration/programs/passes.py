@@ -49,7 +49,7 @@ def main() -> None:
             for _ in session.epochs(1, name="second"):
                 for batch in session.loader(data, batch_size, name="second"):
                     session.step(batch)
-        session._finish_training()
+        session.job.end()
         loss = session.evaluate(data)["loss"]
         print(f"had {found}; loss {loss:.9f} at {session.global_step}.", flush=True)
 

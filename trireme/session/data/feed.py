@@ -28,9 +28,8 @@ from trireme.session.data.idle_steps import IdleSteps
 from trireme.session.data.lookahead import Lookahead
 from trireme.session.data.stream_places import StreamPlaces
 from trireme.session.model.seeding import Seeding
-from trireme.session.observers.phases import Phases
 from trireme.session.options import check_whole
-from trireme.session.worker.worker import Worker
+from trireme.session.worker.job import Job
 
 Transform = Callable[[Any, torch.Generator], Any]
 
@@ -53,17 +52,11 @@ class _Epochs:
 class DataFeed:
     """Iterates over a worker's batches, and knows which positions each update was computed from."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        phases: Phases,
-        finish: Callable[[], None],
-        flush: Callable[[], None],
-    ) -> None:
-        self._worker = worker
-        self._finish = finish
-        self._phases = phases
-        self._idle = IdleSteps(worker, flush)
+    def __init__(self, job: Job) -> None:
+        self._worker = worker = job.worker
+        self._finish = job.end
+        self._phases = job.recorder.phases
+        self._idle = IdleSteps(worker, job.complete)
         self._places = StreamPlaces(worker)
         self._epochs: _Epochs | None = None
         self._last_epoch = 0  # of the batch before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -9,26 +11,38 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from trireme.errors import Fenced
 from trireme.ps.module_names import called_modules
+from trireme.session.worker.worker import Worker
 from trireme.tensors import digest, tensors_in
 
-COMPARED = 2
-"""The number of batches at the beginning whose digests are kept, to compare those of workers."""
+_COMPARED = 2  # batches at the beginning whose digests are kept, to compare those of workers
+_TOPIC = "first batches"
+_LAST_STEP = 1 << 12  # a worker that has begun none by then is not waited for
 
 
 class BatchWatch:
-    """Looks at what a model in training mode is called with.
+    """Looks at what a model in training mode is called with, except inside `torch.compile`.
 
-    Calls inside `torch.compile` are not seen.
+    Workers that are given the same batches compute the same gradients. Processes that step
+    together exchange the digests of their first batches at a step that all of them make. Workers
+    of servers leave theirs there, and the chief looks for those of the others, ever less often.
+
+    Args:
+        model: the model, or a container of several.
+        worker: the worker whose batches are compared with those of others; None for no comparison.
 
     Attributes:
-        digests: the digests of the first batches, `COMPARED` at most.
+        digests: the digests of the first batches.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, worker: Worker | None = None) -> None:
         self.digests: list[bytes] = []
         self._examples: dict[nn.Module, int] = {}
         self._handles: list[RemovableHandle] = []
+        self._worker = worker
+        self._steps = 0
+        self._shared = self._compared = worker is None or worker.setup.replicas == 1
         for module in called_modules(model):
             # A LightningModule is not called itself, but its children are.
             children = [
@@ -46,7 +60,7 @@ class BatchWatch:
         if first is None or not first.dim():
             return
         self._examples[module] = self._examples.get(module, 0) + first.shape[0]
-        if len(self.digests) < COMPARED:
+        if len(self.digests) < _COMPARED:
             self.digests.append(digest((args, kwargs)))
 
     def take_examples(self) -> int:
@@ -58,6 +72,52 @@ class BatchWatch:
         fewest = min(self._examples.values(), default=0)
         self._examples.clear()
         return fewest
+
+    def compare(self) -> None:
+        """Counts a step, and warns, once, of workers with the same first batches.
+
+        All processes that make the step together must call it.
+        """
+        worker = self._worker
+        assert worker is not None
+        self._steps += 1
+        group = worker.setup.process_group
+        digests = b"".join(self.digests) if len(self.digests) == _COMPARED else b""
+        if group is not None and group.mesh.replicas > 1 and self._steps == _COMPARED:
+            found = group.exchange(digests)
+            if group.is_chief:
+                name = "rank" if worker.task.servers else "worker"
+                ranks = group.reporting_ranks
+                self._warn({f"{name}:{rank}": found[rank] for rank in ranks if found[rank]})
+        if self._compared or not worker.task.servers or self._steps < _COMPARED:
+            return
+        with suppress(Fenced):  # the next update tells
+            self._compare_by_servers(worker, digests)
+
+    def _compare_by_servers(self, worker: Worker, digests: bytes) -> None:
+        if digests and not self._shared:
+            self._shared = True
+            worker.backend.share(_TOPIC, digests)
+        if not worker.lifecycle.is_chief or self._steps & (self._steps - 1):
+            return
+        found = worker.backend.collect(_TOPIC)
+        self._compared = len(found) == worker.task.workers or self._steps >= _LAST_STEP
+        self._warn({f"worker:{index}": data for index, data in sorted(found.items())})
+
+    def _warn(self, found: Mapping[str, bytes]) -> None:
+        named: dict[bytes, list[str]] = {}
+        for name, digests in found.items():
+            named.setdefault(digests, []).append(name)
+        same = next((names for names in named.values() if len(names) > 1), None)
+        if same is None or self._worker is None:
+            return
+        self._compared = True
+        self._worker.progress.warn(
+            f"{', '.join(same)} were given the same batches at the beginning: they compute the "
+            "same gradients, and train no faster than one. Give all the whole data by "
+            "optimizer.epochs(loader, count) or optimizer.prepare(loader), which deal it, or each "
+            "its own part (optimizer.replica of optimizer.replicas)"
+        )
 
     def close(self) -> None:
         """Looks at no more batches."""

@@ -16,8 +16,7 @@ from trireme.data.stream import is_stream
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Span
 from trireme.session.data.feed import DataFeed
-from trireme.session.observers.phases import Phases
-from trireme.session.worker.worker import Worker
+from trireme.session.worker.job import Job
 
 _COUNTS_NOT = 1e-9
 """The number of examples of a step that only takes part; 0 is that of an update left out."""
@@ -26,15 +25,9 @@ _COUNTS_NOT = 1e-9
 class LoopData:
     """Deals batches to a loop, and knows from which examples its next step is computed."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        phases: Phases,
-        finish: Callable[[], None],
-        flush: Callable[[], None],
-    ) -> None:
-        self._worker = worker
-        self._feed = DataFeed(worker, phases, finish, flush)
+    def __init__(self, job: Job) -> None:
+        self._worker = job.worker
+        self._feed = DataFeed(job)
         self._handed: int | None = None  # examples since the last step; None where no batch was
         self._before: float | None = None  # the number of examples of the last batches
 

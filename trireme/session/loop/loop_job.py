@@ -17,18 +17,13 @@ from trireme.launch.process_setup.leaving import leave
 from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.module_names import called_modules
-from trireme.ps.results import PushResult
-from trireme.session.loop.batch_comparison import BatchComparison
 from trireme.session.loop.batch_watch import BatchWatch
 from trireme.session.loop.gradient_watch import GradientWatch, line_of_program
 from trireme.session.loop.kept_state import KeptState
 from trireme.session.loop.loop_data import LoopData
 from trireme.session.model.trained import clip
 from trireme.session.result import StepResult
-from trireme.session.worker.ending import finish
-from trireme.session.worker.recorder import Recorder
-from trireme.session.worker.stopping import Signals
-from trireme.session.worker.worker import Worker
+from trireme.session.worker.job import Job
 
 if TYPE_CHECKING:
     from trireme.parallel.processes.process_group import ProcessGroup
@@ -39,58 +34,55 @@ class LoopJob:
     """A worker's part of a job whose loop is the program's own.
 
     Attributes:
-        worker, model: the arguments.
         parameters: the parameters of each optimizer, as the program computes with them.
-        recorder: counts and records this worker's steps.
         data: deals the examples of data sets to this worker.
         kept: what the program keeps in checkpoints.
         loss: the loss that the program has logged last; None for none.
     """
 
-    def __init__(self, worker: Worker, model: nn.Module) -> None:
-        self.worker = worker
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self.job = job
         self.model = model
-        self._setup = worker.setup
-        self.parameters = self._setup.parameters_of_each()
-        if self._setup.part is None:
-            self._setup.flat.keeps_views = False  # the loop may look at gradients, and change them
+        self._worker = worker = job.worker
+        self._setup = setup = worker.setup
+        if setup.part is None:
+            setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
-        self._watch = self._watched()
-        worker.on_other_parameters.append(self._take_parameters)
-        self._batches = BatchWatch(model)
-        self._comparison = BatchComparison(worker, self._batches)
-        self.recorder = Recorder(worker, own_loop=True)
+        self._watch: GradientWatch | None = None
+        self._follow_parameters()
+        worker.on_other_parameters.append(self._follow_parameters)
+        self._batches = BatchWatch(model, worker)
         self.loss: torch.Tensor | float | None = None
-        self.data = LoopData(worker, self.recorder.phases, self._finish_training, self._complete)
+        self.data = LoopData(job)
         self.kept = KeptState(worker)
         self._ready = time.monotonic()  # since when the program computes the next step
-        self._size = 0  # of the batches of the last step; below 0 once it was said that they differ
-        self._finished = False
+        self._size = 0  # of the batches of the last step; below 0 after the warning of its change
         self._began = False  # the step that the next update is of
-        part = self._setup.part
-        if part is not None and worker.backend.together:
-            for module in (each for held in part.modules for each in called_modules(held)):
-                module.register_forward_pre_hook(self._forward)
+        if setup.part is not None and worker.backend.together:
+            for module in (each for held in setup.part.modules for each in called_modules(held)):
+                module.register_forward_pre_hook(self._begin_with_forward)
         self._end = ProgramEnd(self._explain)
         self._end.watch()
-        self._handlers = Signals(worker.lifecycle.interrupt)
         atexit.register(self._at_exit)
+        job.before_end = self._end_together
+        job.exits.callback(self._release)
         _JOINED.append(self)
 
-    def _take_parameters(self) -> None:
+    def _follow_parameters(self) -> None:
         self.parameters = self._setup.parameters_of_each()
         if self._watch is not None:
             self._watch.close()
-            self._watch = self._watched()
+        averages = self._averages_here or self._averages_on_servers
+        self._watch = GradientWatch(sum(self.parameters, [])) if averages else None
 
     # -- training -------------------------------------------------------------------------------
 
-    def goes_on(self) -> bool:
-        """Returns whether to make an update, as `Worker.goes_on`."""
+    def may_update(self) -> bool:
+        """Returns whether to make an update, as `Job.may_update`."""
         self._end.goes_on()
-        return self.worker.goes_on(self._finish_training)
+        return self.job.may_update()
 
-    def _forward(self, module: nn.Module, args: object) -> None:
+    def _begin_with_forward(self, module: nn.Module, args: object) -> None:
         """Begins a step before its first forward pass, which waits for the other processes."""
         if module.training and torch.is_grad_enabled():
             self._begin_step()
@@ -98,7 +90,7 @@ class LoopJob:
     def _begin_step(self) -> None:
         if not self._began:
             self._began = True
-            self.worker.begin_step()
+            self._worker.begin_step()
 
     def update(
         self,
@@ -106,30 +98,51 @@ class LoopJob:
         examples: float | None,
         closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Makes one update of the job from the present gradients."""
+        """Makes one update of the job from the present gradients.
+
+        Args:
+            optimizer: the index of the optimizer that makes it; the gradients of the parameters of
+                other optimizers stay as they are.
+            examples: the number of examples that the gradient is the mean of; None for those of
+                the batches that the job has dealt.
+            closure: recomputes loss and gradients, where the optimizer calls it in its step.
+        """
         weighed = examples is not None
         if examples is None:
             examples = self.data.examples()
         if closure is not None:
             closure = partial(self._evaluated, closure, examples)
-        self.worker.backend.closure = closure
+        worker = self._worker
+        worker.backend.closure = closure
         began, computed = self._ready, time.monotonic()
         averaged = optimizer in self._averaged
         self._check_gradients(optimizer)
         self._averaged.discard(optimizer)
         with self._chosen(optimizer):
             if not averaged:
-                self._average(examples)
+                self._begin_step()
+                self._reduce(examples)
             self._clip()
             self._began = False
-            pushed = self.worker.update(examples, self.data.spans())
+            pushed = worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_row_gradients()
-        self._comparison.step_made()
+        self._batches.compare()
         number = self._batches.take_examples()
         if not (weighed or self.data.deals):
             self._check_sizes(number)
-        self._record(pushed, began, computed, number)
+        result = StepResult(self.loss, [], {}, number, worker.global_step)
+        if pushed is not None:
+            result.decide(pushed)
+        self._ready = time.monotonic()
+        result.seconds = self._ready - began
+        self.job.recorder.step(result, began, computed)
+        if worker.storage.completed:
+            self.job.announce_checkpoints()
+        if worker.lifecycle.exit_status or worker.lifecycle.dismissed:
+            # At exit this process leaves the job first: it calls the other functions itself then.
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
         if self._watch is not None:
             self._watch.forget(self.parameters[optimizer])
 
@@ -143,54 +156,29 @@ class LoopJob:
         if before in (0, number):
             return
         self._size = -1
-        self.worker.progress.warn(
+        self._worker.progress.warn(
             f"the batches of this loop differ in size ({before} examples, then {number}), and the "
             "gradient of each worker counts alike in the mean, which is then not the mean over all "
             "examples: say optimizer.step(examples=len(batch)), or the number of tokens where the "
             "loss is their mean; or let the job deal the data (optimizer.epochs)"
         )
 
-    def _record(
-        self, pushed: PushResult | None, began: float, computed: float, number: int
-    ) -> None:
-        """Counts and records a step, and says which checkpoints are complete."""
-        worker = self.worker
-        result = StepResult(self.loss, [], {}, number, worker.global_step)
-        if pushed is not None:
-            result.decide(pushed)
-        self._ready = time.monotonic()
-        result.seconds = self._ready - began
-        self.recorder.step(result, began, computed)
-        if worker.storage.completed:
-            self._announce_checkpoints()
-        if worker.lifecycle.exit_status or worker.lifecycle.dismissed:
-            # At exit this process leaves the job first: it calls the other functions itself then.
-            atexit.unregister(self._at_exit)
-            atexit.register(self._at_exit)
-
-    def _announce_checkpoints(self) -> None:
-        for path in self.worker.storage.take_completed():
-            self.worker.progress.message(f"saved {path}")
-
     def synchronize(self, optimizer: int, examples: float | None) -> None:
         """Averages the gradients over the processes that make the step together with this one."""
-        if self._setup.reducer is None or self.worker.should_stop:
+        if self._setup.reducer is None or self._worker.should_stop:
             return
         if examples is None:
             examples = self.data.examples()
         self._check_gradients(optimizer)
         with self._chosen(optimizer):
-            self._average(examples)
+            self._begin_step()
+            self._reduce(examples)
         self._averaged.add(optimizer)
         if self._watch is not None:
             self._watch.moved(self.parameters[optimizer])
 
-    def _average(self, examples: float) -> None:
-        """Begins a step; makes the gradients the mean over all processes that make it together."""
-        self._begin_step()
-        self._reduce(examples)
-
     def _reduce(self, examples: float) -> None:
+        """Makes the gradients the mean over all processes that step together."""
         setup, reducer = self._setup, self._setup.reducer
         if reducer is None:
             return
@@ -223,12 +211,6 @@ class LoopJob:
         return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
 
     # -- gradients that the loop changes ---------------------------------------------------------
-
-    def _watched(self) -> GradientWatch | None:
-        """Returns what notes changed gradients; None where each gradient is applied by itself."""
-        if not (self._averages_here or self._averages_on_servers):
-            return None
-        return GradientWatch(parameter for each in self.parameters for parameter in each)
 
     @property
     def _averages_here(self) -> bool:
@@ -263,24 +245,12 @@ class LoopJob:
             return
         self._watch.close()
         self._watch = None
-        if not self.worker.lifecycle.is_chief:  # all of them run the same program
-            return
-        self.worker.progress.warn(
-            f"before the step at {line_of_program()}, the program has changed the gradients "
-            f"(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, and "
-            f"{advice}"
-        )
-
-    @contextmanager
-    def _chosen(self, optimizer: int) -> Iterator[None]:
-        """Chooses one of several optimizers for the block, which sees its gradients alone."""
-        joint = self._setup.optimizer
-        if not isinstance(joint, JointOptimizer):
-            yield
-            return
-        joint.chosen = optimizer
-        with self._hide_other_gradients(optimizer):
-            yield
+        if self._worker.lifecycle.is_chief:  # all of them run the same program
+            self._worker.progress.warn(
+                f"before the step at {line_of_program()}, the program has changed the gradients "
+                "(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, "
+                f"and {advice}"
+            )
 
     def drop_row_gradients(self) -> None:
         """Drops the gradients of rows of tables, which no module and no optimizer has.
@@ -292,14 +262,14 @@ class LoopJob:
             self._setup.tables.forget()
 
     @contextmanager
-    def _hide_other_gradients(self, optimizer: int) -> Iterator[None]:
-        """Hides the gradients of the parameters of all other optimizers during the block."""
-        others = [
-            p
-            for index in range(len(self.parameters))
-            if index != optimizer
-            for p in self.parameters[index]
-        ]
+    def _chosen(self, optimizer: int) -> Iterator[None]:
+        """Chooses one of several optimizers for the block, which sees its gradients alone."""
+        joint = self._setup.optimizer
+        if not isinstance(joint, JointOptimizer):
+            yield
+            return
+        joint.chosen = optimizer
+        others = [p for i, each in enumerate(self.parameters) if i != optimizer for p in each]
         kept = [parameter.grad for parameter in others]
         if self._setup.part is None:  # the flat gradients are overwritten meanwhile
             kept = [None if gradient is None else gradient.clone() for gradient in kept]
@@ -315,37 +285,6 @@ class LoopJob:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Saves, and leaves the job. May be called again."""
-        if self not in _JOINED:
-            return
-        try:
-            self._finish_training()  # it waits for other workers: signals still ask to stop
-            self.recorder.finish()
-        except BaseException as error:
-            self._release()
-            self.worker.fail(error)
-            raise
-        self._release()
-        lifecycle = self.worker.lifecycle
-        lifecycle.leave_well()
-        if lifecycle.exit_status:
-            raise SystemExit(lifecycle.exit_status)
-
-    def _finish_training(self) -> None:
-        if not self._finished:
-            self._finished = True
-            self._end_together()
-            self._complete()
-            self.recorder.training_ended()
-            finish(self.worker)
-            self._announce_checkpoints()
-
-    def _complete(self) -> None:
-        """Waits for the update that is under way, and exchanges local ones."""
-        if (last := self.worker.complete()) is not None:
-            self.recorder.count(last.decided, last.steps)
-
     def _end_together(self) -> None:
         """Ends the training of all processes that step together, after this one's loop has ended.
 
@@ -353,7 +292,11 @@ class LoopJob:
         have ended too. Without servers every process makes the same number of steps, which the
         backend checks.
         """
-        worker, process_group, reducer = self.worker, self._setup.process_group, self._setup.reducer
+        worker, process_group, reducer = (
+            self._worker,
+            self._setup.process_group,
+            self._setup.reducer,
+        )
         if process_group is None or reducer is None or process_group.mesh.sharded:
             return
         if worker.backend.together:
@@ -363,7 +306,7 @@ class LoopJob:
 
     def _take_part(self, process_group: ProcessGroup, reducer: Reducer) -> bool:
         """Makes a step without examples if others make one with some; returns whether they do."""
-        setup, worker = self._setup, self.worker
+        setup, worker = self._setup, self._worker
         worker.begin_step()
         if process_group.count(0.0)() == 0.0:
             process_group.vote()  # all loops have ended: there is no such step
@@ -374,37 +317,30 @@ class LoopJob:
         reducer.begin()
         reducer.finish()
         worker.update(0.0, ())
-        self._comparison.step_made()
+        self._batches.compare()
         return True
 
     def _explain(self, error: BaseException) -> TriremeError | None:
         """Returns the error that says why another was raised, if one does; adds what is known."""
-        self.worker.note(error)
+        self._worker.note(error)
         group = self._setup.process_group
         return None if group is None else group.why_broken(error)
 
     def _at_exit(self) -> None:
         """Leaves the job when the program ends, with the exception that ended it, if any."""
-        error = self._end.error
-        if error is None or self not in _JOINED:
-            try:
-                self.close()
-            except KeyboardInterrupt:
-                pass  # the worker has left, and nothing else is to come
-            except SystemExit:  # nothing that is raised here changes the exit status
-                leave(self.worker.lifecycle.exit_status)
-            return
-        self._release()
-        self.worker.fail(error)
+        try:
+            self.job.leave(self._end.error)
+        except KeyboardInterrupt:
+            pass  # the worker has left, and nothing else is to come
+        except SystemExit:  # nothing that is raised here changes the exit status
+            leave(self._worker.lifecycle.exit_status)
 
     def _release(self) -> None:
-        """Restores signal handlers, and removes the exit callbacks."""
+        """Removes the hooks and callbacks."""
         _JOINED.remove(self)
-        self.recorder.close()
         self._batches.close()
         if self._watch is not None:
             self._watch.close()
-        self._handlers.restore()
         self._end.forget()
         atexit.unregister(self._at_exit)
 
@@ -414,7 +350,11 @@ _JOINED: list[LoopJob] = []
 
 
 def refuse_second() -> None:
-    """Checks that this process is in no job."""
+    """Checks that this process is in no job.
+
+    Raises:
+        ConfigurationError: an earlier call of `distribute` was not closed.
+    """
     if _JOINED:
         raise ConfigurationError(
             "this program has joined its job already, by an earlier call of distribute: give all "

@@ -150,11 +150,11 @@ class Buffers:
         finally:
             self._put(own_values, own_buffers)
 
-    def adopt_final_values(self) -> None:
+    def collect_final_values(self) -> None:
         """Copies the final values into the whole model, whose parts processes have trained."""
         self._put(self._backend.snapshot(state=False).values, self.average())
 
-    def show_values(self) -> None:
+    def collect_values(self) -> None:
         """Copies the present values into the whole model, while processes train parts of it.
 
         The model shares the buffers of this process's part, which stay as they are.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
-from trireme.ps.messages import Span, Stale
+from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.session.loss import Loss
 from trireme.session.model.building import Optimizers
@@ -66,7 +66,7 @@ class Stepper:
             raise ConfigurationError(f"step(batch, optimizer=...): {wrong}: one of {names}")
         self._joint.chosen = self._places[name]
 
-    def gradient(self, batch: Any, loss: Loss | None, examples: Sequence[Span]) -> StepResult:
+    def gradient(self, batch: Any, loss: Loss | None) -> StepResult:
         """Computes the gradient of a batch; the fields of the update are not set yet."""
         worker, joint, tables = self._worker, self._joint, self._worker.setup.tables
         if tables is not None:

@@ -14,15 +14,11 @@ import torch
 from trireme.errors import (
     ConfigurationError,
     Fenced,
-    JobFailed,
-    TriremeError,
 )
-from trireme.launch.exit_reason import INTERRUPTED
 from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
-from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.model.training_setup import TrainingSetup
@@ -104,20 +100,11 @@ class Worker:
     def start(self) -> None:
         """Joins the job, and receives the values of its initial or restored step."""
         lifecycle, storage = self.lifecycle, self.storage
-        try:
-            self.backend = lifecycle.join()
-            storage.epoch = lifecycle.epoch
-            self.checkpoints = WorkerCheckpoints(lifecycle, storage)
-            self.buffers = self.checkpoints.buffers
-            self._receive_first()
-        except TriremeError as error:
-            lifecycle.fail(error)
-            if isinstance(error, JobFailed) and lifecycle.was_interrupted:
-                raise SystemExit(INTERRUPTED) from error
-            raise
-        except BaseException:
-            storage.close()  # an interactive console continues, and may try again
-            raise
+        self.backend = lifecycle.join()
+        storage.epoch = lifecycle.epoch
+        self.checkpoints = WorkerCheckpoints(lifecycle, storage)
+        self.buffers = self.checkpoints.buffers
+        self._receive_first()
         self.remember()
         self._began = self.global_step
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
@@ -168,19 +155,10 @@ class Worker:
 
     # -- training -------------------------------------------------------------------------------
 
-    def goes_on(self, finish: Callable[[], None]) -> bool:
-        """Returns whether to make an update; False in the iteration in which training has ended.
-
-        With prefetch the step to come finishes the push that is under way.
-        """
-        if not self.backend.stopping or self._under_way:
-            return True
-        if self.last_iteration.leaves_out():
-            return False
-        finish()
-        if self.lifecycle.exit_status:
-            raise SystemExit(self.lifecycle.exit_status)
-        raise after_the_end(self.task.index, self.backend.global_step)
+    @property
+    def push_under_way(self) -> bool:
+        """Whether there is a push whose answer the next step receives, by prefetch."""
+        return self._under_way
 
     @property
     def global_step(self) -> int:
@@ -419,10 +397,10 @@ class Worker:
     def fail(self, error: BaseException) -> None:
         """Tells the job why this worker failed; says what is lost with a server.
 
-        A second interrupt is no failure, also while the worker waits for the others: they go on.
+        A second interrupt is no failure, also while the worker waits for the others: they continue.
         """
-        if isinstance(error, KeyboardInterrupt):
-            self.lifecycle.leave("interrupted", "KeyboardInterrupt in the script")
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self.lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
             return
         if self.lifecycle.state in ("training", "saving"):
             self.checkpoints.fail(error)
