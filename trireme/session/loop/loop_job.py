@@ -48,8 +48,9 @@ class LoopJob:
         if setup.part is None:
             setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
+        self.parameters = setup.parameters_of_each()
         self._watch: GradientWatch | None = None
-        self._follow_parameters()
+        self._watch_gradients()
         worker.on_other_parameters.append(self._follow_parameters)
         self._batches = BatchWatch(model, worker)
         self.loss: torch.Tensor | float | None = None
@@ -68,12 +69,15 @@ class LoopJob:
         job.exits.callback(self._release)
         _JOINED.append(self)
 
+    def _watch_gradients(self) -> None:
+        if self._averages_here or self._averages_on_servers:
+            self._watch = GradientWatch(parameter for each in self.parameters for parameter in each)
+
     def _follow_parameters(self) -> None:
         self.parameters = self._setup.parameters_of_each()
         if self._watch is not None:
             self._watch.close()
-        averages = self._averages_here or self._averages_on_servers
-        self._watch = GradientWatch(sum(self.parameters, [])) if averages else None
+            self._watch_gradients()
 
     # -- training -------------------------------------------------------------------------------
 
@@ -292,16 +296,10 @@ class LoopJob:
         have ended too. Without servers every process makes the same number of steps, which the
         backend checks.
         """
-        worker, process_group, reducer = (
-            self._worker,
-            self._setup.process_group,
-            self._setup.reducer,
-        )
-        if process_group is None or reducer is None or process_group.mesh.sharded:
+        worker, group, reducer = self._worker, self._setup.process_group, self._setup.reducer
+        if group is None or reducer is None or group.mesh.sharded or worker.backend.together:
             return
-        if worker.backend.together:
-            return
-        while not worker.should_stop and self._take_part(process_group, reducer):
+        while not worker.should_stop and self._take_part(group, reducer):
             pass
 
     def _take_part(self, process_group: ProcessGroup, reducer: Reducer) -> bool:
