@@ -42,7 +42,7 @@ SPAWNER.set_forkserver_preload(
         "trireme.session.session",
         "trireme.session.distribute",
         "trireme.session.backends.collective",
-        "trireme.session.backends.sharded_worker",
+        "trireme.session.backends.worker_processes",
         "trireme.session.model.group_replica",
         "trireme.parallel.tensor_parallel",
         "torch._dynamo",

@@ -19,6 +19,12 @@ _UNSENT = "/unsent"
 """The suffix, behind a parameter's name, of the residual that packing has left of its deltas."""
 _RESTORED = "restored optimizer of worker:"
 """The prefix of the topics of the states that a checkpoint has for each worker."""
+_SAVING = "saving"
+"""The topic under which the chief shares after which exchanges it saves.
+
+An exchange is identified by the step of the values that it began from, on which all workers agree
+in rounds. The chief shares the last two, because it may have begun the next exchange when another
+worker reads about this one."""
 
 
 class _Left(msgspec.Struct, frozen=True, array_like=True):
@@ -40,6 +46,23 @@ class LocalOptimizers:
         self._client = client
         self._flat = flat
         self._optimizer = optimizer
+        self._requests: list[int] = []  # as chief: the content of the topic `saving`
+        self._known_requests: set[int] = set()  # the content that this worker saw last
+
+    def request_save(self, step: int) -> None:
+        """Requests, as chief, to save after the exchange that begins from the values of a step."""
+        self._requests = [*self._requests[-1:], step]
+        self._client.share(_SAVING, msgspec.msgpack.encode(self._requests))
+
+    def save_requested(self, began: int) -> bool:
+        """Returns whether the chief saves after the exchange that began from a step's values.
+
+        Without rounds, any request that is new to this worker counts.
+        """
+        left = self._client.collect(_SAVING).values()
+        steps = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
+        known, self._known_requests = self._known_requests, steps
+        return began in steps if self.rule.synchronous else not steps <= known
 
     def leave(self) -> None:
         """Shares the state of this worker's optimizer, right after an exchange, for the chief."""

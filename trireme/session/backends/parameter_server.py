@@ -1,18 +1,59 @@
-"""Training by parameter servers: pushes gradients, and receives new values in the answer."""
+"""Training by parameter servers: pushes gradients or deltas, and receives values in the answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Unpack
+
+import msgspec
+
 from trireme.ps.client.client import Client
-from trireme.ps.messages import OptimizerSpec
+from trireme.ps.client.server_links import ClientOptions, Membership
+from trireme.ps.flat import FlatModel
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.session.backends.base import Backend, FirstState
+from trireme.ps.termination import after_the_end
+from trireme.session.backends.base import Backend, FirstState, joined_spans
+from trireme.session.backends.local_optimizers import LocalOptimizers
+from trireme.session.backends.local_sgd import LocalSteps
+from trireme.session.backends.worker_processes import WorkerProcesses
 
 
 class ParameterServer(Client, Backend):
-    """The backend of parameter servers; see `Client` for the arguments."""
+    """The backend of parameter servers; see `Client` for the first arguments.
+
+    Args:
+        options: the identity of this worker, and how it connects.
+        membership: knows the newest view.
+        flat: the worker's model.
+        local: makes the steps between two exchanges, where the worker trains locally.
+        processes: the processes that compute this worker's updates together; this is rank 0.
+    """
 
     # Why this worker has asked for the job's end, which is lost with all copies of shard 0.
     _stop_reason: str | None = None
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        membership: Membership,
+        flat: FlatModel,
+        *,
+        local: LocalSteps | None = None,
+        processes: WorkerProcesses | None = None,
+    ) -> None:
+        super().__init__(options, membership, flat)
+        self._local = local
+        self._processes = processes
+        if processes is not None:
+            self.group = processes.group
+        if local is not None:
+            self.saves = False
+            self.local_optimizers = LocalOptimizers(self, flat, local.optimizer)
+
+    # -- joining --------------------------------------------------------------------------------
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         loaded = self.attach(optimizer, rule, self.tables)
@@ -22,11 +63,113 @@ class ParameterServer(Client, Backend):
         if self._stop_reason is not None:
             super().stop(self._stop_reason)
         self.pull()
-
-    def stop(self, reason: str) -> int:
-        self._stop_reason = reason
-        return super().stop(reason)
+        if self._local is not None:
+            self._local.rule = rule
+            self._local.begin(self.step)
+        if self.local_optimizers is not None:
+            self.local_optimizers.rule = rule
+        self._spread(None)
 
     def come_back(self, incarnation: int) -> None:
         if incarnation > self.options.incarnation:
             self.renew(incarnation)
+
+    # -- training -------------------------------------------------------------------------------
+
+    @property
+    def global_step(self) -> int:
+        return self.step + self.pending_steps if self._local is not None else self.step
+
+    @property
+    def pending_steps(self) -> int:
+        return 1 if self._local is None else self._local.made
+
+    def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
+        """As `Backend.push`; a worker that trains locally sends a delta at the end of a period.
+
+        Raises:
+            ConfigurationError: this worker has been told to stop.
+            JobFailed: the job has ended meanwhile; says why.
+        """
+        if (processes := self._processes) is not None:
+            processes.gather()
+            weight, examples, reasons = processes.unite(weight, examples)
+            for reason in reasons:
+                self.stop(reason)
+        if self._local is None:
+            super().push(weight, examples=examples, **others)
+            return
+        if self.stopping:
+            raise after_the_end(self.options.worker, self.global_step)
+        self.check()  # else a failure would show only at the next exchange
+        if self._local.step(weight, examples):
+            self._exchange(self._local)
+
+    def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges
+        local = self._local
+        result = super().wait() if local is None else self._exchanged(local)
+        self._spread(result)
+        return result
+
+    def complete(self) -> PushResult | None:
+        local = self._local
+        if local is None:
+            return None
+        if local.made and not self.stopping:
+            self._exchange(local)
+        return self.wait()
+
+    def _exchange(self, local: LocalSteps) -> None:
+        """Pushes the delta of a period."""
+        assert self.local_optimizers is not None
+        if self.wants_save:  # all workers of this round know of it before the round closes
+            self.local_optimizers.request_save(self.step)
+        local.write_delta()
+        super().push(
+            local.weight,
+            examples=joined_spans(local.examples),
+            steps=local.made,
+            absent=tuple(sorted(local.untouched or ())),
+        )
+        local.sent = True
+
+    def _exchanged(self, local: LocalSteps) -> PushResult | None:
+        """Returns the result of an exchange, after which the next period begins; None for none."""
+        assert self.local_optimizers is not None
+        self.saves = False
+        if not local.sent:
+            return None
+        began = self.step
+        result = msgspec.structs.replace(super().wait(), steps=local.made)
+        local.begin(self.step)
+        self.saves = self.local_optimizers.save_requested(began)
+        if self.saves:
+            self.local_optimizers.leave()
+        return result
+
+    def _spread(self, result: PushResult | None) -> None:
+        if self._processes is not None:
+            self._processes.spread(self.global_step, self.stopping, result)
+
+    # -- agreement in the job -------------------------------------------------------------------
+
+    def lease(
+        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+    ) -> Leased:
+        ask = super().lease
+        if self._processes is None:
+            return ask(dataset, size, batch, count, **terms)
+        return self._processes.deal(partial(ask, dataset, size), dataset, batch, count, terms)
+
+    def stop(self, reason: str) -> int:
+        """As `Backend.stop`; in synchronous jobs a local period ends with its next step."""
+        self._stop_reason = reason
+        if self._local is not None:
+            self._local.hurries = True
+        return super().stop(reason)
+
+    def drain(self) -> int:
+        step = super().drain()
+        if self._processes is not None:
+            self._processes.spread(step, True, None)
+        return step

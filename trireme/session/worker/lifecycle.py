@@ -30,8 +30,9 @@ from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.ps.client.server_links import ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
-from trireme.session.backends.local_sgd import LocalSgd
+from trireme.session.backends.local_sgd import LocalSteps
 from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.backends.worker_processes import WorkerProcess, WorkerProcesses
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
@@ -102,9 +103,7 @@ class Lifecycle:
             self.liveness.watch()
             self.backend = Collective(group, setup, self._say_waiting, self.liveness.doing)
         elif group is not None and not group.is_chief:
-            from trireme.session.backends.sharded_worker import Follower, Shards
-
-            self.backend = Follower(Shards(group, setup))
+            self.backend = WorkerProcess(WorkerProcesses(group, setup))
         elif not self.task.coordinator:
             self.backend = Local(setup.flat, setup.optimizer)
         else:
@@ -148,16 +147,9 @@ class Lifecycle:
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
         )
-        if group is not None:
-            from trireme.session.backends.sharded_worker import Leader, LocalSgdLeader, Shards
-
-            shards = Shards(group, setup)
-            if setup.outer is not None:
-                return LocalSgdLeader(shards, options, self.member, flat, setup.optimizer)
-            return Leader(shards, options, self.member, flat)
-        if setup.outer is not None:
-            return LocalSgd(options, self.member, flat, setup.optimizer)
-        return ParameterServer(options, self.member, flat)
+        local = None if setup.outer is None else LocalSteps(flat, setup.optimizer)
+        processes = None if group is None else WorkerProcesses(group, setup)
+        return ParameterServer(options, self.member, flat, local=local, processes=processes)
 
     def _unreached(self) -> str:
         """Returns the servers for which this worker stays out of its job; "" where it takes part.
