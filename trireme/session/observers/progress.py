@@ -49,10 +49,7 @@ class ProgressRow(NamedTuple):
 
 
 class Progress:
-    """Displays the progress of a session; this class shows nothing, and logs warnings.
-
-    The methods are called from one thread.
-    """
+    """Displays the progress of a session; this class shows nothing, and logs warnings."""
 
     def state(self, name: str, detail: str = "") -> None:
         """Shows a new state of the session, such as `restoring`, with a detail: `step 1200`."""
@@ -64,10 +61,7 @@ class Progress:
         """Shows that an answer is withheld for `seconds` so far, because of these tasks."""
 
     def step(self, row: ProgressRow) -> None:
-        """Shows a step; called about ten times a second, and when a record is due.
-
-        It takes a microsecond or two where nothing is shown.
-        """
+        """Shows a step; called about ten times a second, and when a record is due."""
 
     def training_ended(self) -> None:
         """Ends the display of steps; messages and states may follow."""
@@ -86,11 +80,11 @@ class Progress:
 class PlainProgress(Progress):
     """Writes lines, for files, pipes and logs.
 
-    Attributes:
-        repeat_seconds: after how long a wait for the same tasks is shown again.
+    Where steps are slow, a line is written every 30 seconds.
     """
 
     repeat_seconds = 5.0
+    """After how long a wait for the same tasks is shown again."""
 
     def __init__(
         self,
@@ -106,7 +100,8 @@ class PlainProgress(Progress):
         self._max_steps = max_steps
         self._log_every = log_every
         self._steps = steps
-        self._pace = _Pace()
+        self._per_second: float | None = None
+        self._mark: tuple[float, float] | None = None  # the time and the examples of the last line
         self._waiting_for: tuple[str, ...] = ()
         self._waiting_since = 0.0
 
@@ -118,8 +113,7 @@ class PlainProgress(Progress):
         now = self._clock.now()
         news = tuple(names) != self._waiting_for
         if names and (news or now - self._waiting_since >= self.repeat_seconds):
-            self._waiting_for = tuple(names)
-            self._waiting_since = now
+            self._waiting_for, self._waiting_since = tuple(names), now
             self._show(_waiting_text(names, f"{max(seconds_left, 0):.0f} s left"))
 
     def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
@@ -129,9 +123,8 @@ class PlainProgress(Progress):
         if not self._steps:
             return
         now = self._clock.now()
-        silent = self._pace.elapsed(now, row.examples) >= _SILENCE_SECONDS
-        if silent or row.step % self._log_every == 0:
-            self.message(_row_text(row, self._max_steps, self._pace.mark(now, row.examples)))
+        if self._elapsed(now, row) >= _SILENCE_SECONDS or row.step % self._log_every == 0:
+            self.message(self._row_text(row, now))
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -140,8 +133,28 @@ class PlainProgress(Progress):
         self.message(f"warning: {text}")
 
     def _show(self, text: str) -> None:
-        """Shows a state, or a wait."""
         self.message(text)
+
+    def _elapsed(self, now: float, row: ProgressRow) -> float:
+        if self._mark is None:
+            self._mark = now, row.examples
+        return now - self._mark[0]
+
+    def _row_text(self, row: ProgressRow, now: float | None = None) -> str:
+        """Returns a row as text; measures the examples per second up to now."""
+        if now is not None:
+            then, before = self._mark or (now, row.examples)
+            if now > then:
+                self._per_second = (row.examples - before) / (now - then)
+                self._mark = now, row.examples
+        end = "" if self._max_steps is None else f"/{self._max_steps}"
+        parts = [f"step {row.step} (global {row.global_step}{end})"]
+        if row.result is not None:
+            parts.append(f"loss {row.result.loss:.4g}")
+            parts += [f"{name} {value:.4g}" for name, value in row.result.metrics.items()]
+        if self._per_second is not None:
+            parts.append(_pace_text(self._per_second))
+        return " ".join(parts)
 
 
 class LiveProgress(PlainProgress):
@@ -154,28 +167,25 @@ class LiveProgress(PlainProgress):
 
         super().__init__(console.file, clock, max_steps=max_steps)
         self._console = console
-        self._begun: tuple[float, int] | None = None
+        self._first: tuple[float, int] | None = None  # time and global step of the first row
         self._last: ProgressRow | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
     def step(self, row: ProgressRow) -> None:
-        self._last = row
-        now = self._clock.now()
-        if self._begun is None:
-            self._begun = (now, row.global_step)
-        if self._pace.elapsed(now, row.examples) >= _REFRESH_SECONDS:
-            text = _row_text(row, self._max_steps, self._pace.mark(now, row.examples))
-            begun, first = self._begun
+        self._last, now = row, self._clock.now()
+        began, first = self._first = self._first or (now, row.global_step)
+        if self._elapsed(now, row) >= _REFRESH_SECONDS:
+            text = self._row_text(row, now)
             if self._max_steps is not None and row.global_step > first:
-                each = (now - begun) / (row.global_step - first)
+                each = (now - began) / (row.global_step - first)
                 text += f" {_duration((self._max_steps - row.global_step) * each)} left"
             self._show(text)
 
     def training_ended(self) -> None:
         if self._last is None:
             return
-        self.message(_row_text(self._last, self._max_steps, self._pace.per_second))
+        self.message(self._row_text(self._last))
         self._last = None
         if self._live.is_started:
             self._show("")
@@ -184,10 +194,9 @@ class LiveProgress(PlainProgress):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        if not self._live.is_started:
-            return
-        self._live.stop()
-        self.training_ended()
+        if self._live.is_started:
+            self._live.stop()
+            self.training_ended()
 
     def _show(self, text: str) -> None:
         self._live.update(self._line(text), refresh=True)
@@ -201,33 +210,10 @@ class LiveProgress(PlainProgress):
         words = Text(text, no_wrap=True, overflow="ellipsis", end="")
         width = min(_BAR_WIDTH, self._console.width - len(text) - 2)
         if self._max_steps and self._last is not None and width >= _BAR_WIDTH / 2:
-            bar = ProgressBar(self._max_steps, self._last.global_step, width=width)
-            line.add_row(bar, words)
+            line.add_row(ProgressBar(self._max_steps, self._last.global_step, width=width), words)
         else:
             line.add_row(words)
         return line
-
-
-class _Pace:
-    """Examples per second, from one mark to the next."""
-
-    def __init__(self) -> None:
-        self.per_second: float | None = None
-        self._mark: tuple[float, float] | None = None
-
-    def elapsed(self, now: float, examples: float) -> float:
-        """Returns the seconds since the last mark; the first call sets the first one."""
-        if self._mark is None:
-            self._mark = now, examples
-        return now - self._mark[0]
-
-    def mark(self, now: float, examples: float) -> float | None:
-        """Returns the examples per second since the last mark; None where no time has passed."""
-        then, before = self._mark or (now, examples)
-        if now > then:
-            self.per_second = (examples - before) / (now - then)
-            self._mark = now, examples
-        return self.per_second
 
 
 def make_progress(
@@ -237,40 +223,24 @@ def make_progress(
     log_every: int = 100,
     stream: TextIO | None = None,
 ) -> Progress:
-    """Makes the display of a display mode."""
+    """Makes the display of a mode: `events` is plain without steps, `auto` live on a terminal."""
     if mode == "none":
         return Progress()
-    stream = stream or sys.stdout
+    stream, clock = stream or sys.stdout, MonotonicClock()
     if mode == "auto" and stream.isatty():
         from rich.console import Console
 
         console = Console(file=stream)
         if console.is_terminal and not console.is_dumb_terminal:
-            return LiveProgress(console, MonotonicClock(), max_steps=max_steps)
-    return PlainProgress(
-        stream,
-        MonotonicClock(),
-        max_steps=max_steps,
-        log_every=log_every,
-        steps=mode != "events",
-    )
+            return LiveProgress(console, clock, max_steps=max_steps)
+    steps = mode != "events"
+    return PlainProgress(stream, clock, max_steps=max_steps, log_every=log_every, steps=steps)
 
 
 def summary_line(global_steps: int, seconds: float, examples: float) -> str:
     """Returns the summary of a run, such as `4000 global steps in 3.2 s, 125,000 examples/s`."""
     pace = _pace_text(examples / seconds if seconds > 0 else 0.0)
     return f"{global_steps} global steps in {seconds:.1f} s, {pace}"
-
-
-def _row_text(row: ProgressRow, max_steps: int | None, per_second: float | None) -> str:
-    end = "" if max_steps is None else f"/{max_steps}"
-    parts = [f"step {row.step} (global {row.global_step}{end})"]
-    if row.result is not None:
-        parts.append(f"loss {row.result.loss:.4g}")
-        parts += [f"{name} {value:.4g}" for name, value in row.result.metrics.items()]
-    if per_second is not None:
-        parts.append(_pace_text(per_second))
-    return " ".join(parts)
 
 
 def _pace_text(per_second: float) -> str:
