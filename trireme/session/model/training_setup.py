@@ -127,7 +127,7 @@ class TrainingSetup:
             return True
         return group.is_chief if self.settings.task.servers else group.shows_progress
 
-    def lay_out_anew(self) -> int:
+    def lay_out_again(self) -> int:
         """Lays the model out with the parameters that the optimizer has now."""
         flat = self.flat
         before = flat.parameters
@@ -137,8 +137,8 @@ class TrainingSetup:
         if self.reducer is not None:
             self.reducer.lay_out()
         added = [each for name, each in flat.parameters.items() if name not in before]
-        said = [digest(each.detach()) for each in added]
-        return zlib.crc32(repr((flat.layout.spec, said)).encode())
+        digests = [digest(each.detach()) for each in added]
+        return zlib.crc32(repr((flat.layout.spec, digests)).encode())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Returns the model's name for a parameter; None where the model does not have it."""
@@ -186,8 +186,8 @@ class TrainingSetup:
         if not isinstance(joint, JointOptimizer) or process_group is None:
             return
         chosen = float(joint.chosen)
-        said = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
-        total, squares, count = process_group.total(said)()
+        votes = [chosen, chosen**2, 1.0] if takes_part else [0.0, 0.0, 0.0]
+        total, squares, count = process_group.total(votes)()
         if total**2 != squares * count:
             raise ConfigurationError(
                 f"rank {process_group.rank} makes a step of optimizer {joint.chosen}, and another "

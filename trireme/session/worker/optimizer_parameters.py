@@ -55,22 +55,14 @@ class OptimizerParameters:
                 )
 
     def _other_groups(self, now: list[list[int]]) -> ConfigurationError:
-        """Returns the error that the groups are others than before."""
         before = {each for group in self._then for each in group}
-        added = [
-            parameter
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) not in before
-        ]
+        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
+        added = [parameter for parameter in parameters if id(parameter) not in before]
         if added:
-            first, more, place = self._name(added[0]), len(added) - 1, _NO_PLACE
-            given = f"parameter {first} was"
-            if more:
-                given = f"parameters {first} and {more} more were"
-                place = "they have no place in the job and would not be trained"
+            more = f" and {len(added) - 1} more" if added[1:] else ""
             return ConfigurationError(
-                f"{given} given to the optimizer after training began: {place}. {_INSTEAD}"
+                f"parameter {self._name(added[0])}{more} given to the optimizer after training "
+                f"began: {_NO_PLACE}. {_INSTEAD}"
             )
         return ConfigurationError(
             f"the numbers of parameters in the optimizer's groups are {_sizes(now)} now, and were "
