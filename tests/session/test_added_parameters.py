@@ -256,7 +256,7 @@ def expected(way: str) -> str:
         return "parameter '0.weight' requires a gradient now, and did not when training began"
     if way == "remove":
         return "the numbers of parameters in the optimizer's groups are 1 now, and were 2"
-    return "parameters '0.weight' and 1 more were given to the optimizer after training began"
+    return "parameter '0.weight' and 1 more given to the optimizer after training began"
 
 
 @pytest.mark.parametrize("way", WAYS)

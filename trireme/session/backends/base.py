@@ -40,7 +40,7 @@ class Backend(ABC):
 
     Attributes:
         step: the global step of the values that the last exchange brought.
-        stopping: whether this worker has been told to stop.
+        stopping: whether this worker makes no more updates.
         bytes_sent: the packed bytes of gradients or deltas that were sent to servers.
         bytes_received: the bytes of values that servers have answered with.
         together: whether all processes of the job make each step together, without servers.
@@ -58,6 +58,7 @@ class Backend(ABC):
         grows: whether the optimizer may get other parameters while it trains: see `grow`.
         closure: the closure that the optimizer calls in the next step; None where it calls none.
         returned: what the optimizer's last step returned, where this process makes it.
+        tables: the model's sparse tables; set before `start`.
     """
 
     if TYPE_CHECKING:  # some have them as attributes, some as properties
@@ -80,41 +81,22 @@ class Backend(ABC):
     grows: bool = False
     closure: Callable[[], Any] | None = None
     returned: Any = None
+    tables: Sequence[TableSpec] = ()
 
     # -- joining ----------------------------------------------------------------------------------
-
-    tables: Sequence[TableSpec] = ()
-    """The model's sparse tables; set before `start`."""
-
-    def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
-        """Returns the rows of keys of tables, of shape (n, width) for each entry.
-
-        Raises:
-            Fenced: this worker is out of the job.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no tables")
-
-    def tables_status(self) -> dict[str, float | str]:
-        """Returns what the tables in this process hold, for this worker's status."""
-        return {}
-
-    def wanted_rows(self) -> Sequence[Rows]:
-        """Returns the rows that the last push wanted, after `wait`; nothing where none came."""
-        return ()
 
     @abstractmethod
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         """Registers the model, the optimizer and the rule, and receives the job's values.
 
         Where no values are loaded yet, a worker that is not chief waits until the chief has loaded
-        them. May be called again after `come_back`; local updates since the last exchange are then
-        dropped.
+        what `first` returns. May be called again after `come_back`; local updates since the last
+        exchange are then dropped.
 
         Raises:
             ModelMismatchError: another worker has another model; names the first difference.
             UnsupportedOptimizerError: a server does not have the optimizer.
-            CheckpointError: the state that `first` returned is of another model.
-            Rejected: the state that `first` returned is of another optimizer.
+            CheckpointError, Rejected: the first state is of another model, or another optimizer.
             Fenced: the view changed before values were loaded, and may name another chief.
         """
 
@@ -169,7 +151,7 @@ class Backend(ABC):
             wanted: keys of tables whose rows the answer may bring; see `wanted_rows`.
 
         Raises:
-            ConfigurationError: this worker has been told to stop, or an exchange is under way.
+            ConfigurationError: this worker makes no more updates, or an exchange is under way.
         """
 
     @abstractmethod
@@ -177,14 +159,23 @@ class Backend(ABC):
         """Returns the result of the exchange, and leaves the new values in the model.
 
         Returns None where this worker trains locally, and exchanged nothing at this step.
-
-        Raises:
-            Rejected: a server refused the gradient as invalid.
         """
 
     def complete(self) -> PushResult | None:
         """Exchanges the local updates since the last exchange; returns None if there are none."""
         return None
+
+    def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
+        """Returns the rows of keys of tables, of shape (n, width) for each entry."""
+        raise NotImplementedError(f"{type(self).__name__} has no tables")
+
+    def wanted_rows(self) -> Sequence[Rows]:
+        """Returns the rows that the last push wanted, after `wait`; nothing where none came."""
+        return ()
+
+    def tables_status(self) -> dict[str, float | str]:
+        """Returns what the tables in this process hold, for this worker's status."""
+        return {}
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         """Returns means over the replicas that step together; otherwise this worker's values.
@@ -194,21 +185,19 @@ class Backend(ABC):
         if self.group is None:
             return dict(values)
         named: dict[str, list[float]] = {}
-        for said in self.group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
-            for name, value in msgspec.msgpack.decode(said, type=dict[str, float]).items():
+        for data in self.group.exchange(msgspec.msgpack.encode(dict(values) if counts else {})):
+            for name, value in msgspec.msgpack.decode(data, type=dict[str, float]).items():
                 named.setdefault(name, []).append(value)
         return {name: sum(found) / len(found) for name, found in named.items()}
 
     def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
         """Gives servers the values that the program has written; does nothing without servers.
 
-        Raises:
-            Fenced: this worker is out of the job.
-            Rejected: the servers take no such values.
+        Workers of one round must have the same digest of the values.
         """
 
     def grow(self, digest: int) -> None:
-        """Goes on with the parameters that the trained model has now."""
+        """Takes over the parameters that the trained model has now."""
         raise NotImplementedError(f"{type(self).__name__} trains the parameters that it began with")
 
     # -- agreement in the job --------------------------------------------------------------------
@@ -217,9 +206,11 @@ class Backend(ABC):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
     ) -> Leased:
-        """Leases the next examples of a data set to this worker.
+        """Leases the next examples of a data set to this worker: `count` spans of `batch` examples.
 
-        An empty span says that this replica has no examples in a step that others make.
+        An empty span says that this replica has no examples in a step that others make. With a
+        size of 0 the answer says how far a data set is that may be unknown. `terms` are those of
+        `trireme.ps.messages.Lease`.
 
         Raises:
             Rejected: other workers have another size of the data set, or in synchronous jobs
@@ -229,27 +220,29 @@ class Backend(ABC):
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
         """Checks that the processes of `group` have the same data set, before they lease of it.
 
-        All of them must call it, for each loader.
+        All of them must call it, for each loader. `order` is the fingerprint of the order of
+        examples; 0 where there is none.
 
         Raises:
             Rejected: another process has another one.
         """
         if self.group is None:
             return
-        said = msgspec.msgpack.encode((dataset, size, batch, order))
-        for rank, other in enumerate(self.group.exchange(said)):
-            if other != said:
-                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
-                if theirs[:3] == (dataset, size, batch):
-                    raise Rejected(
-                        f"rank {rank} and rank {self.group.rank} deal the examples of {dataset!r} "
-                        f"in different orders: {SAME_ORDER}"
-                    )
+        mine = msgspec.msgpack.encode((dataset, size, batch, order))
+        for rank, other in enumerate(self.group.exchange(mine)):
+            if other == mine:
+                continue
+            theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
+            if theirs[:3] == (dataset, size, batch):
                 raise Rejected(
-                    f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in "
-                    f"batches of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in "
-                    f"batches of {batch}: every process must load the same data"
+                    f"rank {rank} and rank {self.group.rank} deal the examples of {dataset!r} in "
+                    f"different orders: {SAME_ORDER}"
                 )
+            raise Rejected(
+                f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in batches "
+                f"of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in batches of "
+                f"{batch}: every process must load the same data"
+            )
 
     @abstractmethod
     def stop(self, reason: str) -> int:
