@@ -67,9 +67,7 @@ class Dealer:
             return wanted if self._whole else [p for span in wanted for p in self._pieces(span)]
         return self.taken(self.ask(1 if self._whole else count))
 
-    def spans_together(
-        self, stream: Stream, together: int, count: int, *, drop_last: bool
-    ) -> list[Span]:
+    def spans_together(self, stream: Stream, together: int, *, drop_last: bool) -> list[Span]:
         """Returns the span of the next step in processes that make each step together.
 
         Each of them reads ahead all examples of the step, so that all know where a part ends, and
@@ -121,9 +119,9 @@ class Dealer:
         if self.crosses:
             self._end = EpochEnd.SHORT
 
-    def taken(self, told: Leased) -> list[Span]:
+    def taken(self, leased: Leased) -> list[Span]:
         """Returns the spans of an answer."""
-        return [(span.start, span.stop) for span in told.spans]
+        return [(span.start, span.stop) for span in leased.spans]
 
     def lack(self, start: int, stop: int) -> None:
         """Notes that positions have no examples; the next request tells it."""

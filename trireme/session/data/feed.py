@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -21,11 +20,10 @@ from trireme.data.stream import Stream, is_stream, shards_of
 from trireme.data.stream_loader import StreamLoader
 from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
-from trireme.session.data.batches import Batches
+from trireme.session.data.batches import Batches, Lookahead
 from trireme.session.data.dealer import Dealer
 from trireme.session.data.handed_out import HandedOut
 from trireme.session.data.idle_steps import IdleSteps
-from trireme.session.data.lookahead import Lookahead
 from trireme.session.data.stream_places import StreamPlaces
 from trireme.session.model.seeding import Seeding
 from trireme.session.options import check_whole
@@ -34,17 +32,16 @@ from trireme.session.worker.job import Job
 Transform = Callable[[Any, torch.Generator], Any]
 
 
-@dataclass(slots=True)
-class _Epochs:
+class _Epoch(NamedTuple):
     """The epoch in which a program iterates, by `Session.epochs`.
 
     Attributes:
-        epoch: its number.
+        number: from 0.
         last: whether the workers wait at its end until all of it is in the parameters.
         leaves_out: whether what no step was made from by its end is left out.
     """
 
-    epoch: int
+    number: int
     last: bool
     leaves_out: bool
 
@@ -58,12 +55,12 @@ class DataFeed:
         self._phases = job.recorder.phases
         self._idle = IdleSteps(worker, job.complete)
         self._places = StreamPlaces(worker)
-        self._epochs: _Epochs | None = None
+        self._epoch: _Epoch | None = None
         self._last_epoch = 0  # of the batch before
         self._seeding = Seeding(worker.setup)
         self._handed = HandedOut()
         self._made: WeakSet[Batches] = WeakSet()
-        self._told: set[str] = set()  # the data sets of which examples were left out
+        self._warned: set[str] = set()  # the data sets of which examples were left out
         self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
         self._ahead: Lookahead | None = None  # its batches
         # The last one that was iterated over, by the name of its data set.
@@ -74,21 +71,26 @@ class DataFeed:
     # -- epochs ---------------------------------------------------------------------------------
 
     def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
-        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`."""
+        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`.
+
+        With `leaves_out` a batch is left out that no step was made from by the end of its epoch.
+        Otherwise its step may come later, and this worker does not wait for others while it holds
+        one.
+        """
         count = check_whole("epochs", count, least=0)
-        if self._epochs is not None:
+        if self._epoch is not None:
             raise ConfigurationError(
                 "session.epochs inside session.epochs: an epoch has no epochs of its own"
             )
         for epoch in range(self._first_epoch(name), count):
-            if self._stopping():
+            if self._asked_to_stop():
                 return
-            self._epochs = _Epochs(epoch, epoch + 1 == count, leaves_out)
+            self._epoch = _Epoch(epoch, epoch + 1 == count, leaves_out)
             self._seeding.epoch(epoch)
             try:
                 yield epoch
             finally:
-                self._epochs = None
+                self._epoch = None
 
     def _first_epoch(self, name: str) -> int:
         while True:
@@ -97,8 +99,7 @@ class DataFeed:
             except Fenced:
                 self._worker.come_back()
 
-    def _stopping(self) -> bool:
-        """Returns whether the job ends, and notes that the program has asked."""
+    def _asked_to_stop(self) -> bool:
         worker = self._worker
         return worker.last_iteration.asked(worker.backend.stopping)
 
@@ -109,18 +110,23 @@ class DataFeed:
         request: Request,
         *,
         name: str,
-        transform: Transform | None,
-        epochs: float | None,
-        resized: bool,
+        transform: Transform | None = None,
+        epochs: float | None = None,
+        resized: bool = False,
     ) -> Batches:
         """Returns this worker's batches; see `Session.loader`."""
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
-        batch_size = check_whole("batch_size", request.batch_size)
+        check_whole("batch_size", request.batch_size)
         for note in request.notes:
             self._worker.progress.warn(note)
-        make = self._of_stream if is_stream(request.dataset) else self._of_dataset
-        loader, dealer = make(request, batch_size, name, transform, resized)
+        loader: Loader | StreamLoader
+        if is_stream(request.dataset):
+            if resized:
+                self._refuse_stream(request, "resized")
+            loader, dealer = self._of_stream(request, name, transform)
+        else:
+            loader, dealer = self._of_dataset(request, name, transform, resized=resized)
         per_epoch = parts_of(dealer.size) * dealer.size
         batches = Batches(partial(self._iteration, loader, dealer, per_epoch, epochs))
         self._made.add(batches)
@@ -132,23 +138,17 @@ class DataFeed:
             batches.close()
 
     def _of_dataset(
-        self,
-        request: Request,
-        batch_size: int,
-        name: str,
-        transform: Transform | None,
-        resized: bool,
+        self, request: Request, name: str, transform: Transform | None, *, resized: bool
     ) -> tuple[Loader, Dealer]:
-        dataset = request.dataset
+        dataset, batch_size = request.dataset, int(request.batch_size)
         order = request.order(_size_of(dataset), self._worker.setup.settings.options.seed)
-        cuts = EpochEnd.SHORT if self._epochs is not None else EpochEnd.CROSS
-        end = EpochEnd.DROP if request.drop_last else cuts
+        cuts = EpochEnd.SHORT if self._epoch is not None else EpochEnd.CROSS
         dealer = Dealer(
             self._worker.backend,
             name,
             order.size,
             batch_size,
-            end=end,
+            end=EpochEnd.DROP if request.drop_last else cuts,
             resized=resized,
             order=fingerprint(order, dataset),
         )
@@ -162,33 +162,32 @@ class DataFeed:
         )
         return loader, dealer
 
+    def _refuse_stream(self, request: Request, argument: str) -> None:
+        raise ConfigurationError(
+            f"a {type(request.dataset).__name__} can only be read in its own order, and has no "
+            f"length: {argument} is for data sets with __getitem__"
+        )
+
     def _of_stream(
-        self,
-        request: Request,
-        batch_size: int,
-        name: str,
-        transform: Transform | None,
-        resized: bool,
+        self, request: Request, name: str, transform: Transform | None
     ) -> tuple[StreamLoader, Dealer]:
-        worker, backend = self._worker, self._worker.backend
-        if request.sampler is not None or request.weights is not None or resized:
-            raise ConfigurationError(
-                f"a {type(request.dataset).__name__} can only be read in its own order, and has no "
-                "length: sampler, weights and resized are for data sets with __getitem__"
-            )
+        worker, backend, kind = self._worker, self._worker.backend, type(request.dataset).__name__
+        for argument in ("sampler", "weights"):
+            if getattr(request, argument) is not None:
+                self._refuse_stream(request, argument)
         group = backend.group
         if group is not None and group.mesh.replicas > 1 and not backend.together:
             raise ConfigurationError(
-                f"a {type(request.dataset).__name__} in workers of several replicas with parameter "
-                "servers: where it ends cannot be agreed on within a step. Let each worker have "
-                "one replica, or train without servers"
+                f"a {kind} in workers of several replicas with parameter servers: where it ends "
+                "cannot be agreed on within a step. Let each worker have one replica, or train "
+                "without servers"
             )
         shards = 1 if request.by == "position" else shards_of(request.dataset)
         if request.by == "shard" and shards == 1:
             raise ConfigurationError(
-                f"by='shard': the {type(request.dataset).__name__} has no num_shards above 1 and "
-                "shard(num_shards=, index=)"
+                f"by='shard': the {kind} has no num_shards above 1 and shard(num_shards=, index=)"
             )
+        batch_size, drop_last = int(request.batch_size), request.drop_last
         seed = worker.setup.settings.options.seed if request.seed is None else request.seed
         stream = Stream(
             request.dataset,
@@ -198,23 +197,16 @@ class DataFeed:
             shuffle=request.shuffle is True,
             warn=worker.progress.warn,
         )
-        dealer = Dealer(
-            backend,
-            name,
-            stream.size,
-            batch_size,
-            end=EpochEnd.SHORT,
-            whole=shards > 1 and group is None,
-        )
-        places = self._places.of(name, stream)
-        together = backend.group.mesh.replicas if backend.together and backend.group else 0
-        drop_last = request.drop_last
+        whole = shards > 1 and group is None
+        dealer = Dealer(backend, name, stream.size, batch_size, end=EpochEnd.SHORT, whole=whole)
+        share_place = self._places.begin(name, stream)
+        together = group.mesh.replicas if backend.together and group is not None else 0
 
         def source(count: int) -> list[tuple[int, int]]:
-            places.keep()
+            share_place()
             if not together:
                 return dealer.spans(count)
-            return dealer.spans_together(stream, together * batch_size, count, drop_last=drop_last)
+            return dealer.spans_together(stream, together * batch_size, drop_last=drop_last)
 
         loader = StreamLoader(
             stream,
@@ -235,15 +227,15 @@ class DataFeed:
         self, loader: Loader | StreamLoader, dealer: Dealer, per_epoch: int, epochs: float | None
     ) -> Iterator[Batch]:
         """Begins an iteration: to the end of the epoch, of `epochs`, or of training."""
-        settings, within = self._worker.setup.settings, self._epochs
+        within = self._epoch
         dealer.until, patient = 0, True
         if within is not None:
-            dealer.until, patient = (within.epoch + 1) * per_epoch, within.last
+            dealer.until, patient = (within.number + 1) * per_epoch, within.last
             dealer.end_epochs()
-        elif epochs is not None and settings.max_steps is None:
+        elif epochs is not None and self._worker.setup.settings.max_steps is None:
             dealer.until = max(1, round(epochs * per_epoch))
-        if within is not None and within.epoch:
-            return self._iterate_epoch(loader, dealer, within.epoch, patient=patient)
+        if within is not None and within.number:
+            return self._iterate_epoch(loader, dealer, within.number, patient=patient)
         self._latest[dealer.name] = loader, dealer
         return self._iterate(loader, dealer, patient=patient)
 
@@ -268,10 +260,10 @@ class DataFeed:
         self, loader: Loader | StreamLoader, dealer: Dealer, *, patient: bool
     ) -> Iterator[Batch]:
         worker, key = self._worker, (dealer.name, dealer.size)
-        if self._stopping():
+        if self._asked_to_stop():
             self._finish()
             return
-        within, loop = self._epochs, self._handed.begin()
+        within, loop = self._epoch, self._handed.begin()
         dealer.begin()
         again, dropped = self._handed.take_back(dealer.name)
         dealer.left += [*again, *self._left_over.pop(key, [])]
@@ -335,17 +327,18 @@ class DataFeed:
         """Takes part in a step for which the ledger has no examples for this worker.
 
         Where other workers make several updates from their batches, it is several steps; where they
-        leave their batches out, none.
+        leave their batches out, none. Where other processes compute with this one, it returns a
+        batch that does not count; else None.
         """
         if self._worker.backend.group is not None:
             batch = loader.stand_in()
             batch.epoch = self._last_epoch
             return batch
         while not self._worker.backend.stopping:
-            told = dealer.ask(0)
-            if told.finished:  # the others have left out theirs, and are in the next epoch
+            leased = dealer.ask(0)
+            if leased.finished:  # the others have left out theirs, and are in the next epoch
                 break
-            if told.awaited:
+            if leased.awaited:
                 self._idle.make()
                 break
             self._idle.wait(awaited=False)
@@ -360,13 +353,13 @@ class DataFeed:
         worker = self._worker
         while not worker.backend.stopping:
             rejoined = worker.rejoined
-            told = dealer.ask(1)
-            if told.spans:
-                dealer.left += dealer.taken(told)
+            leased = dealer.ask(1)
+            if leased.spans:
+                dealer.left += dealer.taken(leased)
                 return True
-            if told.finished or not patient:
+            if leased.finished or not patient:
                 return False
-            self._idle.wait(awaited=told.awaited)
+            self._idle.wait(awaited=leased.awaited)
             if rejoined != worker.rejoined:
                 return True
             if worker.setup.process_group is None:
@@ -379,10 +372,7 @@ class DataFeed:
     # -- updates --------------------------------------------------------------------------------
 
     def spans_of(self, batch: Any) -> list[Span]:
-        """Returns the positions that an update from a batch finishes.
-
-        See `HandedOut.spans_of`.
-        """
+        """Returns the positions that an update from a batch finishes; see `HandedOut.spans_of`."""
         return self._handed.spans_of(batch)
 
     def updated(self, batch: Any) -> None:
@@ -391,10 +381,10 @@ class DataFeed:
         self._idle.updated()
 
     def warn_of_left_out(self) -> None:
-        """Says, once for each data set, that examples were left out."""
+        """Warns, once for each data set, of examples that were left out."""
         for dataset, count in self._handed.left_out().items():
-            if dataset not in self._told:
-                self._told.add(dataset)
+            if dataset not in self._warned:
+                self._warned.add(dataset)
                 self._worker.progress.warn(
                     f"{count} examples of {dataset!r} were handed out and no step was made from "
                     "them (continue, or a loop that was left twice with the same batch): they "
@@ -419,7 +409,6 @@ class DataFeed:
 
 
 def _size_of(dataset: Dataset[Any]) -> int:
-    """Returns the number of examples of a data set."""
     try:
         size = len(dataset)  # type: ignore[arg-type]
     except TypeError:

@@ -9,7 +9,7 @@ from trireme.session.worker.worker import Worker
 
 _FIRST_SECONDS = 0.02
 _MOST_SECONDS = 0.5
-_TELL_SECONDS = 30.0
+_SHOW_SECONDS = 30.0
 
 
 class IdleSteps:
@@ -35,7 +35,7 @@ class IdleSteps:
         self._times = 0  # in a row
         self._updates = 0  # since the last batch
         self._usual = 1  # and between the last two
-        self._slept = self._told = 0.0
+        self._slept = self._shown = 0.0
 
     def updated(self) -> None:
         """Notes that the program has made an update."""
@@ -45,7 +45,7 @@ class IdleSteps:
         """Notes that the worker has examples again."""
         self._times = 0
         self._usual, self._updates = self._updates or self._usual, 0
-        self._slept = self._told = 0.0
+        self._slept = self._shown = 0.0
 
     def wait(self, *, awaited: bool) -> None:
         """Waits a little for what others do; the first time only for the worker's own update."""
@@ -82,8 +82,8 @@ class IdleSteps:
             seconds = min(_FIRST_SECONDS * 2 ** min(self._times, 10), _MOST_SECONDS)
             self._sleep(seconds)
         self._slept += seconds
-        if self._slept - self._told >= _TELL_SECONDS:
-            self._told = self._slept
+        if self._slept - self._shown >= _SHOW_SECONDS:
+            self._shown = self._slept
             self._worker.progress.waiting_for_update(
                 "for the examples that they hold", ("other workers",), self._slept
             )

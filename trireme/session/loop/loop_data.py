@@ -59,7 +59,7 @@ class LoopData:
         return PreparedLoader(loader, lambda: islice(everything, share), share)
 
     def _batches(self, request: Request, name: str) -> Iterator[Batch]:
-        batches = self._feed.batches(request, name=name, transform=None, epochs=None, resized=False)
+        batches = self._feed.batches(request, name=name)
         with closing(batches):
             for batch in batches:
                 self._handed = (self._handed or 0) + len(batch) * bool(batch.spans)
