@@ -205,11 +205,11 @@ def _check_first_batch(process_group: ProcessGroup, model: nn.Module) -> None:
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         handles.pop(module).remove()
-        said = process_group.exchange(digest((args, kwargs)))
-        for rank, other in enumerate(said):
+        digests = process_group.exchange(digest((args, kwargs)))
+        for rank, other in enumerate(digests):
             if (
                 process_group.mesh.replica(rank) == process_group.replica
-                and other != said[process_group.rank]
+                and other != digests[process_group.rank]
             ):
                 raise ConfigurationError(
                     f"rank {process_group.rank} and rank {rank} hold one replica together by "

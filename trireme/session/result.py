@@ -64,7 +64,7 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """The mean loss of the batch, before the update; NaN where a loop has not told it."""
+        """The mean loss of the batch, before the update; NaN where a loop has not logged it."""
         return math.nan if self._loss is None else float(self._loss)
 
     @property

@@ -297,7 +297,7 @@ class Backend(ABC):
         """Returns, in the chief, the state of the last step of processes that make none together.
 
         Every process that has made as many steps calls it, after they have failed to make another
-        one. Returns None elsewhere, and where the state cannot be told exactly.
+        one. Returns None elsewhere, and where the state is not known exactly.
         """
         return None
 

@@ -339,18 +339,20 @@ class Collective(Local):
                 return None
             time.sleep(_POLL_SECONDS)
             left = self.collect(_LEFT)
-        said = [msgspec.msgpack.decode(data, type=tuple[int, list[Span]]) for data in left.values()]
-        if {step for step, _ in said} != {self.step}:
+        reports = [
+            msgspec.msgpack.decode(data, type=tuple[int, list[Span]]) for data in left.values()
+        ]
+        if {step for step, _ in reports} != {self.step}:
             return None
         tensors, lacks = self._tensors(state=True)
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        return self._state(copies, joined_spans(s for _, spans in said for s in spans), lacks)
+        return self._state(copies, joined_spans(s for _, spans in reports for s in spans), lacks)
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns the positions that all replicas have finished."""
-        said = self.group.exchange(msgspec.msgpack.encode(self._ledgers.consumed()))
+        everyones = self.group.exchange(msgspec.msgpack.encode(self._ledgers.consumed()))
         return joined_spans(
-            span for data in said for span in msgspec.msgpack.decode(data, type=list[Span])
+            span for data in everyones for span in msgspec.msgpack.decode(data, type=list[Span])
         )
 
     def close(self) -> None:

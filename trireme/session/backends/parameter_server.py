@@ -88,7 +88,7 @@ class ParameterServer(Client, Backend):
         """As `Backend.push`; a worker that trains locally sends a delta at the end of a period.
 
         Raises:
-            ConfigurationError: this worker has been told to stop.
+            ConfigurationError: this worker makes no more updates.
             JobFailed: the job has ended meanwhile; says why.
         """
         if (processes := self._processes) is not None:

@@ -47,8 +47,8 @@ class KeptState:
         group = self._worker.setup.process_group
         if group is not None:
             newest = max(map(decoded, found), key=lambda each: each[0], default=None)
-            said = group.exchange(b"" if newest is None else encoded(name, *newest))
-            found = [data for data in said if data]
+            states = group.exchange(b"" if newest is None else encoded(name, *newest))
+            found = [data for data in states if data]
         if not found:
             return False
         _, state = max(map(decoded, found), key=lambda each: each[0])

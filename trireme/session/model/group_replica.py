@@ -176,9 +176,9 @@ def _example_of(graph: GraphConfig, count: int) -> Example:
 def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
     """Checks that this process and the chief have built the same model."""
     own = flat.layout.spec
-    said = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
+    spec = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
     chief = msgspec.structs.replace(task, index=task.index if task.servers else 0).in_group(rank=0)
-    theirs = Layout(msgspec.msgpack.decode(said, type=LayoutSpec))
+    theirs = Layout(msgspec.msgpack.decode(spec, type=LayoutSpec))
     theirs.check_same(flat.layout, whose=chief.name, others=task.name)
 
 

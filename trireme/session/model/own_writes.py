@@ -242,8 +242,8 @@ class OwnWrites:
         names = [*changed, *(each for each in self._mine if each not in now)]
         if not names:
             return [0.0, 0.0, 0.0, 0.0]
-        said = (names, self._shared.values_of(names) if self._replicated else 0)
-        digest = float(zlib.crc32(repr(said).encode()) & 0xFFFFFF)
+        change = (names, self._shared.values_of(names) if self._replicated else 0)
+        digest = float(zlib.crc32(repr(change).encode()) & 0xFFFFFF)
         return [1.0, digest, digest**2, float(bool(written))]
 
     def _shard_versions(self) -> dict[str, int]:

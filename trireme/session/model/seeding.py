@@ -1,6 +1,6 @@
 """Seeds the random numbers of torch, NumPy and `random` in the process of a worker.
 
-In a deterministic run they are seeded anew from the global step before the program draws, so that a
+In a deterministic run they are seeded from the global step before the program draws, so that a
 run that is resumed at a step draws what an uninterrupted one does, and no state has to be saved.
 """
 
@@ -28,16 +28,16 @@ class Seeding:
 
     def step(self, step: int) -> None:
         """Seeds what the model draws in the step after a global step, in a deterministic run."""
-        self._anew(_STEP, self._replica, step)
+        self._seed_all(_STEP, self._replica, step)
 
     def loop(self, step: int) -> None:
         """Seeds what the loop draws between two steps, in a deterministic run."""
-        self._anew(_LOOP, self._replica, step)
+        self._seed_all(_LOOP, self._replica, step)
 
     def epoch(self, epoch: int) -> None:
         """Seeds what the program draws at the beginning of an epoch, alike in all workers."""
-        self._anew(_EPOCH, epoch)
+        self._seed_all(_EPOCH, epoch)
 
-    def _anew(self, *path: int) -> None:
+    def _seed_all(self, *path: int) -> None:
         if self._deterministic:
             seed_all(derive(self._seed, *path))

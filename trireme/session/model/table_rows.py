@@ -95,7 +95,7 @@ class TableRows:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the ids of the next batch can be told."""
+        """Whether the ids of the next batch are known."""
         return any(module.ids is not None for module in self._places)
 
     def expect(self, data: Any) -> None:

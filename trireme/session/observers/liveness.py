@@ -39,7 +39,7 @@ class Liveness:
         self.steps = 0
         self.excuse = "no step was made yet"  # the first step may take long
         self._thread = threading.get_ident()
-        self._told = -1
+        self._reported = -1
 
     def watch(self) -> None:
         """Sets the calling thread as the one that makes the steps."""
@@ -80,12 +80,12 @@ class Liveness:
     def status(self) -> Mapping[str, int | str]:
         """Returns the fields that the next heartbeat adds to the reported status."""
         steps, excuse, status = self.steps, self.excuse, dict[str, int | str]()
-        if excuse in ("", FIRST_BATCH) and steps == self._told:  # look closer
+        if excuse in ("", FIRST_BATCH) and steps == self._reported:  # look closer
             frame = sys._current_frames().get(self._thread)
             excuse = _excuse_of(frame) or excuse
             if frame is not None:
                 status[LOCATION] = _place_of(frame)
-        self._told = steps
+        self._reported = steps
         if excuse:
             status[EXCUSE] = excuse
         return {STEPS: steps, **status}
@@ -95,7 +95,7 @@ def _place_of(frame: FrameType) -> str:
     """Returns the innermost line of the program that a thread runs, else of a library.
 
     Libraries are the files in the directories of Python and of this package. A program that waits
-    for the processes of its loader is told so.
+    for the processes of its loader is shown as such.
     """
     own: FrameType | None = frame
     loads = False

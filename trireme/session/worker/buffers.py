@@ -73,8 +73,8 @@ class Buffers:
     def spread(self) -> None:
         """Broadcasts the leader's constants to the processes of a worker of several processes."""
         if (group := self._worker_group) is not None:
-            told = group.broadcast(save_bytes(self.constants()) if group.is_chief else None)
-            self.set_constants(load_bytes(told))
+            data = group.broadcast(save_bytes(self.constants()) if group.is_chief else None)
+            self.set_constants(load_bytes(data))
 
     # -- while training goes on ---------------------------------------------------------------
 
@@ -114,8 +114,8 @@ class Buffers:
             return
         self._last = self.average()
         if (group := self._worker_group) is not None and self._last:
-            told = save_bytes(self._last) if group.is_chief else None
-            self._last = load_bytes(group.broadcast(told))
+            data = save_bytes(self._last) if group.is_chief else None
+            self._last = load_bytes(group.broadcast(data))
         self._put_buffers(self._last)
 
     # -- the values of one step -----------------------------------------------------------------

@@ -103,18 +103,18 @@ class WorkerCheckpoints:
         else:
             flat, step = self._setup.flat, self._backend.global_step
             self._storage.forget_base()
-            anew = "the servers' optimizer, the moving average and the record of examples"
+            fresh = "the servers' optimizer, the moving average and the record of examples"
             if self._backend.tables:
                 warn(
                     "there is no checkpoint, and the rows of sparse tables are lost: the job "
                     f"begins again at step 0 with empty tables and this worker's values of step "
-                    f"{step}; {anew} begin anew too"
+                    f"{step}; {fresh} begin anew too"
                 )
                 step = 0
             else:
                 warn(
                     f"there is no checkpoint: the job goes on from this worker's values of step "
-                    f"{step}, and {anew} begin anew"
+                    f"{step}, and {fresh} begin anew"
                 )
             flat.collect_values()
             state = ModelState(step, {n: p.detach().cpu() for n, p in flat.parameters.items()})

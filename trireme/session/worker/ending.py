@@ -86,7 +86,7 @@ def _drain(worker: Worker) -> bool:
             _meanwhile(worker)
             continue
         except Fenced as reason:
-            told = reason
+            cause = reason
         try:
             lifecycle.come_back()
             if lifecycle.life != worker.life:
@@ -102,7 +102,7 @@ def _drain(worker: Worker) -> bool:
             # The job needs nothing more from this worker.
             worker.progress.warn(
                 f"this worker was taken for lost after its last update: its model stays as it "
-                f"was at step {backend.global_step} ({told})"
+                f"was at step {backend.global_step} ({cause})"
             )
             return False
 

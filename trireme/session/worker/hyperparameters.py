@@ -36,7 +36,7 @@ class Hyperparameters:
         self._settings = setup.settings
         self._progress = progress
         # Otherwise the servers do not run the user's optimizer.
-        self._told = setup.settings.task.servers > 0 and setup.outer is None
+        self._sends = setup.settings.task.servers > 0 and setup.outer is None
         self._warned = False
         self._disagree = not setup.settings.rule.synchronous and setup.settings.task.workers > 1
         self._then: list[tuple[Any, ...]] = []
@@ -47,7 +47,7 @@ class Hyperparameters:
 
         It is None where the servers do not run the user's optimizer.
         """
-        if not self._told:
+        if not self._sends:
             return None
         # Parameters among the values compare by identity first, so tensors are never compared.
         now = [tuple(group.values()) for group in self._optimizer.param_groups]

@@ -59,15 +59,6 @@ class Lifecycle:
 
     Attributes:
         backend: applies the updates; set by `join`.
-        departed: whether this worker leaves alone, as a signal has asked it to.
-        state: the present state, such as `training`.
-        member: the connection to the coordinator; None where there is no coordinator.
-        servers: the backend, where it is connected to parameter servers.
-        liveness: the count of steps that heartbeats report.
-        draining: whether the worker has retired, and waits until the others have retired.
-        stop_sent: whether the worker has asked the job to stop.
-        left: whether the worker has left the job.
-        exits: callbacks that run first when the worker leaves.
     """
 
     backend: Backend
@@ -77,17 +68,17 @@ class Lifecycle:
         self.progress = progress
         self.task = setup.settings.task
         self.state = "new"
-        self.member: Member | None = None
-        self.servers: ParameterServer | None = None
+        self.member: Member | None = None  # the connection to the coordinator, where there is one
+        self.servers: ParameterServer | None = None  # the backend, where there are servers
         self.liveness = Liveness()
-        self.draining = False
+        self.draining = False  # whether this worker has retired, and waits until the others have
         self.stop_sent = False
         self.left = False
-        self._lost = False  # the job goes on without this worker, which cannot come back
-        self.exits = ExitStack()
+        self._lost = False  # the job continues without this worker, which cannot come back
+        self.exits = ExitStack()  # closed first when the worker leaves
         self._own_epoch = new_epoch()  # used where there is no coordinator
         self._joined = False
-        self.departed = False
+        self.departed = False  # whether this worker leaves alone, as a signal has asked it to
         self._signal = ""  # that asks this process to end
         self._signalled_at = 0.0
         self._last_chief = LastChief(self.task.index)
@@ -261,14 +252,14 @@ class Lifecycle:
         before = member.incarnation, self.life
 
         def changed() -> bool:
-            anew = (member.incarnation, self.life) != before
-            return anew or self.leads or bool(member.over) or not self.awaits_chief
+            replaced = (member.incarnation, self.life) != before
+            return replaced or self.leads or bool(member.over) or not self.awaits_chief
 
-        shown, heard = began, False
+        shown, warned = began, False
         while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN):
             now = time.monotonic()
-            if self.interrupted is not None and not heard:
-                heard = True
+            if self.interrupted is not None and not warned:
+                warned = True
                 self.progress.message(
                     f"{self.interrupted}: training has ended, and this worker ends when the last "
                     "step is saved; Ctrl-C (SIGINT) ends it at once"
@@ -304,8 +295,8 @@ class Lifecycle:
         before = member.incarnation, self.view_number
 
         def heard() -> bool:
-            anew = (member.incarnation, self.view_number) != before
-            return anew or self.last_step_is_saved or bool(member.over) or not self.leads
+            replaced = (member.incarnation, self.view_number) != before
+            return replaced or self.last_step_is_saved or bool(member.over) or not self.leads
 
         found = member.wait_until(heard, time.monotonic() + _REJOIN_SECONDS)
         if member.over is not None and not self.last_step_is_saved:
@@ -325,8 +316,8 @@ class Lifecycle:
     @property
     def dismissed(self) -> str | None:
         """Why this worker is to leave the job, which goes on without it; None where it stays."""
-        told = None if self.member is None else self.member.dismissed
-        return None if told is None else told.reason
+        dismissed = None if self.member is None else self.member.dismissed
+        return None if dismissed is None else dismissed.reason
 
     @property
     def life(self) -> int:
@@ -416,8 +407,11 @@ class Lifecycle:
         reason = self.ended_early
         self.leave("interrupted" if reason else "finished", reason or "")
 
-    def leave(self, outcome: Outcome, reason: str = "", *, told: bool = True) -> None:
-        """Ends this worker's part in the job. Only the first call has an effect."""
+    def leave(self, outcome: Outcome, reason: str = "", *, reported: bool = True) -> None:
+        """Ends this worker's part in the job. Only the first call has an effect.
+
+        Unless it is reported to the job, the job takes this worker for lost.
+        """
         if self.left:
             return
         self.left = True
@@ -427,7 +421,7 @@ class Lifecycle:
             self.exits.close()
         finally:
             if self.member is not None:
-                if told:
+                if reported:
                     self.member.leave(outcome, reason)
                 self.member.close()
             if self._joined:
@@ -447,6 +441,6 @@ class Lifecycle:
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
         cut_off = self._lost or isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
         try:
-            self.leave("failed", reason, told=not (comes_back or cut_off))
+            self.leave("failed", reason, reported=not (comes_back or cut_off))
         except TriremeError as another:
             _log.warning("while failing: %s", another)

@@ -25,17 +25,17 @@ class LastIteration:
 
     def __init__(self) -> None:
         self._asks = False
-        self._told = False
+        self._informed = False
         self._left_out = 0
 
     def asked(self, ended: bool) -> bool:
         """Notes that the loop has asked whether training has ended; returns the answer."""
-        self._asks, self._told = True, ended
+        self._asks, self._informed = True, ended
         return ended
 
     def leaves_out(self) -> bool:
         """Returns whether a step after the end is skipped; otherwise it is an error."""
-        if self._told or not self._asks or self._left_out == _MOST_LEFT_OUT:
+        if self._informed or not self._asks or self._left_out == _MOST_LEFT_OUT:
             return False
         self._left_out += 1
         return True

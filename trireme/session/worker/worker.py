@@ -299,7 +299,7 @@ class Worker:
         return before
 
     def _decided(self, result: PushResult | None) -> PushResult | None:
-        """Advances the schedule, and retires where the push was told to stop."""
+        """Advances the schedule, and retires where the answer was to stop."""
         while True:
             if self._hyper.scheduler is not None:
                 self._hyper.advance(self.backend.global_step)
