@@ -388,7 +388,7 @@ class DataFeed:
                 self._worker.progress.warn(
                     f"{count} examples of {dataset!r} were handed out and no step was made from "
                     "them (continue, or a loop that was left twice with the same batch): they "
-                    "count as left out of their epoch, and are not dealt again. This warning appears once"
+                    "count as left out of their epoch, and are not dealt again"
                 )
 
     def prepare(self) -> None:
