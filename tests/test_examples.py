@@ -61,6 +61,7 @@ def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     assert "curves: tensorboard --logdir run/tensorboard" in output
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_job_that_has_ended_says_that_nothing_was_left_to_do(tmp_path: Path) -> None:
     command = (EXAMPLES / "digits.py", "--max-steps", "30", "--run-dir", "run")
@@ -129,8 +130,8 @@ def apart(output: str) -> list[float]:
     return [float(number) for number in said.groups()]
 
 
+@pytest.mark.slow(but=("two tasks",))
 @pytest.mark.thorough
-@pytest.mark.slow(but=("one process", "two tasks"))
 @pytest.mark.parametrize(
     "launch",
     [
@@ -224,6 +225,7 @@ def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:
         assert re.search(rf"{tower}\S* .*worker:{task}/cpu", output), output
 
 
+@pytest.mark.thorough
 def test_the_towers_need_no_launcher(tmp_path: Path) -> None:
     output = run(tmp_path, EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
     assert "by 0.0e+00, parameters after 20 steps by at most 0.0e+00" in output
@@ -280,6 +282,7 @@ def auc(output: str) -> tuple[float, float]:
     return float(said[0][0]), float(said[0][1])
 
 
+@pytest.mark.slow(but=("async", "sync"))
 @pytest.mark.thorough(but=("async",))
 @SPARSE_LAUNCHES
 def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> None:
@@ -290,6 +293,7 @@ def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> Non
     assert best - 0.035 < found < best + 0.003
 
 
+@pytest.mark.thorough
 def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     pytest.importorskip("pyarrow")
@@ -306,7 +310,8 @@ def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
         assert "test AUC 1.0000, log loss 0." in output
 
 
-@pytest.mark.thorough(but=("async",))
+@pytest.mark.thorough
+@pytest.mark.slow(but=("async", "ssp"))
 @SPARSE_LAUNCHES
 def test_the_click_prediction(tmp_path: Path, launch: tuple[str, ...]) -> None:
     pytest.importorskip("numba")
@@ -316,6 +321,7 @@ def test_the_click_prediction(tmp_path: Path, launch: tuple[str, ...]) -> None:
     assert best - 0.07 < found < best + 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_click_prediction_sends_rows_instead_of_tables(tmp_path: Path) -> None:
     pytest.importorskip("numba")

@@ -41,6 +41,7 @@ def test_a_worker_that_hangs_over_the_end_does_not_hang_the_launcher(shell: Shel
     assert rows == [table(data)[0], table(data)[1]] and sum(rows) == STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_worker_that_goes_on_after_the_end_does_not_fail_the_job(shell: Shell) -> None:
     running = start(shell, "1:5:before:hang", wait_for=4)
@@ -129,6 +130,7 @@ def was_hit(shell: Shell) -> bool:
     return (shell.directory / "out" / "died").exists()
 
 
+@pytest.mark.slow(but=("SIGKILL",))
 @pytest.mark.thorough(but=("SIGKILL",))
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
 def test_another_worker_saves_the_end_that_a_chief_did_not(shell: Shell, number: str) -> None:
@@ -142,6 +144,7 @@ def test_another_worker_saves_the_end_that_a_chief_did_not(shell: Shell, number:
     assert re.search(r"WARNING: worker:0 was ", ended.err), ended.err
 
 
+@pytest.mark.thorough(but=("at once",))
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "when the chief is back"])
 def test_where_restarts_are_allowed_the_end_is_saved_by_one_of_them(
     shell: Shell, waits: bool

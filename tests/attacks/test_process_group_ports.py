@@ -48,7 +48,7 @@ STARTERS = {
 }
 
 
-@pytest.mark.thorough(but=("torchrun",))
+@pytest.mark.thorough
 @pytest.mark.slow(but=("torchrun", "with servers"))
 @pytest.mark.skipif(not can_be_named(), reason="needs an address, and leave to name a host")
 @pytest.mark.parametrize("starter", STARTERS)

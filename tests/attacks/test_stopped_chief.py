@@ -48,6 +48,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow(but=("first-before", "second-after"))
 @pytest.mark.thorough(but=("first-before", "second-after"))
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("successor", ["first", "second"])

@@ -257,6 +257,7 @@ def test_ctrl_c_stops_the_job_that_is_waited_for() -> None:
     assert read_record(Path("run")).state == "interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_a_job_that_takes_too_long_is_stopped() -> None:
