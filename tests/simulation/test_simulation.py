@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,17 +26,20 @@ from tests.simulation import (
 from tests.simulation.__main__ import main
 from tests.simulation.schedule import Schedule
 
-SCHEDULES = 2000
-"""Of all modes together, in `make test`."""
-
-ALL_SCHEDULES = 3200
-"""In `make test-all`, beside the planted bugs' own."""
-
-MORE_SCHEDULES = 10_000
-"""With those of `make test-slow`. `make soak` goes on from there."""
-
-PART = 60
+PART = 30
 """A test runs so many schedules of a mode, so that one that fails shows soon."""
+
+PARTS = 1
+"""Of each mode, in `make test`."""
+
+ALL_PARTS = 3
+"""In `make test-all`, beside the planted bugs' own schedules."""
+
+MORE_PARTS = 30
+"""With those of `make test-slow`: 10,000 schedules. `make soak` goes on from there."""
+
+REFUSALS = 20
+"""So many schedules of a mode have pushes that cannot be applied."""
 
 PLENTY = 400
 """Within so many schedules every planted bug must show."""
@@ -55,11 +59,11 @@ def small_tensors() -> Iterator[None]:
 
 def parts() -> list[Any]:
     made = []
-    for first in range(0, MORE_SCHEDULES // len(MODES), PART):
-        marks = [] if first < SCHEDULES // len(MODES) else [pytest.mark.thorough]
-        if first >= ALL_SCHEDULES // len(MODES):
+    for part in range(MORE_PARTS):
+        marks = [] if part < PARTS else [pytest.mark.thorough]
+        if part >= ALL_PARTS:
             marks = [pytest.mark.slow]
-        made.append(pytest.param(first, marks=marks))
+        made.append(pytest.param(part * PART, marks=marks))
     return made
 
 
@@ -73,12 +77,17 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
             counts += simulate(schedule)
         except Violation as violation:
             pytest.fail(f"{violation}\n{schedule}")
-    # That nothing went wrong means little if little happened.
+    if first == 0:
+        enough_happened(mode, counts)
+
+
+def enough_happened(mode: str, counts: Counter[str]) -> None:
+    """That nothing went wrong means little if little happened."""
     for event in ("applied", "duplicate", "fenced", "crashed", "evictions", "broken", "cuts"):
         assert counts[event] > 2, f"{event}: {counts}"
     for event in ("resumed", "equal copies", "resumed shards", "kill server"):
         assert counts[event] > 0, f"{event}: {counts}"
-    # Each of these alone is in too few of sixty schedules.
+    # Each of these alone is in too few of thirty schedules.
     assert counts["stop server"] + counts["silence server"] > 0, f"{counts}"
     assert (counts["seen"] > 500) == (mode == "counts")
     assert (counts["rows told"] > 100) == ("rows" in mode)
@@ -89,16 +98,17 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
         assert (counts[event] > 0) == ("links" in mode)
 
 
+@pytest.mark.thorough(but=("sync", "rows"))
 @pytest.mark.parametrize("mode", MODES)
 def test_a_push_that_cannot_be_applied_is_refused_by_all_copies(mode: str) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(PART):
+    for seed in range(REFUSALS):
         schedule = replace(draw(mode, seed), poison=0.1)
         try:
             counts += simulate(schedule)
         except Violation as violation:
             pytest.fail(f"{violation}\n{schedule}")
-    for event in ("refused", "applied", "duplicate", "equal copies", "kill server"):
+    for event in ("refused", "applied", "duplicate", "equal copies"):
         assert counts[event] > 0, f"{event}: {counts}"
 
 
@@ -267,20 +277,59 @@ def bug_name(value: object) -> str:
 
 SEEN_AT = {
     "async-AppliesOverwrittenPushes": 188,
-    "async-CutsTooEarly": 127,
-    "async-DropsWhatItSaidItHas": 270,
+    "async-CommitsWithoutAll": 5,
+    "async-DropsWhatItSaidItHas": 24,
+    "async-EndsEarly": 23,
+    "async-LeavesBeforeTheChief": 37,
+    "async-NeverRepeats": 28,
+    "async-RepeatsGoUnanswered": 5,
+    "async-answers_when_its_backups_are_gone": 47,
     "async-answers_with_later_values": 143,
     "async-compares_only_positions": 2141,
-    "async-counts_the_ready_of_an_earlier_view": 76,
-    "clip-ReadsOverwrittenGradients": 147,
+    "async-counts_the_ready_of_an_earlier_view": 183,
+    "async-promotes_without_the_table": 34,
+    "backup-HearsOfOldRounds": 13,
+    "backup-LoadsTwice": 228,
+    "backup-NamesOldStep": 304,
+    "backup-TakesAll": 14,
+    "clip-ReadsOverwrittenGradients": 383,
     "links-takes_a_stuck_loop_for_live": 2781,
     "ssp-AppliesWhatTheLostHadHeld": 171,
-    "ssp-CommitsTheLost": 158,
+    "ssp-CommitsTheLost": 141,
     "ssp-LeavesWhatIsNewer": 484,
-    "ssp-TakesAnyAnswer": 116,
-    "sync-CutsWithoutHold": 47,
+    "ssp-NewcomersAreAhead": 30,
+    "ssp-NumbersNothing": 64,
+    "ssp-TakesAnyAnswer": 35,
+    "sync-AnswersNobodyDropped": 6,
+    "sync-CutsWithoutHold": 13,
+    "sync-NeverTakesOver": 105,
+    "sync-RemembersTheRoundBefore": 19,
+    "sync-gives_gradients_back_before_its_backups_confirm": 140,
+    "sync-goes_on_alone_after_it_was_replaced": 393,
+    "sync-restarts_without_its_view": 72,
+    "sync-rows-CountsRowsOfTheEmpty": 5,
+    "sync-tells_newcomers_nothing": 9,
 }
-"""The first seeds that show the bugs which few schedules show."""
+"""The first seeds that show the bugs which few schedules show; a warning names one that moved."""
+
+
+REPRESENTATIVES = (
+    "async-AppliesRepeats",
+    "backup-AppliesStale",
+    "async-IgnoresFence",
+    "ssp-RunsAhead",
+    "sync-EachDecidesAlone",
+    "async-CutsWithoutHold",
+    "async-LeadsOverTheFirst",
+    "ssp-AcknowledgesTooEarly",
+    "backup-TakesNoLaterView",
+    "ssp-LeavesWhatIsNewer",
+    "rows-AnswersWithOldRows",
+    "sync-gives_gradients_back_at_once-of_servers",
+    "async-forgets_one_shards_table-of_size",
+    "links-hears_of_no_broken_link-of_pairs",
+)
+"""One bug of each kind of part, in `make test`: does the simulation still notice anything?"""
 
 
 def seeds(mode: str, bug: object, count: int) -> Iterator[int]:
@@ -291,16 +340,26 @@ def seeds(mode: str, bug: object, count: int) -> Iterator[int]:
     yield from range(count)
 
 
+def warn_if_it_took_many(mode: str, bug: object, seed: int) -> None:
+    """Asks for a line in `SEEN_AT`: a search of many schedules takes minutes in all."""
+    key = f"{mode}-{bug_name(bug)}"
+    if seed > 30 and SEEN_AT.get(key) != seed:
+        warnings.warn(f'put "{key}": {seed} into SEEN_AT', stacklevel=2)
+
+
+@pytest.mark.thorough(but=REPRESENTATIVES)
 @pytest.mark.parametrize(("mode", "makers"), BUGS, ids=bug_name)
 def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
     for seed in seeds(mode, makers, PLENTY):
         try:
             simulate(draw(mode, seed), makers)
         except (AssertionError, KeyError):  # a violation, or the shard itself stumbles
+            warn_if_it_took_many(mode, makers, seed)
             return
     pytest.fail(f"{PLENTY} schedules went by unnoticed")
 
 
+@pytest.mark.thorough(but=REPRESENTATIVES)
 @pytest.mark.parametrize(("mode", "bug", "shows"), [*REPLICATION_BUGS, *LINK_BUGS], ids=bug_name)
 def test_a_planted_bug_of_replication_is_found(
     mode: str, bug: planted_replication.Patch, shows: Callable[[Schedule], bool]
@@ -313,6 +372,7 @@ def test_a_planted_bug_of_replication_is_found(
             try:
                 simulate(schedule, Makers(patches=(bug,)))
             except (AssertionError, KeyError):
+                warn_if_it_took_many(mode, bug, seed)
                 return
         if tried == PLENTY:
             break
@@ -345,9 +405,9 @@ def test_a_seed_is_one_schedule_and_one_run() -> None:
 
 
 def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", f"0:{4 * len(MODES)}"]) == 0
+    assert main(["--seeds", f"0:{len(MODES)}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines] == [[mode, "4", "schedules"] for mode in MODES]
+    assert [line.split()[:3] for line in lines] == [[mode, "1", "schedules"] for mode in MODES]
 
 
 def test_the_command_line_shows_a_failing_schedule(
