@@ -36,6 +36,8 @@ def trained(process_group: ProcessGroup, case: str, replicas: int, **options: An
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
+@pytest.mark.slow(but=("MLP", "unused", "tied weights", "LSTM", "batch normalization", "frozen"))
+@pytest.mark.thorough(but=("MLP", "unused"))
 @pytest.mark.parametrize("case", [*CASES, *CIFAR, *TIED, *ABSENT, "batch normalization"])
 def test_a_scattered_graph_equals_one_process(case: str) -> None:
     wanted = train_plain(case)
@@ -45,6 +47,7 @@ def test_a_scattered_graph_equals_one_process(case: str) -> None:
         assert difference(values, wanted) <= CLOSE
 
 
+@pytest.mark.thorough
 def test_the_cifar_network_placed_automatically_equals_one_process() -> None:
     wanted = train_plain("CIFAR network")
     for values in trained(ProcessGroup(2, strategy="graph"), "CIFAR network", 1):
@@ -66,6 +69,7 @@ def test_a_loss_that_stops_being_a_mean_is_computed_in_one_micro_batch() -> None
         assert difference(found, wanted) <= CLOSE
 
 
+@pytest.mark.thorough
 def test_two_replicas_of_two_tasks_each_equal_one_process() -> None:
     wanted = train_plain("MLP")
     spread = ProcessGroup(mesh="dp=2,graph=2", inside=4)

@@ -64,6 +64,8 @@ def refused(program: Any, *args: Any, spread: ProcessGroup = GRAPH) -> str:
 # Batches and losses ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=("1f1b-pairs", "1f1b-by name", "gpipe-the model's loss"))
+@pytest.mark.thorough(but=("1f1b-pairs",))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_batches_of_every_form_and_size(form: str, schedule: str) -> None:
@@ -75,6 +77,7 @@ def test_batches_of_every_form_and_size(form: str, schedule: str) -> None:
         assert difference(own, wanted) <= CLOSE
 
 
+@pytest.mark.thorough
 def test_the_first_batch_may_be_of_one_example() -> None:
     (wanted,) = run_process_group(ProcessGroup(), train_from_one_example).values
     for losses in run_process_group(
@@ -95,6 +98,7 @@ def test_tasks_with_different_batches_are_refused() -> None:
     assert any("were given different batches" in said for said in ran.raised.values())
 
 
+@pytest.mark.thorough
 def test_a_gan_of_two_optimizers() -> None:
     wanted = train_plain_gan()
     for values in run_process_group(GRAPH, train_gan).values:
@@ -120,6 +124,7 @@ def test_l2_is_added_once_to_each_weight() -> None:
         assert difference(tensors(values), tensors(wanted)) <= CLOSE
 
 
+@pytest.mark.thorough
 def test_a_moving_average_is_kept_of_every_parameter() -> None:
     options = LAYERS | {"ema": Average(0.9, warm_up=False)}
     ran = run_process_group(GRAPH, train_spread, "MLP", 1, "sgd", options, "average")
@@ -127,6 +132,7 @@ def test_a_moving_average_is_kept_of_every_parameter() -> None:
         assert difference(tensors(values), train_averaged("MLP", decay=0.9)) <= CLOSE
 
 
+@pytest.mark.thorough
 def test_a_step_whose_loss_is_not_finite_is_left_out_by_all() -> None:
     bad = (13, 14, 50)
     (wanted,) = run_process_group(
@@ -170,6 +176,7 @@ def test_a_wrong_configuration_is_refused(options: Any, what: str) -> None:
 # Requests ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_request_that_cannot_be_met_is_a_warning_and_a_table_is_printed() -> None:
     config = GraphConfig(placement={"hidden1": "worker:7"}, log_placement=True)
     first, other = run_process_group(GRAPH, train_and_say, {"graph": config}).values
@@ -186,6 +193,7 @@ def test_a_hard_request_that_cannot_be_met_is_refused_in_every_process() -> None
     assert all("cannot be on worker:7" in said for said in ran.raised.values())
 
 
+@pytest.mark.thorough
 def test_a_filter_keeps_operations_on_one_device() -> None:
     config = GraphConfig(devices=("worker:1",))
     for said in run_process_group(GRAPH, train_and_say, {"graph": config}).values:
@@ -195,6 +203,8 @@ def test_a_filter_keeps_operations_on_one_device() -> None:
 OVER_SERVERS = ProcessGroup(2, servers=1, strategy="sync", mesh="graph=2", inside=2)
 
 
+@pytest.mark.slow(but=("MLP", "batch normalization"))
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["MLP", "frozen", "batch normalization"])
 def test_variables_on_servers_and_operations_on_workers(case: str) -> None:
     """As the classic programs placed them: a worker of two tasks computes one graph."""
@@ -211,18 +221,21 @@ def test_variables_on_servers_and_operations_on_workers(case: str) -> None:
 # Frozen parameters ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_program_freezes_and_thaws_the_model_that_it_knows() -> None:
     wanted = train_plain_frozen_in_between()
     for values in run_process_group(GRAPH, train_frozen_in_between, 1).values:
         assert difference(tensors(values), wanted) <= 1e-6
 
 
+@pytest.mark.thorough
 def test_layers_have_the_mode_that_the_program_gives_them() -> None:
     (wanted,) = run_process_group(ProcessGroup(), train_with_modes).values
     for values in run_process_group(replace(GRAPH, microbatches=1), train_with_modes).values:
         assert difference(tensors(values), tensors(wanted)) <= CLOSE
 
 
+@pytest.mark.thorough
 def test_what_was_frozen_when_training_began_cannot_be_thawed() -> None:
     ran = run_process_group(GRAPH, unfreeze_alone)
     assert len(ran.raised) == 2
@@ -232,6 +245,7 @@ def test_what_was_frozen_when_training_began_cannot_be_thawed() -> None:
 # Hooks ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_hooks_are_called_and_the_step_is_drawn(tmp_path: Path) -> None:
     ran = run_process_group(replace(GRAPH, run_dir=tmp_path), train_with_hooks, str(tmp_path))
     for calls, about in ran.values:
