@@ -4,8 +4,8 @@
 #   make test     tests of everything, some five minutes on two quiet cores
 #                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
-#   make test-all all tests: every case of every strategy, more random schedules and examples
-#   make test-slow   what takes too long for that: still more of them, every page's commands
+#   make test-all what continuous integration runs: each promise in each way, some twelve minutes
+#   make test-slow   further cases of the same, more random schedules, every page's commands
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
 #   make fuzz     damaged frames, handshakes and checkpoints: a million, and ten thousand
