@@ -94,8 +94,15 @@ def enough_happened(mode: str, counts: Counter[str]) -> None:
     assert (counts["rows pulled"] > 20) == ("rows" in mode)
     assert mode not in ("backup", "clip") or counts["stale"] > 2
     assert (counts["clipped"] > 2) == (mode == "clip")
-    for event in ("cut pair", "cut worker", "stick server"):
+    for event in ("cut pair", "stick server"):
         assert (counts[event] > 0) == ("links" in mode)
+    assert counts["cut worker"] == 0 or "links" in mode
+
+
+def test_workers_are_cut_off_in_schedules_of_links() -> None:
+    """In too few of thirty to ask whether it happened."""
+    faults = [fault for seed in range(ALL_PARTS * PART) for fault in draw("links", seed).faults]
+    assert sum(fault.kind == "cut worker" for fault in faults) > 2
 
 
 @pytest.mark.thorough(but=("sync", "rows"))
