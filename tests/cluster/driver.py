@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from trireme.cluster.decision import Close, Decision, Send
 from trireme.cluster.membership import Closed, Event, Received, Tick, step
 from trireme.cluster.messages import (
     CaughtUp,
@@ -18,7 +17,7 @@ from trireme.cluster.messages import (
     Scale,
     ViewChanged,
 )
-from trireme.cluster.state import Policy, State, initial_state
+from trireme.cluster.state import Close, Decision, Policy, Send, State, initial_state
 from trireme.cluster.view import View
 from trireme.wire.message import Message
 

@@ -10,6 +10,7 @@ import pytest
 from tests.clocks import VirtualClock
 from tests.cluster.harness import FAST, JOB, PATIENCE, SECRET, ByHand, Host, new_address
 from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.member import Observer
 from trireme.cluster.membership import ProcessEnded
 from trireme.cluster.messages import (
     Heartbeat,
@@ -27,7 +28,6 @@ from trireme.cluster.messages import (
     ViewChanged,
     WaitingFor,
 )
-from trireme.cluster.observer import Observer
 from trireme.cluster.state import State
 from trireme.errors import (
     AuthenticationError,

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from trireme.cluster.division import MAX_RUNS, Run, divide, equal_bounds, runs_of
+from trireme.cluster.placement import MAX_RUNS, Run, divide, equal_bounds, runs_of
 
 
 def fresh(servers: int, slots: int = 256) -> list[int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.cluster.last_chief import LastChief
-from trireme.cluster.view import View, WorkerEntry
+from trireme.cluster.view import LastChief, View, WorkerEntry
 
 STEP = 9
 

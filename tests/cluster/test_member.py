@@ -20,8 +20,8 @@ from tests.cluster.harness import (
     new_address,
 )
 from trireme.cluster.coordinator import Coordinator
+from trireme.cluster.member import Observer
 from trireme.cluster.messages import MAX_LINE, JobOver, Leave
-from trireme.cluster.observer import Observer
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import (

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
-from trireme.cluster.member_state import MemberState
+from trireme.cluster.member_protocol import MemberConfig, MemberProtocol, MemberState
 from trireme.cluster.messages import (
     Dismissed,
     Heartbeat,

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.cluster.driver import Driver
-from trireme.cluster.decision import Decision, Send
 from trireme.cluster.journal import resumed
 from trireme.cluster.membership import Closed, Event, Paused, ProcessEnded, Received, Tick
 from trireme.cluster.messages import (
@@ -30,7 +29,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.cluster.reconfiguration import is_needed
-from trireme.cluster.state import State, everybody_told
+from trireme.cluster.state import Decision, Send, State, everybody_told
 from trireme.cluster.view import View, first_view
 
 CHOICE = st.integers(0, 1_000)

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trireme.cluster.division import MAX_RUNS
 from trireme.cluster.placement import (
+    MAX_RUNS,
     Shards,
     balanced,
     caught_up,

@@ -16,7 +16,7 @@ from trireme.cluster.messages import (
     Signalled,
     ViewChanged,
 )
-from trireme.cluster.signals import DEPARTURE
+from trireme.cluster.scaling import DEPARTURE
 
 LEAVE = Dismissed(DEPARTURE)
 TERM = Signalled("SIGTERM")

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from tests.harness import JOB, SECRET, Cluster, Ran, run_job
-from trireme.cluster.member import Member
-from trireme.cluster.observer import Observer
+from trireme.cluster.member import Member, Observer
 from trireme.errors import CheckpointError, CheckpointLockLost, JobFailed
 from trireme.ps.shard import shard
 from trireme.session.checkpoint import latest

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from tests.harness import JOB, SECRET, Cluster, run_job
 from trireme import Applied, Session
-from trireme.cluster.observer import Observer
+from trireme.cluster.member import Observer
 
 EVERY, STEPS = 4, 40
 

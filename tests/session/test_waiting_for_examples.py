@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from tests.harness import JOB, SECRET, Cluster, run_job
 from trireme import Session
-from trireme.cluster.observer import Observer
+from trireme.cluster.member import Observer
 from trireme.session.checkpoint import latest
 from trireme.session.data.idle_steps import IdleSteps
 

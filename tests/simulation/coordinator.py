@@ -15,11 +15,10 @@ from tests.simulation.network import DOWN, UP, Network, Wire
 from tests.simulation.process import Process
 from trireme.cluster import coordinator as real
 from trireme.cluster.coordinator import Coordinator
-from trireme.cluster.decision import Decision
 from trireme.cluster.membership import Event, ProcessEnded, is_routine
 from trireme.cluster.messages import Scale
 from trireme.cluster.spec import OBSERVER
-from trireme.cluster.state import Policy, State
+from trireme.cluster.state import Decision, Policy, State
 from trireme.cluster.view import View
 from trireme.errors import FrameError
 from trireme.wire.frame_reader import Incoming

@@ -11,7 +11,7 @@ from tests.simulation.member import Member
 from tests.simulation.process import Process
 from tests.simulation.server import Cluster, Server
 from tests.simulation.worker import Place, Worker
-from trireme.cluster.member_state import News
+from trireme.cluster.member_protocol import News
 from trireme.cluster.membership import ProcessEnded
 from trireme.cluster.messages import Dismissed, Message
 from trireme.cluster.state import Task

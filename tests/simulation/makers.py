@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.coordinator import Decide
-from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.membership import step
+from trireme.cluster.view import LastChief
 from trireme.ps.client.lanes import Lanes
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.replication.dispatcher import Dispatcher

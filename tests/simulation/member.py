@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from tests.simulation.coordinator import CoordinatorHost
 from tests.simulation.network import Network, Wire
 from tests.simulation.process import Process
-from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
-from trireme.cluster.member_state import MemberState, Subscriber
+from trireme.cluster.member_protocol import MemberConfig, MemberProtocol, MemberState, Subscriber
 from trireme.cluster.messages import Leave, Outcome, Signalled
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import ConnectionRefused, PeerClosed, WireTimeout

@@ -6,13 +6,11 @@ from typing import Any
 
 import msgspec
 
-from trireme.cluster.decision import Decision, Send
-from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.membership import Closed, Event, Received, Tick, step
 from trireme.cluster.messages import Join, Joined, ViewChanged
-from trireme.cluster.state import State
-from trireme.cluster.view import View
+from trireme.cluster.state import Decision, Send, State
+from trireme.cluster.view import LastChief, View
 
 
 def tells_newcomers_nothing(now: float, state: State, *events: Event) -> Decision:

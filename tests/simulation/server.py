@@ -13,8 +13,7 @@ from tests.simulation.dealing import Violation
 from tests.simulation.member import Member
 from tests.simulation.network import DOWN, UP, Network, Wire
 from tests.simulation.process import Process
-from trireme.cluster.member_protocol import MemberProtocol
-from trireme.cluster.member_state import News
+from trireme.cluster.member_protocol import MemberProtocol, News
 from trireme.cluster.messages import Dismissed, ReadyToSwitch, StatusValue
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError

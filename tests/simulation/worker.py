@@ -15,9 +15,8 @@ from tests.simulation.member import Member
 from tests.simulation.model import Model, loading
 from tests.simulation.network import Network
 from tests.simulation.schedule import KEYS, POISON, Crash, Schedule
-from trireme.cluster.last_chief import LastChief
 from trireme.cluster.messages import LastStepSaved
-from trireme.cluster.view import View, WorkerEntry
+from trireme.cluster.view import LastChief, View, WorkerEntry
 from trireme.errors import Fenced, Rejected
 from trireme.ps.client.protocol import Copy
 from trireme.ps.messages import Push, Span

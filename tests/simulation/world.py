@@ -30,10 +30,9 @@ from tests.simulation.server import Server
 from tests.simulation.shard_checker import ShardChecker
 from tests.simulation.shard_watch import watched
 from tests.simulation.worker import Worker
-from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.state import Policy, State
-from trireme.cluster.view import View
+from trireme.cluster.view import LastChief, View
 from trireme.errors import Fenced, Rejected, WaitTimeout
 from trireme.ps.client.protocol import Copy
 from trireme.ps.messages import PushReply, Span

@@ -14,8 +14,8 @@ from trireme.launch.config.secret import read_private, read_secret
 from trireme.launch.run_directory import JobRecord, read_record
 
 if TYPE_CHECKING:
+    from trireme.cluster.member import Observer
     from trireme.cluster.messages import ClusterStatus, TaskStatus
-    from trireme.cluster.observer import Observer
 
 _SECONDS = 0.5
 _BAR = 24
@@ -28,7 +28,7 @@ def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
 
 def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
     """Returns an observer of a running job, which may ask its coordinator."""
-    from trireme.cluster.observer import Observer
+    from trireme.cluster.member import Observer
 
     secret = bytes.fromhex(read_secret(Path(record.secret_file)))
     certificates = None

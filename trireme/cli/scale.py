@@ -20,8 +20,8 @@ from trireme.location import local_directory
 from trireme.printable import printable
 
 if TYPE_CHECKING:
+    from trireme.cluster.member import Observer
     from trireme.cluster.messages import ClusterStatus, Scaled
-    from trireme.cluster.observer import Observer
 
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 5.0
@@ -93,7 +93,7 @@ def _running(run: Path) -> JobRecord:
 def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
     """Returns an observer of a job that was started by hand."""
     from trireme.certificates import Certificates
-    from trireme.cluster.observer import Observer
+    from trireme.cluster.member import Observer
     from trireme.launch.config.certificates import read_certificate
 
     if given.coordinator is None:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.cluster.decision import Close
 from trireme.cluster.journal import Journal, resumed
 from trireme.cluster.membership import (
     Closed,
@@ -31,7 +30,7 @@ from trireme.cluster.messages import (
     StatusQuery,
 )
 from trireme.cluster.spec import OBSERVER, task_name
-from trireme.cluster.state import Policy, cluster_status, everybody_told, initial_state
+from trireme.cluster.state import Close, Policy, cluster_status, everybody_told, initial_state
 from trireme.errors import FrameError, NetworkLost, WireError
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import new_epoch

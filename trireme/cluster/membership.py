@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from trireme.cluster import progress
-from trireme.cluster.decision import Decision, DecisionBuilder
 from trireme.cluster.messages import (
     CaughtUp,
     CopyLost,
@@ -57,10 +56,9 @@ from trireme.cluster.reconfiguration import (
     take_link_lost,
     take_ready,
 )
-from trireme.cluster.scaling import admit_further, scale
-from trireme.cluster.signals import stop_job, take_signal
+from trireme.cluster.scaling import admit_further, scale, stop_job, take_signal
 from trireme.cluster.spec import task_name
-from trireme.cluster.state import State, Task
+from trireme.cluster.state import Decision, DecisionBuilder, State, Task
 from trireme.wire.message import Message
 
 

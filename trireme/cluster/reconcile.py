@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from trireme.cluster import progress
-from trireme.cluster.decision import DecisionBuilder
 from trireme.cluster.messages import (
     Dismissed,
     Interrupted,
@@ -20,9 +19,8 @@ from trireme.cluster.messages import (
 )
 from trireme.cluster.placement import surviving
 from trireme.cluster.reconfiguration import renew_view
-from trireme.cluster.scaling import DISMISSAL, dismiss_those_to_leave
-from trireme.cluster.signals import DEPARTURE, answer_signals
-from trireme.cluster.state import State, Task, comes_back_until, missing
+from trireme.cluster.scaling import DEPARTURE, DISMISSAL, answer_signals, dismiss_those_to_leave
+from trireme.cluster.state import DecisionBuilder, State, Task, comes_back_until, missing
 
 
 def reconcile(builder: DecisionBuilder) -> None:

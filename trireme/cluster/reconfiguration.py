@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from trireme.cluster.decision import DecisionBuilder
 from trireme.cluster.messages import CaughtUp, CopyLost, LinkLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.placement import (
     Apart,
@@ -33,7 +32,7 @@ from trireme.cluster.placement import (
 )
 from trireme.cluster.progress import BUSY
 from trireme.cluster.spec import task_name
-from trireme.cluster.state import BrokenLink, Reconfiguration, State, Task
+from trireme.cluster.state import BrokenLink, DecisionBuilder, Reconfiguration, State, Task
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
 
 REBALANCE_SECONDS = 30.0

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from trireme.cluster.decision import DecisionBuilder
-from trireme.cluster.messages import Dismissed, Refused, Scale, Scaled
+from trireme.cluster.messages import (
+    Dismissed,
+    Interrupted,
+    JobOver,
+    Refused,
+    Scale,
+    Scaled,
+    Signalled,
+)
 from trireme.cluster.reconfiguration import is_needed
 from trireme.cluster.spec import task_name
-from trireme.cluster.state import Policy, State, Task
+from trireme.cluster.state import DecisionBuilder, Policy, State, Task
 
 MOST_WORKERS = 1024
 """A job grows to so many workers at most: a larger number is a mistyped one."""
@@ -145,3 +152,56 @@ def _answer(state: State) -> Scaled:
             task.name for task in state.tasks.values() if task.dismissed and task.active
         ),
     )
+
+
+DEPARTURE = "a signal asks this worker to leave, and the job goes on without it"
+"""The reason that a worker hears which leaves alone."""
+
+
+def take_signal(builder: DecisionBuilder, task: Task, message: Signalled) -> None:
+    """Notes that a signal asks a task to end; stops the job if it is one that stops it."""
+    if not task.signal:
+        builder.update_task(replace(task, signal=message.signal, signalled=builder.now))
+        builder.add_reason(f"{task} is asked to end by {message.signal}")
+    if message.stops or task.role == "ps" or not builder.state.policy.elastic:
+        stop_job(builder, task.name, f"{message.signal} to {task.name}")
+
+
+def answer_signals(builder: DecisionBuilder) -> None:
+    """Has workers leave alone that were asked to end, or stops the job if all were."""
+    state = builder.state
+    workers = state.left_to_go_on("worker")
+    asked = [worker for worker in workers if worker.signal]
+    if not asked or state.phase != "running" or state.stopping:
+        return
+    if len(asked) == len(workers):
+        who = asked[0].name if len(asked) == 1 else f"all {len(asked)} workers"
+        stop_job(builder, asked[0].name, f"{asked[0].signal} to {who}")
+        return
+    for worker in asked:
+        waited = builder.now - worker.signalled
+        if waited >= state.policy.settle and worker.connection is not None:
+            builder.update_task(replace(worker, told=True))
+            builder.send(worker.connection, Dismissed(DEPARTURE))
+            builder.add_reason(f"{worker} leaves alone")
+
+
+def stop_job(builder: DecisionBuilder, task: str, reason: str) -> None:
+    """Has the workers end at a step that is saved; ends the job at once if it has not begun.
+
+    Args:
+        builder: the decision.
+        task: the name of the task that was asked to end.
+        reason: why the job stops, in words.
+    """
+    state = builder.state
+    if state.over is not None or state.stopping:
+        return
+    builder.state = replace(state, stopping=reason)
+    builder.add_reason(f"the job stops: {reason}")
+    if state.phase == "forming":
+        builder.end(JobOver("interrupted", task, f"{reason}, before the job had begun"))
+        return
+    for worker in state.of("worker"):
+        if worker.active and worker.connection is not None:
+            builder.send(worker.connection, Interrupted(reason))

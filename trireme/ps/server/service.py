@@ -20,8 +20,7 @@ from trireme.certificates import Certificates
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.journal import Journal
 from trireme.cluster.member import Member
-from trireme.cluster.member_protocol import MemberConfig
-from trireme.cluster.member_state import News
+from trireme.cluster.member_protocol import MemberConfig, News
 from trireme.cluster.messages import Dismissed, JobOver, StatusValue
 from trireme.cluster.progress import LOCATION
 from trireme.cluster.state import Policy

@@ -11,12 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from trireme.cluster.last_chief import LastChief
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import LastStepSaved, Outcome
 from trireme.cluster.progress import UNREACHED, is_absent
-from trireme.cluster.view import View
+from trireme.cluster.view import LastChief, View
 from trireme.errors import (
     ConnectTimeout,
     Fenced,
@@ -333,7 +332,7 @@ class Lifecycle:
         """Takes a signal that asks this process to end. Safe in a signal handler.
 
         The coordinator decides whether this worker leaves alone or the job stops; see
-        `trireme.cluster.signals`. Where there is none, the job stops.
+        `trireme.cluster.scaling`. Where there is none, the job stops.
         """
         self._signal, self._signalled_at = signal, time.monotonic()
         if self.member is not None:
