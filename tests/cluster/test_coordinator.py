@@ -21,7 +21,7 @@ from trireme.cluster.messages import (
     Joined,
     Leave,
     Left,
-    Refused,
+    RequestRefused,
     Scale,
     Scaled,
     StatusQuery,
@@ -85,7 +85,7 @@ def test_a_peer_must_join_as_who_it_has_proven_to_be(host: Host) -> None:
 def test_a_refused_peer_is_told_why(host: Host) -> None:
     with ByHand(host.address, "worker:7") as peer:
         peer.say(Join("worker", 7, 0, "by-hand", 1, ""))
-        assert peer.hear(Refused).code == "outside"
+        assert peer.hear(RequestRefused).code == "outside"
 
 
 def test_the_coordinator_is_done_when_everybody_knows(host: Host) -> None:

@@ -13,7 +13,7 @@ from trireme.cluster.messages import (
     Joined,
     Leave,
     Left,
-    Refused,
+    RequestRefused,
     StatusQuery,
     ViewChanged,
 )
@@ -103,7 +103,7 @@ def test_who_is_dismissed_hears_so_once() -> None:
 def test_who_comes_without_a_place_is_told_why() -> None:
     protocol, state = member()
     protocol.connected(100.0)
-    protocol.heard(100.1, Refused("dismissed", "the job was made smaller"))
+    protocol.heard(100.1, RequestRefused("dismissed", "the job was made smaller"))
     assert isinstance(state.failure, ClusterError) and protocol.finished
 
 
@@ -130,7 +130,7 @@ def test_the_end_is_confirmed_and_the_coordinator_closes() -> None:
 def test_who_is_refused_does_not_try_again() -> None:
     protocol, state = member()
     protocol.connected(100.0)
-    protocol.heard(100.1, Refused("claimed", "worker:1 is held by another"))
+    protocol.heard(100.1, RequestRefused("claimed", "worker:1 is held by another"))
     assert isinstance(state.failure, TaskClaimedError)
     assert protocol.finished and protocol.served(100.1)
 

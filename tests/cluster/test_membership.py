@@ -17,7 +17,7 @@ from trireme.cluster.messages import (
     LastStepSaved,
     Left,
     Outcome,
-    Refused,
+    RequestRefused,
     ViewChanged,
     WaitingFor,
 )
@@ -124,7 +124,7 @@ class TestTerm:
     def test_who_has_joined_a_later_term_is_not_taken_in(self) -> None:
         job = Driver()
         [refused] = job.to(job.join("worker:0", incarnation=1, term=2))
-        assert isinstance(refused, Refused) and refused.code == "deposed"
+        assert isinstance(refused, RequestRefused) and refused.code == "deposed"
         assert "worker:0 has joined term 2 of the coordinator" in refused.reason
         assert job.state.tasks["worker:0"].state == "expected"
 
@@ -140,7 +140,7 @@ class TestJoining:
         job = Driver(workers=2, servers=1)
         c = job.join(name)
         [refused] = job.to(c)
-        assert isinstance(refused, Refused) and refused.code == "outside"
+        assert isinstance(refused, RequestRefused) and refused.code == "outside"
         assert name in refused.reason
         assert name not in job.state.tasks
 
@@ -152,7 +152,7 @@ class TestJoining:
         job.now += 0.9
         before = job.state
         [refused] = job.to(job.join("worker:0", pid=8))
-        assert isinstance(refused, Refused) and refused.code == "claimed"
+        assert isinstance(refused, RequestRefused) and refused.code == "claimed"
         assert "pid 7 on h" in refused.reason and "10 s" in refused.reason
         assert job.state.tasks == before.tasks and job.view is before.view
 
@@ -171,20 +171,20 @@ class TestJoining:
         job.hang_up(job.join_all()["worker:1"])
         job.join("worker:1")
         [refused] = job.to(job.join("worker:1", incarnation=1))
-        assert isinstance(refused, Refused) and refused.code == "superseded"
+        assert isinstance(refused, RequestRefused) and refused.code == "superseded"
         assert job.workers == {0: 1, 1: 2}
 
     def test_an_incarnation_that_was_never_given_is_refused(self) -> None:
         job = Driver()
         [refused] = job.to(job.join("worker:1", incarnation=1))
-        assert isinstance(refused, Refused) and refused.code == "unknown"
+        assert isinstance(refused, RequestRefused) and refused.code == "unknown"
 
     def test_one_connection_holds_one_task(self) -> None:
         job = Driver()
         a = job.join("worker:0")
         job.say(a, Join("worker", 1, 0, "h", 7, ""))
         [refused] = job.to(a)
-        assert isinstance(refused, Refused) and refused.code == "claimed"
+        assert isinstance(refused, RequestRefused) and refused.code == "claimed"
         assert job.state.tasks["worker:1"].state == "expected"
 
     def test_a_worker_that_was_lost_comes_back_into_a_new_view(self) -> None:
@@ -723,7 +723,7 @@ class TestReasons:
         job.now += 3.0
         b = job.join("worker:0", pid=43)
         ((connection, refusal),) = job.sent
-        assert connection == b and isinstance(refusal, Refused)
+        assert connection == b and isinstance(refusal, RequestRefused)
         assert job.reason == f"worker:0 was refused: {refusal.reason}"
         assert refusal.reason == (
             "worker:0 is held by pid 42 on h, connected for 3 s and last heard 3.0 s ago: end that "
@@ -736,7 +736,7 @@ class TestReasons:
             job = Driver(workers=workers, servers=0)
             job.join("worker:7")
             ((_, refusal),) = job.sent
-            assert isinstance(refusal, Refused) and said in refusal.reason
+            assert isinstance(refusal, RequestRefused) and said in refusal.reason
 
     def test_a_latecomer_is_noted(self) -> None:
         job = Driver(workers=1, servers=0)
@@ -863,12 +863,12 @@ class TestFailures:
         tasks = job.join_all()
         job.join("worker:0", incarnation=2)
         ((_, unknown),) = job.sent
-        assert isinstance(unknown, Refused) and unknown.code == "unknown"
+        assert isinstance(unknown, RequestRefused) and unknown.code == "unknown"
         job.hang_up(tasks["worker:0"])
         job.join("worker:0")
         job.join("worker:0", incarnation=1)
         ((_, superseded),) = job.sent
-        assert isinstance(superseded, Refused) and superseded.code == "superseded"
+        assert isinstance(superseded, RequestRefused) and superseded.code == "superseded"
         assert superseded.reason.startswith("worker:0 (pid 7 on h) is now incarnation 2 of this")
 
     def test_who_comes_back_is_live_since_then(self) -> None:

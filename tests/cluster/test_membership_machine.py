@@ -22,7 +22,7 @@ from trireme.cluster.messages import (
     LinkLost,
     Outcome,
     ReadyToSwitch,
-    Refused,
+    RequestRefused,
     Scale,
     Scaled,
     ViewChanged,
@@ -163,7 +163,7 @@ class Membership(RuleBasedStateMachine):
         before = self.job.state
         decision = self.feed(Received(0, Scale(servers, workers), 1))
         answer = next(i.message for i in decision.instructions if i.connection == 0)
-        if isinstance(answer, Refused):
+        if isinstance(answer, RequestRefused):
             assert decision.state.tasks == before.tasks
             return
         assert isinstance(answer, Scaled)
@@ -405,8 +405,8 @@ class Membership(RuleBasedStateMachine):
     def who_is_dismissed_is_needed_by_nobody(self) -> None:
         state = self.job.state
         for task in state.tasks.values():
-            assert not task.told or task.dismissed
-            told = task.told and task.active and task.role == "ps" and state.over is None
+            assert not task.notified or task.dismissed
+            told = task.notified and task.active and task.role == "ps" and state.over is None
             assert not told or not is_needed(state, task.index)
         for role in ("ps", "worker"):
             assert not state.of(role) or any(not task.dismissed for task in state.of(role))

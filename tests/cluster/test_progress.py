@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.driver import Driver, Job
 from trireme.cluster.membership import Paused, Tick
-from trireme.cluster.messages import Heartbeat, Refused, StatusValue
+from trireme.cluster.messages import Heartbeat, RequestRefused, StatusValue
 from trireme.cluster.progress import FIRST_BATCH, UNREACHED, is_absent
 from trireme.cluster.state import cluster_status
 from trireme.errors import ConfigurationError
@@ -159,7 +159,7 @@ def test_the_process_that_was_put_out_does_not_come_back_and_a_new_one_does() ->
     stuck.go(60, "worker:1")
     back = stuck.job.join("worker:1", incarnation=1)
     (refusal,) = stuck.job.to(back)
-    assert isinstance(refusal, Refused) and refusal.code == "superseded"
+    assert isinstance(refusal, RequestRefused) and refusal.code == "superseded"
     assert "no step for 60 s" in refusal.reason and "--progress-timeout" in refusal.reason
     stuck.job.join("worker:1", pid=8)
     assert stuck.job.workers == {0: 1, 1: 2}

@@ -9,7 +9,7 @@ from trireme.cluster.membership import ProcessEnded, Received, Tick
 from trireme.cluster.messages import (
     Dismissed,
     JobOverHeard,
-    Refused,
+    RequestRefused,
     Scale,
     Scaled,
 )
@@ -56,21 +56,21 @@ class TestGrowth:
     def test_another_one_does_not(self, name: str) -> None:
         job = elastic()
         [refused] = job.to(job.join(name))
-        assert isinstance(refused, Refused) and refused.code == "outside"
+        assert isinstance(refused, RequestRefused) and refused.code == "outside"
         assert name not in job.state.tasks
 
     def test_nor_where_the_job_keeps_its_size(self) -> None:
         job = Job(2, 1)
         [refused] = job.to(job.join("worker:2"))
-        assert isinstance(refused, Refused) and refused.code == "outside"
+        assert isinstance(refused, RequestRefused) and refused.code == "outside"
         answer = job.scale(workers=3)
-        assert isinstance(answer, Refused) and answer.code == "scale"
+        assert isinstance(answer, RequestRefused) and answer.code == "scale"
         assert "keeps the number of tasks" in answer.reason
 
     def test_nor_before_it_runs(self) -> None:
         job = Driver(workers=1, servers=1, elastic=True)
         [refused] = job.to(job.join("worker:1"))
-        assert isinstance(refused, Refused) and refused.code == "outside"
+        assert isinstance(refused, RequestRefused) and refused.code == "outside"
 
     def test_a_job_that_forms_is_scaled_too(self) -> None:
         job = Driver(workers=2, servers=1, elastic=True)
@@ -103,7 +103,7 @@ class TestRefusals:
         job = elastic(servers=3, replicas=2)
         before = job.state.tasks
         answer = job.scale(servers, workers)
-        assert isinstance(answer, Refused) and said in answer.reason
+        assert isinstance(answer, RequestRefused) and said in answer.reason
         assert job.state.tasks == before
 
     def test_a_job_without_servers_gets_none(self) -> None:
@@ -111,16 +111,16 @@ class TestRefusals:
         job.join_all()
         job.feed(Received(0, Scale(servers=1), 1))
         [refused] = job.to(0)
-        assert isinstance(refused, Refused) and "without parameter servers" in refused.reason
+        assert isinstance(refused, RequestRefused) and "without parameter servers" in refused.reason
         [refused] = job.to(job.join("ps:0"))
-        assert isinstance(refused, Refused) and refused.code == "outside"
+        assert isinstance(refused, RequestRefused) and refused.code == "outside"
 
     def test_a_job_that_is_over_stays_as_it_is(self) -> None:
         job = elastic()
         for worker in (0, 1):
             job.leave(job.held[f"worker:{worker}"], "finished")
         answer = job.scale(workers=4)
-        assert isinstance(answer, Refused) and answer.reason == "the job is over"
+        assert isinstance(answer, RequestRefused) and answer.reason == "the job is over"
 
     def test_a_member_may_not_ask(self) -> None:
         job = elastic()
@@ -163,8 +163,8 @@ class TestShrinking:
 
     def test_the_last_of_a_role_stays(self) -> None:
         job = elastic(servers=1)
-        assert isinstance(job.scale(servers=0), Refused)
-        assert isinstance(job.scale(workers=0), Refused)
+        assert isinstance(job.scale(servers=0), RequestRefused)
+        assert isinstance(job.scale(workers=0), RequestRefused)
 
     def test_those_that_are_lost_go_first(self) -> None:
         job = elastic()
@@ -172,7 +172,7 @@ class TestShrinking:
         job.scale(workers=1)
         assert dismissed(job) == set()
         [refused] = job.to(job.join("worker:0"))
-        assert isinstance(refused, Refused) and refused.code == "dismissed"
+        assert isinstance(refused, RequestRefused) and refused.code == "dismissed"
         assert job.workers == {1: 1}
 
     def test_one_that_dies_before_it_has_left_is_not_waited_for(self) -> None:
@@ -237,7 +237,7 @@ class TestShrinking:
         job.scale(servers=2)
         job.settle()
         assert {server for _, _, copies in job.placement for server in copies} == {0, 1}
-        assert {task.name for task in job.state.tasks.values() if task.told} == {"ps:2", "ps:3"}
+        assert {task.name for task in job.state.tasks.values() if task.notified} == {"ps:2", "ps:3"}
 
 
 class TestProcessesThatEnd:

@@ -1,8 +1,4 @@
-"""Serves the membership of a job: feeds it messages and time, and carries out its instructions.
-
-With a journal its decisions outlive its process: it writes each before anybody hears of it, and
-one that is started again goes on. Meanwhile the tasks go on training with their newest view.
-"""
+"""Serves the membership of a job: feeds it messages and time, and carries out its instructions."""
 
 from __future__ import annotations
 
@@ -50,23 +46,19 @@ class Coordinator:
 
     Args:
         policy: what the job expects of its tasks.
-        epoch: the epoch of the job; a new one by default.
-        term: the number of this start of the coordinator within the epoch, from 1.
+        epoch, term: those of this start; a new epoch by default.
         clock: the service's clock.
-        journal: keeps what is decided. Where it holds a state, the job goes on with that, and
-            `policy`, `epoch` and `term` do not count. None keeps nothing.
-        on_done: called once, in the service's thread, when the job is over and every task was
-            informed, or `policy.end_grace` has passed since. The service may stop then.
-        on_change: called in the service's thread when `state` has changed otherwise than by a
-            heartbeat.
+        journal: keeps each decision, before anybody hears of it. Where it holds a state, the job
+            goes on with that, and `policy`, `epoch` and `term` do not count.
+        on_done: called once, when the job is over and every task knows, or `end_grace` has passed.
+        on_change: called when `state` has changed otherwise than by a heartbeat.
 
     Attributes:
         state: the state of the job. It is immutable, so that any thread may read it.
         done: whether the job is over and every task was informed.
-        later: has the service call a function in its next turn; None where there is no service.
-            What comes until then is decided together: it makes one view, and is written to the
-            journal once. Where a thousand tasks come or leave at once, a view and a row for each of
-            them take minutes.
+        later: has the service call a function in its next turn. What comes until then is decided
+            together, with one view and one write to the journal: a thousand tasks that come at once
+            would take minutes otherwise.
     """
 
     messages = CLUSTER_MESSAGES
@@ -127,20 +119,11 @@ class Coordinator:
         self._handle(Closed(id(link), str(error) if error else "this side closed it", silent))
 
     def stop_job(self, reason: str, *, final: bool) -> None:
-        """Stops the job before its end; in the service's thread.
-
-        Args:
-            reason: why, in words.
-            final: whether no process of the job is started again from now on.
-        """
+        """Stops the job before its end; finally, if none of its processes is started again."""
         self._handle(Stop(reason, final))
 
     def process_ended(self, ended: ProcessEnded) -> None:
-        """Gives up a task whose process has ended; in the service's thread.
-
-        It need not wait then until the task's connection has been silent for a while. Nothing
-        happens if another process holds the task by now, or it has left.
-        """
+        """Gives up a task whose process has ended, without waiting for its silence."""
         self._handle(ended)
 
     def tick(self, now: float) -> None:
@@ -161,7 +144,6 @@ class Coordinator:
             self.later(self._decide)
 
     def _decide(self) -> None:
-        """Decides all that has happened, and carries out what follows from that."""
         now, events, closed = self._clock.now(), self._events, self._closed
         if not events:
             return  # the tick was first

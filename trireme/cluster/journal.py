@@ -1,9 +1,5 @@
 """The coordinator's journal: what it has decided, in one SQLite file, before anybody hears of it.
 
-A coordinator that is started again with the journal goes on where the last one stopped: with the
-same epoch, the next term, and views whose numbers are above all earlier ones. Meanwhile training
-goes on, and membership is frozen.
-
 The file holds one state with its checksum. SQLite would take some damage for an older state, with
 which terms and views would be given out twice.
 """
@@ -23,13 +19,11 @@ from trireme.cluster.state import State
 from trireme.errors import ClusterError, ConfigurationError
 
 _APPLICATION = 0x54524952  # "TRIR": SQLite keeps it in the file's header
-_VERSION = 2
+_VERSION = 3
 
 
 class Journal:
-    """The journal of one job's coordinator. A context manager, which closes it.
-
-    Only one process can have it open.
+    """The journal of one job's coordinator, which only one process can have open.
 
     Args:
         path: the file. It is made where there is none, for this user alone.
@@ -78,9 +72,7 @@ class Journal:
         self.close()
 
     def write(self, state: State) -> None:
-        """Writes a state. It is on the disk when this returns.
-
-        What the tasks report of themselves is left out: they report it again.
+        """Writes a state to the disk, without what the tasks report of themselves: they repeat it.
 
         Raises:
             ClusterError: it cannot be written.
@@ -96,7 +88,6 @@ class Journal:
             raise self._failure(error) from error
 
     def close(self) -> None:
-        """Closes the file. May be repeated."""
         self._database.close()
 
     def _begin(self, *, resumes: bool) -> None:
@@ -166,10 +157,6 @@ def resumed(now: float, state: State) -> State:
 
     Times of the last coordinator's clock mean nothing on this one's: all deadlines begin anew.
     Every task that was connected is disconnected until it comes back, which it does by itself.
-
-    Args:
-        now: the time on this coordinator's clock.
-        state: what the last one has written.
     """
     tasks = {}
     for name, task in state.tasks.items():
@@ -181,8 +168,8 @@ def resumed(now: float, state: State) -> State:
             connection=None,
             since=now,
             heard=now,
-            moved=now,
-            signalled=now,
+            pace=replace(task.pace, moved=now),
+            signal=None if task.signal is None else (task.signal[0], now),
         )
     under_way = state.reconfiguration
     return replace(

@@ -27,7 +27,7 @@ from trireme.cluster.messages import (
     Joined,
     Leave,
     Outcome,
-    Refused,
+    RequestRefused,
     Scale,
     Scaled,
     Signalled,
@@ -63,14 +63,10 @@ _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this 
 class Member(MemberState):
     """One task's membership, which a background thread keeps up over one connection.
 
-    The thread connects, carries the messages of a `MemberProtocol`, and sleeps in `poll` between
-    them. When the connection breaks, it connects again. While the coordinator is unreachable,
-    the task goes on with its newest view; after the policy's `rejoin_timeout` the job counts
-    as failed, and `over` is set. Any thread may use a member, and read what it knows from its
-    attributes.
-
-    Args:
-        config: which task this is and where its coordinator listens.
+    The thread connects, carries the messages of a `MemberProtocol`, and connects again when the
+    connection breaks. While the coordinator is unreachable the task goes on with its newest view;
+    after the policy's `rejoin_timeout` the job counts as failed, and `over` is set. Any thread may
+    use a member, and read what it knows from its attributes.
     """
 
     def __init__(self, config: MemberConfig) -> None:
@@ -104,32 +100,18 @@ class Member(MemberState):
         return self._protocol.away_since
 
     def check(self) -> None:
-        """Returns while the job runs.
-
-        Raises:
-            JobFailed: the job is over. The message says how it ended, and why.
-        """
+        """Raises `JobFailed` if the job is over, with how it ended, and why."""
         over = self.over
         if over is not None:
             raise JobFailed(f"the job is over, {over.outcome}: {over.reason}")
 
     def start(self) -> None:
-        """Begins to join and does not wait. Subscribers learn the result.
-
-        For a process whose only thread must serve meanwhile, such as one that hosts the
-        coordinator.
-        """
+        """Begins to join and does not wait, as where this thread serves the coordinator."""
         if self._thread.ident is None:
             self._thread.start()
 
     def join(self, timeout: float | None = None) -> int:
-        """Joins the job. Tries until it succeeds, as the coordinator may start later.
-
-        Args:
-            timeout: in seconds. The config's `connect_timeout` counts where it is shorter.
-
-        Returns:
-            The incarnation.
+        """Joins the job, within `connect_timeout` or a shorter timeout; returns the incarnation.
 
         Raises:
             ConnectTimeout: the coordinator could not be reached within `connect_timeout`.
@@ -172,8 +154,7 @@ class Member(MemberState):
 
         Raises:
             JobFailed: the job is over. `over` says how; it may have been interrupted.
-            WaitTimeout: no such view came in time. The message names the tasks that the job waits
-                for.
+            WaitTimeout: no such view came in time.
         """
         deadline = time.monotonic() + timeout
         notified: tuple[WaitingFor, float] | None = None
@@ -204,9 +185,6 @@ class Member(MemberState):
         For a worker that a server takes for lost: if the coordinator had given it up, it is a
         member again, as its next incarnation, once its thread has joined again.
 
-        Args:
-            timeout: in seconds.
-
         Raises:
             JobFailed: the job is over, or another process has taken this worker's place.
             WaitTimeout: it was not admitted in time.
@@ -227,36 +205,21 @@ class Member(MemberState):
         return self.incarnation
 
     def tell(self, reports: Sequence[Message]) -> None:
-        """Sets what this task has to say beside its status; see `MemberState.reports`."""
+        """Sets what this task reports beside its status; see `MemberState.reports`."""
         with self.change():
             self.reports = tuple(reports)
         self._wakeup.wake()
 
     def signal(self, name: str, *, stops: bool) -> None:
-        """Reports that a signal asks this process to end. Safe in a signal handler.
-
-        In answer `dismissed` or `interrupted` is set.
-
-        Args:
-            name: the signal's name.
-            stops: whether the whole job is to stop.
-        """
+        """Reports that a signal asks this process, or the job, to end. For signal handlers."""
         self.signalled = Signalled(name, stops)  # no lock, which this very thread may hold
         self._wakeup.wake()
 
     def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
         """Reports that this task ends, and how; blocks until the coordinator has received it.
 
-        If the job is over already nothing is sent. Until `close`, a member that has left still
-        learns how the job ends.
-
-        Args:
-            outcome: `failed` ends the job for everybody, with this task as the culprit.
-            reason: why. Of one above `MAX_LINE` characters only the beginning is sent.
-            timeout: in seconds.
-
-        Returns:
-            Whether the coordinator knows; False if it is unreachable, or did not answer in time.
+        `failed` ends the job for everybody, with this task as the culprit. Until `close`, a member
+        that has left still learns how the job ends. Returns whether the coordinator knows.
         """
         with self.change():
             if self.leaving is None:
@@ -270,10 +233,7 @@ class Member(MemberState):
         return self.left or self.confirmed
 
     def close(self) -> None:
-        """Ends the thread and its connection. May be repeated.
-
-        The coordinator counts a task as lost that closes without having left.
-        """
+        """Ends the thread and its connection. A task that has not left is lost."""
         with self.change():
             self.closing = True
         self._wakeup.wake()
@@ -293,7 +253,6 @@ class Member(MemberState):
     # In the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Runs until the job is over, the task has left, or the member is closing."""
         try:
             while not self._protocol.finished:
                 self._connect_once()
@@ -372,11 +331,7 @@ class Member(MemberState):
             )
 
     def _serve_connection(self, connection: Connection) -> None:
-        """Sends and receives until there is nothing more to do, or the connection breaks.
-
-        Raises:
-            WireError: the connection broke.
-        """
+        """Sends and receives until there is nothing more to do."""
         connection.offer(self._protocol.connected(time.monotonic()))
         poller = select.poll()
         poller.register(self._wakeup, select.POLLIN)
@@ -417,16 +372,9 @@ class Member(MemberState):
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Asks the coordinator of a job, over a new connection each time.
+    """Asks the coordinator of a job, over a new connection each time, as no member.
 
     Every method raises WireError if no coordinator answers in time, or it is another job's.
-
-    Attributes:
-        coordinator: the coordinator's address, with its scheme.
-        job: the job's id.
-        secret: the job's secret.
-        certificates: an observer's, where the job uses TLS.
-        timeout: in seconds, for the connection and for each answer.
     """
 
     coordinator: str
@@ -445,14 +393,11 @@ class Observer:
     def scale(self, servers: int | None = None, workers: int | None = None) -> Scaled:
         """Asks for other numbers of tasks; None for as many as there are.
 
-        Returns:
-            What the job shall have now, and which tasks somebody has to start.
-
         Raises:
-            ConfigurationError: the job cannot be scaled so. The message says why.
+            ConfigurationError: the job cannot be scaled so.
         """
         answer = self._ask(Scale(servers, workers))
-        if isinstance(answer, Refused):
+        if isinstance(answer, RequestRefused):
             raise ConfigurationError(f"the job is not scaled: {answer.reason}")
         if not isinstance(answer, Scaled):
             raise self._senseless(answer)

@@ -1,13 +1,7 @@
-"""What a task and its coordinator say to each other, from the task's side. Without I/O.
+"""What a task knows of its job, and what it and its coordinator say to each other. Without I/O.
 
 Events come in as method calls, each with the time it happens at; messages to send come out.
-The thread of a member and the simulator drive this same object.
-
-    event       what it is                                         what comes out
-    connected   there is a new connection to the coordinator       the message that joins
-    heard       the coordinator has sent a message                 the answer, if it wants one
-    tick        time has passed; `due` says when that matters      the messages that are due
-    broke       the connection broke, or could not be made         the seconds until the next one
+The thread of a member and the simulator drive the same object.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from trireme.cluster.messages import (
     Joined,
     Leave,
     Left,
-    Refused,
+    RequestRefused,
     Signalled,
     StatusValue,
     ViewChanged,
@@ -61,36 +55,9 @@ at last, with the end of the job."""
 
 
 class MemberState:
-    """Values under one lock, with waits for their changes. Any thread may use it.
+    """Values under one lock, with waits for their changes, read by any thread.
 
-    Attributes may be read at any time. They are set only inside `change`.
-
-    Attributes:
-        incarnation: the number of this start of the task; 0 before it has joined. It grows if the
-            coordinator has given this process up, because it sent nothing for too long, and then
-            admits it again.
-        epoch: the epoch of the job that it has joined; "" before that. Each start of a job has
-            another epoch, even with the same id, secret and addresses.
-        term: the coordinator's term; 0 before the task has joined.
-        view: the newest view; None before the first.
-        dismissed: why this task is to leave; None while the job needs it.
-        signalled: the signal that asks this process to end; None for none.
-        interrupted: that the job stops before its end, and why; None while it does not.
-        over: how the job ended, as far as this task knows, or why this task is not a member any
-            more; None while it is.
-        confirmed: whether `over` came from the coordinator; False if this task concluded it.
-        waiting: the tasks that the job waits for, and until when (`time.monotonic`); None if it
-            waits for none.
-        failure: why this task could not join; None if it could, or is still trying.
-        leaving: the message with which the task leaves; None while it stays.
-        left: whether the coordinator has received that message.
-        reports: what a server has to say of its shards, or a chief of the last step: sent when it
-            changes, and with each heartbeat, as long as it holds.
-        closing: whether the member's thread is to end.
-        ended: whether the thread has ended.
-        able: called before this task joins again, in the member's thread: whether it can take part.
-        extra_status: called at each heartbeat, in the thread that sends it, for a further status.
-            So a heartbeat can report on another thread, even if that thread hangs.
+    The member's thread sets them, inside `change`.
     """
 
     def __init__(self) -> None:
@@ -124,33 +91,23 @@ class MemberState:
             self._changed.notify_all()
 
     def wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Blocks until a condition holds, at most until `deadline` (`time.monotonic`).
-
-        Returns:
-            Whether the condition holds.
-        """
+        """Blocks until a condition holds or `time.monotonic` is there; returns whether it does."""
         with self._changed:
             return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
 
     def publish(self, news: News) -> None:
-        """Calls every subscriber, in this thread."""
         with self._changed:
             subscribers = tuple(self._subscribers)
         for subscriber in subscribers:
             subscriber(news)
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Registers a function to be called with the news.
-
-        These are every new `View`, `Dismissed` if the task is to leave, and at last the `JobOver`.
-        The function is called in the member's thread and must not block. Subscribe before joining
-        to miss no view.
-        """
+        """Has a function called with all news, in the member's thread; before joining."""
         with self._changed:
             self._subscribers.append(subscriber)
 
     def report(self, status: Mapping[str, StatusValue]) -> None:
-        """Sets values of the status that the next heartbeats report. Does not block.
+        """Sets values of the status that the next heartbeats report.
 
         Raises:
             TypeError: a value is neither a number nor a string.
@@ -187,20 +144,7 @@ _CLOSE_SECONDS = 1.0  # for the coordinator to close, once the job is over
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
-    """Which task a member is, and where its coordinator listens. Times are in seconds.
-
-    Attributes:
-        coordinator: the coordinator's address, with its scheme.
-        job: the job's id.
-        role: `ps` or `worker`.
-        index: the task's index.
-        secret: the job's secret.
-        certificates: the task's, where the job uses TLS.
-        address: the address at which this task listens, with its scheme; "" if it does not listen.
-        host: the name of its host; "" for the name that the system has.
-        connect_timeout: how long to try to join; the coordinator may start later than its tasks.
-        notice_interval: how often to log that it is unreachable.
-    """
+    """Which task a member is, and where its coordinator listens. Times are in seconds."""
 
     coordinator: str
     job: str
@@ -221,15 +165,6 @@ class MemberConfig:
 
 class MemberProtocol:
     """One task's side of its membership, over one connection after another.
-
-    Args:
-        config: which task this is.
-        state: what is known of the job, for the rest of the process.
-        now: the time.
-        host: the name of this host.
-        pid: the id of this process.
-        start: a random number of this process, above 0, by which the coordinator recognizes it when
-            it asks to join once more, having heard no answer; 0 for none.
 
     Attributes:
         away_since: since when there is no connection that has joined; None while there is one.
@@ -297,7 +232,7 @@ class MemberProtocol:
         answer: Message | None = None
         if isinstance(message, Joined):
             self._take_joined(now, message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, RequestRefused):
             self._take_refused(now, message)
         elif isinstance(message, ViewChanged):
             if state.view is None or message.view.number > state.view.number:
@@ -361,11 +296,9 @@ class MemberProtocol:
         return messages
 
     def broke(self, now: float, error: Exception) -> float | None:
-        """The connection broke, or could not be made.
+        """The connection broke, or could not be made; returns the seconds until the next attempt.
 
-        Returns:
-            The seconds until the next attempt; None where there is none, because the coordinator
-            was away for so long that this task has given it up.
+        None where there is none, because this task has given the coordinator up.
         """
         if self.away_since is None:
             self.away_since = now
@@ -415,10 +348,7 @@ class MemberProtocol:
         return self.away_since + self._patience
 
     def served(self, now: float) -> bool:
-        """Returns whether this connection is of no use any longer, so that it is to be closed.
-
-        A task that has left stays to learn how the job ends.
-        """
+        """Returns whether this connection is to be closed. One that has left stays until the end."""
         return self._state.closing or (
             self._close_deadline is not None and now >= self._close_deadline
         )
@@ -436,7 +366,7 @@ class MemberProtocol:
             self._state.epoch, self._state.term = message.epoch, message.term
             self._state.incarnation = message.incarnation
 
-    def _take_refused(self, now: float, message: Refused) -> None:
+    def _take_refused(self, now: float, message: RequestRefused) -> None:
         if message.code == "deposed":
             raise ConnectionRefused(message.reason)
         kinds = {

@@ -45,7 +45,7 @@ from trireme.cluster.messages import (
     LinkLost,
     Outcome,
     ReadyToSwitch,
-    Refused,
+    RequestRefused,
     Scale,
     Signalled,
 )
@@ -73,13 +73,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection has closed.
-
-    Attributes:
-        connection: its number.
-        why: why, in words.
-        silent: whether nothing came of the peer's host any more: its process may live.
-    """
+    """A connection has closed; silently, if the peer's process may live."""
 
     connection: int
     why: str
@@ -100,12 +94,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The coordinator's process is asked to end: the job stops before its end.
-
-    Attributes:
-        reason: by whom or what, in words.
-        final: whether no process of the job is started again from now on.
-    """
+    """The coordinator's process is asked to end; finally, if nothing is started again."""
 
     reason: str
     final: bool = False
@@ -113,14 +102,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The process of a task has ended, as whoever has started it knows.
-
-    Attributes:
-        task: the task's name.
-        host: the name of the process's host.
-        pid: its process id there.
-        reason: how it ended, such as `killed by SIGKILL`.
-    """
+    """The process of a task has ended, as whoever has started it knows."""
 
     task: str
     host: str
@@ -144,16 +126,7 @@ _MEMBER_MESSAGES = (
 
 
 def step(now: float, state: State, *events: Event) -> Decision:
-    """Decides how to respond to an event, or to several that came together.
-
-    Args:
-        now: the time in seconds, on the clock that `state` was made with.
-        state: the state so far, which is not modified.
-        events: the events, in their order. The job is brought into line once, after the last.
-
-    Returns:
-        The new state, the instructions, and the reason.
-    """
+    """Decides how to respond to events that came together; `state` is not modified."""
     builder = DecisionBuilder(now, state)
     for event in events:
         builder.begin_event()
@@ -197,7 +170,6 @@ def _receive(builder: DecisionBuilder, event: Received) -> None:
 
 
 def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
-    """Takes a message of a member."""
     if isinstance(message, Heartbeat):
         builder.update_task(progress.heard(builder.now, task, message.status))
         builder.send(connection, HeartbeatHeard())
@@ -278,7 +250,8 @@ def _admit(
         task = known
     else:
         task = replace(known, state="live", reason="it connected again")
-    task = replace(task, connection=connection, heard=builder.now, moved=builder.now, silent=False)
+    pace = replace(task.pace, moved=builder.now)
+    task = replace(task, connection=connection, heard=builder.now, pace=pace, silent=False)
     if task.state != known.state:
         task = replace(task, since=builder.now)
     builder.update_task(task)
@@ -305,11 +278,11 @@ def _asks_again(known: Task, join: Join) -> bool:
 
 def _refusal(
     builder: DecisionBuilder, connection: int, known: Task | None, join: Join
-) -> Refused | None:
+) -> RequestRefused | None:
     """Returns why a task may not join, or None if it may."""
     if known is None:
         count = len(builder.state.of(join.role))
-        return Refused(
+        return RequestRefused(
             "outside",
             f"{task_name(join.role, join.index)} is outside the cluster, which has {count} "
             f"{'task' if count == 1 else 'tasks'} of role {join.role}: correct the index, or start "
@@ -317,39 +290,41 @@ def _refusal(
         )
     holder = builder.state.holder(connection)
     if holder is not None and holder.name != known.name:
-        return Refused("claimed", f"this connection is held by {holder}: use one for each task")
+        return RequestRefused(
+            "claimed", f"this connection is held by {holder}: use one for each task"
+        )
     if join.term > builder.state.term:
-        return Refused(
+        return RequestRefused(
             "deposed",
             f"{known.name} has joined term {join.term} of the coordinator, and this process is "
             f"of term {builder.state.term}: it was replaced, and admits no task",
         )
     if join.incarnation > known.incarnation:
-        return Refused(
+        return RequestRefused(
             "unknown",
             f"{known.name} comes as incarnation {join.incarnation}, which this coordinator never "
             "gave out: it was started anew and knows nothing of this job; start all of it again",
         )
     if 0 < join.incarnation < known.incarnation and not _asks_again(known, join):
-        return Refused(
+        return RequestRefused(
             "superseded",
             f"{known} is now incarnation {known.incarnation} of this task: incarnation "
             f"{join.incarnation}, of which nothing was heard, was given up; end its process",
         )
     if known.dismissed and not known.active:
-        return Refused(
+        return RequestRefused(
             "dismissed",
             f"the job was made smaller and has no place for {known.name}: make it larger first "
             "(trireme scale)",
         )
-    if join.incarnation > 0 and known.state == "lost" and known.late:
-        return Refused(
+    if join.incarnation > 0 and known.state == "lost" and known.pace.late:
+        return RequestRefused(
             "superseded",
             f"{known} was removed from the job: {known.reason}; end its process, or give its steps "
             "more time (--progress-timeout)",
         )
     if join.incarnation == 0 and known.state == "live" and not _asks_again(known, join):
-        return Refused(
+        return RequestRefused(
             "claimed",
             f"{known.name} is held by pid {known.pid} on {known.host}, connected for "
             f"{builder.now - known.since:.0f} s and last heard {builder.now - known.heard:.1f} s "
@@ -435,7 +410,7 @@ def _extend_deadlines(builder: DecisionBuilder, seconds: float) -> None:
                 task,
                 heard=task.heard + seconds,
                 since=task.since + waited,
-                moved=task.moved + seconds,
+                pace=replace(task.pace, moved=task.pace.moved + seconds),
             )
         )
     resumed = builder.state.resumed

@@ -17,7 +17,6 @@ Outcome = Literal["finished", "interrupted", "failed"]
 """How a task, and the whole job, may end."""
 
 Phase = Literal["forming", "running", "finished", "interrupted", "failed"]
-"""The phase of a job."""
 
 TaskState = Literal["expected", "live", "disconnected", "lost", "left"]
 """The state of a task: not joined yet; connected; disconnected for now; given up; it has left."""
@@ -28,8 +27,6 @@ has taken it over; the coordinator never assigned its incarnation; a coordinator
 replaced this one; the job was made smaller. Or why it is not scaled: `scale`."""
 
 MAX_LINE = 16 << 10
-"""The largest number of characters of a `Line`."""
-
 Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
 """A line for people to read."""
 
@@ -41,31 +38,17 @@ StatusValue = float | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] | 
 
 
 class Join(Message, frozen=True, array_like=True):
-    """A task asks to join. Answered by `Joined`, by `Refused`, or by `JobOver` if the job is over.
-
-    Attributes:
-        role: `ps` or `worker`.
-        index: the task's index.
-        incarnation: 0 for a process that joins for the first time; the assigned incarnation for a
-            process that connects again.
-        host: the name of its host.
-        pid: its process id there.
-        address: the address at which it listens, with its scheme; "" if it does not listen.
-        term: the coordinator's term that the process last received; 0 for one that joins for the
-            first time. A coordinator of an earlier term was replaced, and admits no task.
-        start: a random number of this process, so that one that has not heard the answer to its
-            first `Join` is recognized when it asks again; 0 for none.
-    """
+    """A task asks to join: answered by `Joined`, `RequestRefused`, or `JobOver` after the end."""
 
     kind: ClassVar[int] = 16
     role: Name
     index: Index
-    incarnation: Number
+    incarnation: Number  # 0 for a process that joins for the first time
     host: Name
     pid: Number
-    address: Name
-    term: Number = 0
-    start: Number = 0
+    address: Name  # at which it listens, with its scheme; "" if it does not listen
+    term: Number = 0  # of the coordinator that it heard last: one of an earlier term was replaced
+    start: Number = 0  # a random number of the process: it may ask again without an answer
 
 
 class Heartbeat(Message, frozen=True, array_like=True):
@@ -76,12 +59,7 @@ class Heartbeat(Message, frozen=True, array_like=True):
 
 
 class Leave(Message, frozen=True, array_like=True):
-    """The task ends. Answered by `Left`.
-
-    Attributes:
-        outcome: how it ended.
-        reason: why; for `failed`, the error.
-    """
+    """The task ends, and why; for `failed` that is the error. Answered by `Left`."""
 
     kind: ClassVar[int] = 24
     outcome: Outcome
@@ -89,11 +67,7 @@ class Leave(Message, frozen=True, array_like=True):
 
 
 class LastStepSaved(Message, frozen=True, array_like=True):
-    """The chief has saved the last step, where steps are saved. Nobody has to take over from it.
-
-    Attributes:
-        step: the global step at which training has ended.
-    """
+    """The chief has saved the last step, where steps are saved: no worker takes over from it."""
 
     kind: ClassVar[int] = 38
     step: Number
@@ -103,15 +77,11 @@ class Signalled(Message, frozen=True, array_like=True):
     """A signal asks the process of the task to end. Sent once over each connection.
 
     A worker hears in answer that it leaves (`Dismissed`) or that the job stops (`Interrupted`).
-
-    Attributes:
-        signal: its name, such as `SIGTERM`.
-        stops: whether the whole job is to stop, as after Ctrl-C.
     """
 
     kind: ClassVar[int] = 40
     signal: Name
-    stops: bool = False
+    stops: bool = False  # the whole job, as after Ctrl-C
 
 
 class JobOverHeard(Message, frozen=True, array_like=True):
@@ -123,11 +93,7 @@ class JobOverHeard(Message, frozen=True, array_like=True):
 class CaughtUp(Message, frozen=True, array_like=True):
     """A shard's primary: a joining replica confirms every update from now on, and it is waited for.
 
-    Attributes:
-        generation: the generation of the shard.
-        shard: the shard's number.
-        server: the index of the server with the replica.
-        incarnation: that server's.
+    `server` and `incarnation` are of the server with the replica.
     """
 
     kind: ClassVar[int] = 28
@@ -141,12 +107,6 @@ class CopyLost(Message, frozen=True, array_like=True):
     """A shard's primary: the replica at a server cannot be brought up to date, and must be filled.
 
     This happens where another backup was promoted that lacks entries which this replica has.
-
-    Attributes:
-        generation: the generation of the shard.
-        shard: the shard's number.
-        server: the index of the server with the replica.
-        incarnation: that server's.
     """
 
     kind: ClassVar[int] = 30
@@ -161,12 +121,6 @@ class LinkLost(Message, frozen=True, array_like=True):
 
     The other one holds a copy of the shard and confirms nothing, or is the primary of shard 0 and
     cannot be reached. Both may reach the coordinator: the link between the two is broken.
-
-    Attributes:
-        generation: the generation of the shard.
-        shard: the shard's number.
-        server: the index of the other server.
-        incarnation: the other server's.
     """
 
     kind: ClassVar[int] = 39
@@ -177,17 +131,11 @@ class LinkLost(Message, frozen=True, array_like=True):
 
 
 class ReadyToSwitch(Message, frozen=True, array_like=True):
-    """A shard's primary: the shard has stopped at the common cut of a reconfiguration.
-
-    Attributes:
-        view: the number of the view that has announced the reconfiguration.
-        generation: the generation that ends.
-        shard: the shard's number.
-    """
+    """A shard's primary: the shard has stopped at the common cut of a reconfiguration."""
 
     kind: ClassVar[int] = 29
-    view: Number
-    generation: Number
+    view: Number  # that has announced the reconfiguration
+    generation: Number  # that ends
     shard: Number
 
 
@@ -195,28 +143,18 @@ class ReadyToSwitch(Message, frozen=True, array_like=True):
 
 
 class Joined(Message, frozen=True, array_like=True):
-    """The task is a member now.
-
-    Attributes:
-        incarnation: the number of this start of the task.
-        heartbeat_interval: the seconds between two heartbeats.
-        heartbeat_timeout: after so many seconds of silence each side gives the other up.
-        epoch: the epoch of the job. Every later handshake of the task names it.
-        term: the number of this start of the coordinator within the epoch.
-        rejoin_timeout: the task goes on for so many seconds without a coordinator before it
-            gives the job up.
-    """
+    """The task is a member now."""
 
     kind: ClassVar[int] = 17
-    incarnation: int
-    heartbeat_interval: float
-    heartbeat_timeout: float
-    epoch: str = ""
-    term: int = 1
-    rejoin_timeout: float = 600.0
+    incarnation: int  # the number of this start of the task
+    heartbeat_interval: float  # seconds, as the others
+    heartbeat_timeout: float  # after so long a silence each side gives the other up
+    epoch: str = ""  # of the job: every later handshake of the task names it
+    term: int = 1  # the number of this start of the coordinator within the epoch
+    rejoin_timeout: float = 600.0  # how long the task goes on without a coordinator
 
 
-class Refused(Message, frozen=True, array_like=True):
+class RequestRefused(Message, frozen=True, array_like=True):
     """The task may not join, or the job is not scaled so. `code` and `reason` say why."""
 
     kind: ClassVar[int] = 18
@@ -252,17 +190,11 @@ class Left(Message, frozen=True, array_like=True):
 
 
 class JobOver(Message, frozen=True, array_like=True):
-    """The job has ended. Answered by `JobOverHeard`.
-
-    Attributes:
-        outcome: how it ended.
-        culprit: the name of the task that failed first; "" for `finished`.
-        reason: why, in a line.
-    """
+    """The job has ended. Answered by `JobOverHeard`."""
 
     kind: ClassVar[int] = 26
     outcome: Outcome
-    culprit: str
+    culprit: str  # the name of the task that failed first; "" for `finished`
     reason: str
 
 
@@ -277,11 +209,7 @@ class Dismissed(Message, frozen=True, array_like=True):
 
 
 class Interrupted(Message, frozen=True, array_like=True):
-    """The job stops before its end: the worker ends at a step that all agree on, which is saved.
-
-    Attributes:
-        reason: why, in a line.
-    """
+    """The job stops before its end, for `reason`: at a step that all agree on, which is saved."""
 
     kind: ClassVar[int] = 41
     reason: str
@@ -297,11 +225,9 @@ class StatusQuery(Message, frozen=True, array_like=True):
 
 
 class Scale(Message, frozen=True, array_like=True):
-    """Asks for other numbers of tasks. Answered by `Scaled`, or by `Refused`.
+    """Asks for other numbers of tasks; None for as many as now.
 
-    Attributes:
-        servers: how many parameter servers the job shall have; None for as many as now.
-        workers: how many workers, likewise.
+    Answered by `Scaled`, or by `RequestRefused`.
     """
 
     kind: ClassVar[int] = 34
@@ -310,85 +236,50 @@ class Scale(Message, frozen=True, array_like=True):
 
 
 class Scaled(Message, frozen=True, array_like=True):
-    """The answer to `Scale`.
-
-    Attributes:
-        servers, workers: how many tasks of each role the job shall have now.
-        awaited: the names of the tasks that the job has room for and that have no process: whoever
-            starts tasks starts these.
-        dismissed: the names of the tasks that are to leave, and have not left yet.
-    """
+    """The answer to `Scale`: how many tasks the job shall have, and which are to come or leave."""
 
     kind: ClassVar[int] = 35
     servers: int
     workers: int
-    awaited: tuple[str, ...]
-    dismissed: tuple[str, ...]
+    awaited: tuple[str, ...]  # tasks without a process: whoever starts tasks starts these
+    dismissed: tuple[str, ...]  # tasks that are to leave, and have not left yet
 
 
 class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
-    """One task, as the coordinator sees it.
-
-    Attributes:
-        role: `ps` or `worker`.
-        index: the task's index.
-        state: the task's state; `reason` says why.
-        reason: the last thing that happened to it.
-        incarnation: the number of its latest start; 0 if it never joined.
-        host, pid, address: as that process reported them when it joined.
-        quiet_seconds: how long ago it was last heard; -1 if never.
-        status: the status of its last heartbeat.
-        dismissed: whether it is to leave, because the job was made smaller.
-    """
+    """One task, as the coordinator sees it."""
 
     role: str
     index: int
     state: TaskState
-    reason: str
-    incarnation: int
+    reason: str  # the last thing that happened to it
+    incarnation: int  # 0 if it never joined
     host: str
     pid: int
     address: str
-    quiet_seconds: float
-    status: dict[str, StatusValue]
+    quiet_seconds: float  # how long ago it was last heard; -1 if never
+    status: dict[str, StatusValue]  # of its last heartbeat
     dismissed: bool = False
 
 
 class ClusterStatus(Message, frozen=True, array_like=True):
-    """The answer to `StatusQuery`.
-
-    Attributes:
-        phase: the job's phase.
-        reason: why it is in this phase.
-        view: the number of the newest view; 0 before the first.
-        missing: the names of the tasks that the job waits for.
-        tasks: every task, servers first.
-        term: the number of this start of the coordinator within the job.
-        replicas: how many servers shall hold each shard.
-        servers, workers: how many tasks of each role the job shall have.
-        shards, generation, next_shards, life: as in the newest view.
-        whole: whether every shard has all its copies, and no reconfiguration is under way or due
-            for want of copies.
-    """
+    """The answer to `StatusQuery`."""
 
     kind: ClassVar[int] = 33
     phase: Phase
     reason: str
-    view: int
-    missing: tuple[str, ...]
-    tasks: tuple[TaskStatus, ...]
+    view: int  # the number of the newest view; 0 before the first
+    missing: tuple[str, ...]  # the tasks that the job waits for
+    tasks: tuple[TaskStatus, ...]  # servers first
     term: int = 1
-    replicas: int = 1
-    servers: int = 0
+    replicas: int = 1  # how many servers shall hold each shard
+    servers: int = 0  # how many tasks of each role the job shall have
     workers: int = 0
-    shards: tuple[ShardEntry, ...] = ()
+    shards: tuple[ShardEntry, ...] = ()  # these four as in the newest view
     generation: int = 1
     next_shards: tuple[ShardEntry, ...] = ()
     life: int = 0
-    whole: bool = True
+    whole: bool = True  # every shard has all its copies, and no reconfiguration is under way
 
 
 CLUSTER_MESSAGES = tuple(kind for kind in Message.__subclasses__() if kind.__module__ == __name__)
-"""Every message type of this module."""
-
 CLUSTER_CATALOG = Catalog(CLUSTER_MESSAGES)

@@ -1,12 +1,10 @@
 """Where the copies of each slot lie: which servers hold which shards, as primary or as backup.
 
-Pure functions from servers and shards to shards. The membership calls them; see
-docs/decisions/0037-replication.md for what primaries and backups do.
-
-Shards move in two steps, each a generation. In the first, servers *join* the shards of which they
-are to hold copies: a shard is cut where only a part of it moves, and every server keeps what it
-has. When all of them have caught up, the second takes the wanted bounds and primaries, and drops
-the copies that are not wanted any more. So there are never fewer copies than before.
+Pure functions from servers and shards to shards; docs/decisions/0037-replication.md tells what
+primaries and backups do. Shards move in two steps, each a generation. In the first, servers *join*
+the shards of which they are to hold copies: a shard is cut where only a part of it moves. When all
+have caught up, the second takes the wanted bounds and primaries, and drops the copies that are not
+wanted any more. So there are never fewer copies than before.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ class Run(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many slots it has."""
         return self.stop - self.start
 
 
@@ -53,18 +50,11 @@ def equal_bounds(slots: int, parts: int) -> list[int]:
 
 
 def divide(owners: Sequence[int], servers: Collection[int]) -> list[int]:
-    """Divides the slots equally among servers, and moves few of them.
+    """Returns the owner of each slot: equal parts of the servers, with few moves and runs.
 
     Servers with more than their part give slots up at the ends of their runs; those with less take
     them, next to their own where they can. If that leaves a server with more than `MAX_RUNS` runs,
-    each server gets one run, and more slots move.
-
-    Args:
-        owners: the owner of each slot today, who need not be among the servers.
-        servers: those that shall own them; at least one, and at most as many as there are slots.
-
-    Returns:
-        The new owner of each slot. A division that is equal, with few runs, is returned as it is.
+    each server gets one run, and more slots move. A division that is so already stays.
     """
     quotas = _quotas(owners, servers)
     held: list[int | None] = [owner if owner in quotas else None for owner in owners]
@@ -103,7 +93,6 @@ def _release(held: list[int | None], server: int, surplus: int) -> None:
 
 
 def _ends(run: Run, length: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns the slots at either end of a run."""
     length = min(length, run.length)
     return (run.stop - length, run.stop), (run.start, run.start + length)
 
@@ -181,16 +170,7 @@ Apart = Collection[tuple[int, int]]
 
 
 def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:
-    """Divides the slots equally: one shard for each server, which is its primary.
-
-    Args:
-        hosts: the live servers.
-        slots: how many slots there are; at least one for each server.
-        replicas: how many servers shall hold each shard. There are fewer where the servers are few.
-
-    Returns:
-        The shards, in the order of their slots; none without servers.
-    """
+    """Divides the slots equally: one shard for each server, which is its primary."""
     if not hosts:
         return ()
     servers = sorted(hosts)
@@ -200,14 +180,9 @@ def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:
 
 
 def surviving(shards: Shards, live: Collection[int]) -> Shards | None:
-    """Returns the shards without the servers that are gone: backups become primaries.
+    """Returns the shards without the servers that are gone; None if one has no copy left.
 
-    Args:
-        shards: the shards of a view.
-        live: the servers that still hold what the view says they do.
-
-    Returns:
-        The shards with the same bounds; None if a shard has no copy left.
+    Backups become primaries. `live` are the servers that still hold what the view says.
     """
     rest = []
     for shard in shards:
@@ -230,10 +205,7 @@ def caught_up(shards: Shards, number: int, server: int) -> Shards:
 
 
 def emptied(shards: Shards, number: int, server: int) -> Shards:
-    """Returns the shards without a server's copy of one, which has turned out to be of no use.
-
-    The next generation fills it again. The last copy stays.
-    """
+    """Returns the shards without a server's copy of one. The last copy stays."""
     shard = shards[number]
     rest = surviving((shard,), {*shard.copies, *shard.joining} - {server}) or (shard,)
     return (*shards[:number], *rest, *shards[number + 1 :])
@@ -282,26 +254,13 @@ def is_whole(shards: Shards, servers: int, replicas: int) -> bool:
 
 
 def missing_copies(shards: Shards, servers: int, replicas: int) -> tuple[int, ...]:
-    """Returns how many copies each shard lacks; those that are being filled are lacking.
-
-    Args:
-        shards: the shards of a view.
-        servers: how many servers the job shall have.
-        replicas: how many servers shall hold each shard.
-    """
+    """Returns how many copies each shard lacks; those that are being filled are lacking."""
     wanted = min(replicas, servers)
     return tuple(max(0, wanted - len(shard.copies)) for shard in shards)
 
 
 def completed(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> Shards:
-    """Returns the shards with the backups that are missing, and otherwise as they are.
-
-    Args:
-        shards: the shards.
-        hosts: the servers that may hold copies. All primaries are among them.
-        replicas: how many servers shall hold each shard.
-        apart: the servers that cannot hold copies of each other's shards.
-    """
+    """Returns the shards with the backups that are missing, and otherwise as they are."""
     choice = _Choice(shards, hosts, replicas, apart)
     for shard in shards:
         choice.add_load(shard, shard.backups)
@@ -314,14 +273,8 @@ def completed(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) ->
 def balanced(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> Shards:
     """Returns the wanted placement: equal parts, few runs, copies on different hosts.
 
-    It moves few slots, and is stable: what it returns, it returns again.
-
-    Args:
-        shards: the shards.
-        hosts: the servers that shall hold them. Some may hold nothing yet, and servers that hold
-            copies may be missing, because they are to leave.
-        replicas: how many servers shall hold each shard.
-        apart: the servers that cannot hold copies of each other's shards.
+    It moves few slots, and is stable. Servers of `hosts` may hold nothing yet, and servers that
+    hold copies may be missing there, because they are to leave.
     """
     owners = [shard.primary for shard in shards for _ in range(shard.start, shard.stop)]
     runs = runs_of(divide(owners, hosts.keys()))
@@ -333,13 +286,8 @@ def balanced(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> 
 def step_towards(shards: Shards, wanted: Shards) -> Shards:
     """Returns the shards of the next generation on the way to a wanted placement.
 
-    Args:
-        shards: the shards of the present generation. No copy is being filled.
-        wanted: the wanted ones.
-
-    Returns:
-        The next shards: with copies to be filled, if the wanted placement needs some; else the
-        wanted ones. None of either if the shards are as wanted.
+    They have copies to be filled, if the wanted placement needs some; else they are the wanted
+    ones. There are none if the shards are as wanted.
     """
     filling = tuple(piece for shard in shards for piece in _pieces(shard, wanted))
     if any(piece.joining for piece in filling):
@@ -418,12 +366,11 @@ class _Choice:
         self._load = Counter[int]()
 
     def add_load(self, shard: ShardEntry, servers: Sequence[int]) -> None:
-        """Counts a shard among those of which servers are backups."""
         for server in servers:
             self._load[server] += shard.stop - shard.start
 
     def copies(self, shard: ShardEntry, kept: Sequence[int]) -> tuple[int, ...]:
-        """Returns the servers that shall hold a shard: those that are kept, and as many more."""
+        """Returns the servers that shall hold a shard: those kept, and as many more."""
         copies, holders = list(kept), self._holders(shard)
         while len(copies) < self._count:
             others = [

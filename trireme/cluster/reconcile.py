@@ -40,14 +40,7 @@ def reconcile(builder: DecisionBuilder) -> None:
 
 
 def lose_task(builder: DecisionBuilder, task: Task, why: str, *, silent: bool = False) -> None:
-    """Gives a task up.
-
-    Args:
-        builder: the decision.
-        task: the task.
-        why: why, in words.
-        silent: whether its process may live, out of reach.
-    """
+    """Gives a task up; silently, if its process may live, out of reach."""
     if task.connection is not None:
         builder.close(task.connection)
     lost = replace(task, state="lost", reason=why, since=builder.now, connection=None)
@@ -76,7 +69,6 @@ def lacks_copies(state: State) -> bool:
 
 
 def _inform_newcomers(builder: DecisionBuilder, *, renewed: bool) -> None:
-    """Sends the tasks that have just joined what they may have missed."""
     state = builder.state
     for newcomer in builder.newcomers:
         if state.over is not None:
@@ -85,7 +77,7 @@ def _inform_newcomers(builder: DecisionBuilder, *, renewed: bool) -> None:
         if state.view is not None and not renewed:
             builder.send(newcomer, ViewChanged(state.view))
         task = state.holder(newcomer)
-        if task is not None and task.told:
+        if task is not None and task.notified:
             builder.send(newcomer, Dismissed(DEPARTURE if task.departs else DISMISSAL))
         if task is not None and task.role == "worker" and state.stopping:
             builder.send(newcomer, Interrupted(state.stopping))
@@ -118,10 +110,10 @@ def _lose_stuck_tasks(builder: DecisionBuilder) -> None:
         if task.state == "live" and unreached:
             lose_task(builder, task, f"it lives, and cannot reach {unreached}", silent=True)
         elif progress.is_overdue(builder.now, builder.state.policy, task):
-            task = replace(task, late=True)
+            task = replace(task, pace=replace(task.pace, late=True))
             lose_task(builder, task, progress.standstill(builder.now, task))
-        elif not task.late and progress.is_late(builder.now, builder.state.policy, task):
-            builder.update_task(replace(task, late=True))
+        elif not task.pace.late and progress.is_late(builder.now, builder.state.policy, task):
+            builder.update_task(replace(task, pace=replace(task.pace, late=True)))
             builder.add_reason(f"{task} is stuck: {progress.standstill(builder.now, task)}")
 
 

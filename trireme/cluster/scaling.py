@@ -1,8 +1,17 @@
-"""A job that grows and shrinks while it runs.
+"""A job that grows and shrinks while it runs, and tasks that a signal asks to end.
 
-A task that is not needed any more is *dismissed*: a worker is told at once, finishes its update and
-leaves. A server keeps its copies until others hold them, and is told then. The last task of a role
-is never dismissed.
+A task that is not needed any more is *dismissed*: a worker at once, and it finishes its update
+first; a server once others hold its copies. The last task of a role is never dismissed.
+
+A signal to one worker, as of a host that is taken away, has that worker leave: the others go on,
+and another process may take its place. The job stops, at a step that is saved, where
+
+- a worker says so, after Ctrl-C, or the coordinator itself is asked to end,
+- a parameter server is asked to end, whose values the workers have to save first,
+- all workers are, or one of a job whose number of workers is fixed.
+
+Signals to all tasks come one after the other. So a worker leaves only when `settle` seconds have
+passed and the others were not asked too.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ from trireme.cluster.messages import (
     Dismissed,
     Interrupted,
     JobOver,
-    Refused,
+    RequestRefused,
     Scale,
     Scaled,
     Signalled,
@@ -34,7 +43,7 @@ def scale(builder: DecisionBuilder, connection: int, message: Scale, sequence: i
     wanted = {"ps": message.servers, "worker": message.workers}
     why = _objection(builder.state, message)
     if why:
-        builder.send(connection, Refused("scale", why), sequence)
+        builder.send(connection, RequestRefused("scale", why), sequence)
         builder.add_reason(f"the job is not scaled: {why}")
         return
     builder.state = replace(builder.state, requests=builder.state.requests + 1)
@@ -64,11 +73,11 @@ def admit_further(builder: DecisionBuilder, role: str, index: int) -> bool:
 def dismiss_those_to_leave(builder: DecisionBuilder) -> None:
     """Informs the dismissed tasks on which nothing depends any more."""
     for task in builder.state.tasks.values():
-        if not task.dismissed or task.told or task.connection is None or not task.active:
+        if not task.dismissed or task.notified or task.connection is None or not task.active:
             continue
         if task.role == "ps" and is_needed(builder.state, task.index):
             continue
-        builder.update_task(replace(task, told=True))
+        builder.update_task(replace(task, notified=True))
         builder.send(task.connection, Dismissed(DISMISSAL))
         builder.add_reason(f"{task} is dismissed")
 
@@ -124,12 +133,12 @@ def _make_room(builder: DecisionBuilder, role: str) -> None:
             builder.close(kept.connection)
         reason = "its process has ended, and there is room for another one"
         kept = replace(kept, state="lost", reason=reason, since=builder.now, connection=None)
-    builder.update_task(replace(kept, dismissed=False, told=False))
+    builder.update_task(replace(kept, dismissed=False, notified=False))
 
 
 def _leaves(task: Task) -> bool:
     """Returns whether a task was told to leave, and is there still."""
-    return task.active and task.told
+    return task.active and task.notified
 
 
 def _add(builder: DecisionBuilder, task: Task) -> None:
@@ -161,7 +170,7 @@ DEPARTURE = "a signal asks this worker to leave, and the job goes on without it"
 def take_signal(builder: DecisionBuilder, task: Task, message: Signalled) -> None:
     """Notes that a signal asks a task to end; stops the job if it is one that stops it."""
     if not task.signal:
-        builder.update_task(replace(task, signal=message.signal, signalled=builder.now))
+        builder.update_task(replace(task, signal=(message.signal, builder.now)))
         builder.add_reason(f"{task} is asked to end by {message.signal}")
     if message.stops or task.role == "ps" or not builder.state.policy.elastic:
         stop_job(builder, task.name, f"{message.signal} to {task.name}")
@@ -171,29 +180,23 @@ def answer_signals(builder: DecisionBuilder) -> None:
     """Has workers leave alone that were asked to end, or stops the job if all were."""
     state = builder.state
     workers = state.left_to_go_on("worker")
-    asked = [worker for worker in workers if worker.signal]
+    asked = [(worker, *worker.signal) for worker in workers if worker.signal]
     if not asked or state.phase != "running" or state.stopping:
         return
     if len(asked) == len(workers):
-        who = asked[0].name if len(asked) == 1 else f"all {len(asked)} workers"
-        stop_job(builder, asked[0].name, f"{asked[0].signal} to {who}")
+        first, signal, _ = asked[0]
+        who = first.name if len(asked) == 1 else f"all {len(asked)} workers"
+        stop_job(builder, first.name, f"{signal} to {who}")
         return
-    for worker in asked:
-        waited = builder.now - worker.signalled
-        if waited >= state.policy.settle and worker.connection is not None:
-            builder.update_task(replace(worker, told=True))
+    for worker, _, since in asked:
+        if builder.now - since >= state.policy.settle and worker.connection is not None:
+            builder.update_task(replace(worker, notified=True))
             builder.send(worker.connection, Dismissed(DEPARTURE))
             builder.add_reason(f"{worker} leaves alone")
 
 
 def stop_job(builder: DecisionBuilder, task: str, reason: str) -> None:
-    """Has the workers end at a step that is saved; ends the job at once if it has not begun.
-
-    Args:
-        builder: the decision.
-        task: the name of the task that was asked to end.
-        reason: why the job stops, in words.
-    """
+    """Has the workers end at a step that is saved; ends a job at once that has not begun."""
     state = builder.state
     if state.over is not None or state.stopping:
         return

@@ -37,8 +37,7 @@ class ClusterSpec:
     """The tasks of a job and their addresses.
 
     Attributes:
-        ps: the addresses of the parameter servers as `host:port`, by index.
-        worker: the addresses of the workers, likewise. Workers do not listen yet, so that only
+        ps, worker: the addresses as `host:port`, by index. Workers do not listen, so that only
             their number matters.
         coordinator: the coordinator's address; None where `ps:0` hosts it on its own port.
 
@@ -71,11 +70,7 @@ class ClusterSpec:
     def from_hosts(
         cls, ps_hosts: str, worker_hosts: str, coordinator: str | None = None
     ) -> ClusterSpec:
-        """Reads the classic strings: `host:port` entries separated by commas.
-
-        Raises:
-            ConfigurationError: as in the constructor, or an entry is empty.
-        """
+        """Reads the classic strings: `host:port` entries separated by commas."""
         return cls(
             ps=_split_hosts("ps_hosts", ps_hosts),
             worker=_split_hosts("worker_hosts", worker_hosts),
@@ -84,15 +79,7 @@ class ClusterSpec:
 
     @classmethod
     def of_servers(cls, ps_hosts: str, workers: int) -> ClusterSpec:
-        """Returns the cluster of servers and of so many workers, which have no addresses.
-
-        Args:
-            ps_hosts: `host:port` entries separated by commas.
-            workers: the number of workers.
-
-        Raises:
-            ConfigurationError: as in `from_hosts`.
-        """
+        """Returns the cluster of servers and of so many workers without addresses."""
         ps = _split_hosts("servers", ps_hosts)
         places = (f"{LOOPBACK}:{port}" for port in itertools.count(1))
         free = (place for place in places if place not in ps)
@@ -106,22 +93,14 @@ class ClusterSpec:
         return self.ps[0] if self.ps else ""
 
     def address(self, role: str, index: int) -> str:
-        """Returns the `host:port` of a task.
-
-        Raises:
-            ConfigurationError: the cluster has no such task.
-        """
+        """Returns the `host:port` of a task."""
         self.check_task(role, index)
         if role == "coordinator":
             return self.coordinator_address
         return (self.ps if role == "ps" else self.worker)[index]
 
     def check_task(self, role: str, index: int) -> None:
-        """Checks that a role and an index name a task of this cluster.
-
-        Raises:
-            ConfigurationError: they do not. The message says how many tasks there are.
-        """
+        """Raises `ConfigurationError` if a role and an index name no task."""
         if role not in ROLES:
             raise ConfigurationError(
                 f"there is no role {role!r}: a task is one of {', '.join(ROLES)}"
@@ -157,11 +136,7 @@ def _split_hosts(option: str, text: str) -> tuple[str, ...]:
 
 
 def check_address(name: str, address: str) -> None:
-    """Checks that a task's address is `host:port`.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
+    """Raises `ConfigurationError` if a task's address is not `host:port`."""
     host, colon, port = address.rpartition(":")
     valid_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
     bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))

@@ -29,51 +29,26 @@ from trireme.wire.message import Message
 class Policy:
     """What a job expects of its tasks. Times are in seconds.
 
-    Attributes:
-        workers: how many workers the first view needs.
-        servers: how many parameter servers the first view needs.
-        join_timeout: how long the tasks may take to join before the job fails.
-        heartbeat_interval: the time between two heartbeats of a task.
-        heartbeat_timeout: how long a task may send nothing before it is lost.
-        reconnect_grace: how long a task whose connection closed may take to come back before it
-            is lost.
-        end_grace: how long the coordinator stays to inform every task that the job is over.
-        settle: how long after a signal to one worker the coordinator waits for signals to the
-            others, before that worker leaves alone.
-        notice_interval: how often the tasks are informed which ones the job waits for.
-        wait_for_restart: how long the job waits for the new process of a lost worker before it
-            fails, because all workers are lost. 0 where nothing starts one.
-        progress_timeout: how long a worker that lives may make no step, without an excuse, before
-            it is lost; 0 for ever. See `trireme.cluster.progress`.
-        replicas: how many servers hold each shard of the parameters.
-        slots: into how many slots the parameters are cut, at least one for each server.
-        survives_loss: whether the job goes on from its newest checkpoint when all copies of a shard
-            are lost; else it fails.
-        elastic: whether the job may be scaled, and further tasks may join it while it runs.
-        rejoin_timeout: how long a task that is cut off from its coordinator tries to come back
-            before it gives the job up, and how long a job of which all workers are cut off waits
-            for them.
-
     Raises:
         ConfigurationError: a count or a time is out of range.
     """
 
-    workers: int
+    workers: int  # that the first view needs
     servers: int
-    join_timeout: float = 300.0
+    join_timeout: float = 300.0  # how long the tasks may take to join before the job fails
     heartbeat_interval: float = 1.0
-    heartbeat_timeout: float = 10.0
-    reconnect_grace: float = 2.0
-    end_grace: float = 5.0
-    settle: float = 2.0
-    notice_interval: float = 5.0
-    wait_for_restart: float = 0.0
-    progress_timeout: float = 600.0
-    replicas: int = 1
-    slots: int = 256
-    survives_loss: bool = False
-    elastic: bool = False
-    rejoin_timeout: float = 600.0
+    heartbeat_timeout: float = 10.0  # how long a task may send nothing before it is lost
+    reconnect_grace: float = 2.0  # how long one that is cut off may take to come back
+    end_grace: float = 5.0  # how long the coordinator stays to inform every task of the end
+    settle: float = 2.0  # how long a worker that a signal asks to leave waits for signals to others
+    notice_interval: float = 5.0  # between notices which tasks the job waits for
+    wait_for_restart: float = 0.0  # how long a lost worker's new process is awaited; 0: none comes
+    progress_timeout: float = 600.0  # how long a worker may make no step; 0 for ever
+    replicas: int = 1  # how many servers hold each shard
+    slots: int = 256  # into which the parameters are cut, at least one for each server
+    survives_loss: bool = False  # of all copies of a shard: it goes back to its checkpoint
+    elastic: bool = False  # whether it may be scaled, and further tasks may join it
+    rejoin_timeout: float = 600.0  # how long a task that is cut off tries to come back
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 0:
@@ -91,19 +66,13 @@ class Policy:
                 f"slots is {self.slots}: there must be at least one for each of the "
                 f"{self.servers} servers"
             )
-        for name in ("join_timeout", "heartbeat_interval", "notice_interval"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be above 0")
-        for name in (
-            "reconnect_grace",
-            "end_grace",
-            "settle",
-            "wait_for_restart",
-            "progress_timeout",
-            "rejoin_timeout",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        positive = ("join_timeout", "heartbeat_interval", "notice_interval")
+        others = ("reconnect_grace", "end_grace", "settle", "wait_for_restart", "progress_timeout")
+        for name in (*positive, *others, "rejoin_timeout"):
+            value = getattr(self, name)
+            if not (value > 0 if name in positive else value >= 0):
+                least = "above 0" if name in positive else "0 or more"
+                raise ConfigurationError(f"{name} is {value}: it must be {least}")
         if not self.heartbeat_timeout > self.heartbeat_interval:
             raise ConfigurationError(
                 f"heartbeat_timeout is {self.heartbeat_timeout}: it must be above "
@@ -111,57 +80,38 @@ class Policy:
             )
 
 
-class Task(msgspec.Struct, frozen=True):
-    """One expected task and what is known of it.
+class Pace(msgspec.Struct, frozen=True):
+    """How a task goes on; see `trireme.cluster.progress`."""
 
-    Attributes:
-        role, index: which task it is.
-        state: its state; `reason` says why it has this state, and `since` from when on.
-        incarnation: the number of its latest start; 0 if it never joined.
-        connection: the connection that it holds; None for none.
-        host, pid, address: as its process reported them.
-        heard: when it was last heard; the end of a connection counts too.
-        outcome: how it left; None if it did not.
-        saved: the last step, once it has saved it as the chief; None before.
-        status: the status of its last heartbeat.
-        steps: how many steps it reports to have made; 0 where it reports none.
-        moved: when it last reported a further step, or an excuse.
-        usual: how many seconds its steps take; 0 where that is not known.
-        late: whether it has made no step for several times as long; of a lost task, whether that
-            is the reason.
-        start: the random number of its process; 0 if it has given none.
-        dismissed: whether it is to leave, because the job was made smaller.
-        told: whether it was informed that it leaves.
-        silent: of a task that is not live, whether nothing is heard of its host any more, so that
-            its process may live, and come back by itself.
-        signal: the signal that asks its process to end; "" for none. `signalled` is when the
-            coordinator heard of it.
-    """
+    moved: float = 0.0  # when it last reported a further step, or an excuse
+    steps: int = 0  # that it reports to have made; 0 where it reports none
+    usual: float = 0.0  # how many seconds its steps take; 0 where that is not known
+    late: bool = False  # no step for several times as long; of a lost task: that is the reason
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One expected task and what is known of it."""
 
     role: str
     index: int
     state: TaskState = "expected"
     reason: str = "it has not come yet"
-    since: float = 0.0
-    incarnation: int = 0
+    since: float = 0.0  # it has this state
+    incarnation: int = 0  # of its latest start; 0 if it never joined
     connection: int | None = None
     host: str = ""
     pid: int = 0
     address: str = ""
-    heard: float = 0.0
-    outcome: Outcome | None = None
-    saved: int | None = None
+    heard: float = 0.0  # when it was last heard; the end of a connection counts too
+    outcome: Outcome | None = None  # how it left
+    saved: int | None = None  # the last step, once it has saved it as the chief
     status: Mapping[str, StatusValue] = msgspec.field(default_factory=dict)
-    steps: int = 0
-    moved: float = 0.0
-    usual: float = 0.0
-    late: bool = False
-    start: int = 0
-    dismissed: bool = False
-    told: bool = False
-    silent: bool = False
-    signal: str = ""
-    signalled: float = 0.0
+    pace: Pace = Pace()
+    start: int = 0  # the random number of its process
+    dismissed: bool = False  # it is to leave, because the job was made smaller
+    notified: bool = False  # it knows that it leaves
+    silent: bool = False  # nothing is heard of its host: its process may live, and come back
+    signal: tuple[str, float] | None = None  # that asks its process to end, and when we heard of it
 
     @property
     def name(self) -> str:
@@ -171,7 +121,7 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def departs(self) -> bool:
         """Whether a signal has it leave alone: another process may take its place."""
-        return self.told and not self.dismissed
+        return self.notified and not self.dismissed
 
     @property
     def active(self) -> bool:
@@ -185,72 +135,40 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Reconfiguration(msgspec.Struct, frozen=True):
-    """A reconfiguration under way: the view has `next_shards`.
+    """A reconfiguration under way: the view has `next_shards`."""
 
-    Attributes:
-        view: the number of the newest view that announces it.
-        since: when the first one did.
-        ready: the shards that have stopped at the common cut of that newest view.
-    """
-
-    view: int
-    since: float
-    ready: tuple[int, ...] = ()
+    view: int  # the newest that announces it
+    since: float  # the first one did
+    ready: tuple[int, ...] = ()  # the shards that have stopped at the cut of the newest view
 
 
 class BrokenLink(msgspec.Struct, frozen=True):
-    """Two servers that make no progress with each other, though both reach the coordinator.
-
-    Attributes:
-        servers: the two, by index.
-        until: no copy is placed that needs the link before this time.
-        times: how often it was found broken since it last served.
-    """
+    """Two servers that make no progress with each other, though both reach the coordinator."""
 
     servers: tuple[int, int]
-    until: float
-    times: int = 1
+    until: float  # no copy is placed that needs the link
+    times: int = 1  # it was found broken since it last served
 
 
 class State(msgspec.Struct, frozen=True):
-    """Everything that the coordinator knows. `initial_state` makes the first one.
-
-    Attributes:
-        policy: what the job expects of its tasks.
-        epoch: the epoch of the job: every start has another.
-        term: the number of this start of the coordinator within the epoch, from 1.
-        started: when the job began to form.
-        tasks: every expected task by name, servers first.
-        phase: the job's phase.
-        reason: why it is in this phase.
-        view: the newest view; None before the first.
-        over: the message that informs every task of the job's end; None before it.
-        over_since: when the job ended.
-        noticed: when the tasks were last informed which ones the job waits for.
-        reconfiguration: the one under way; None for none.
-        plan_after: no reconfiguration is planned before this time.
-        requests: how often somebody has asked for other numbers of tasks.
-        stopping: why the job stops before its end; "" while it does not.
-        resumed: when this coordinator took the job over from an earlier one; None for the first.
-        broken_links: between servers.
-    """
+    """Everything that the coordinator knows. `initial_state` makes the first one."""
 
     policy: Policy
-    started: float
-    tasks: Mapping[str, Task]
-    epoch: str = ""
-    term: int = 1
+    started: float  # when the job began to form
+    tasks: Mapping[str, Task]  # by name, servers first
+    epoch: str = ""  # of the job: every start has another
+    term: int = 1  # the number of this start of the coordinator within the epoch
     phase: Phase = "forming"
     reason: str = "it waits for its tasks"
     view: View | None = None
-    over: JobOver | None = None
+    over: JobOver | None = None  # informs every task of the job's end
     over_since: float = 0.0
-    noticed: float = 0.0
+    noticed: float = 0.0  # when the tasks were last informed which ones the job waits for
     reconfiguration: Reconfiguration | None = None
-    plan_after: float = 0.0
-    requests: int = 0
-    stopping: str = ""
-    resumed: float | None = None
+    plan_after: float = 0.0  # no reconfiguration is planned before
+    requests: int = 0  # how often somebody has asked for other numbers of tasks
+    stopping: str = ""  # why the job stops before its end
+    resumed: float | None = None  # when this coordinator took over from an earlier one
     broken_links: tuple[BrokenLink, ...] = ()
 
     def of(self, role: str) -> list[Task]:
@@ -263,7 +181,7 @@ class State(msgspec.Struct, frozen=True):
 
     def left_to_go_on(self, role: str) -> list[Task]:
         """Returns the tasks of a role that are members and were not told to leave, by index."""
-        return [task for task in self.of(role) if task.active and not task.told]
+        return [task for task in self.of(role) if task.active and not task.notified]
 
     @property
     def holders(self) -> set[int]:
@@ -296,8 +214,8 @@ def comes_back_until(policy: Policy, task: Task) -> float:
 def missing(state: State) -> list[Task]:
     """Returns the tasks that the job waits for.
 
-    While it forms, these are all tasks that are not live. Later they are the lost tasks of a role
-    of which none is left.
+    While it forms, these are all tasks that are not live; later, the lost ones of a role of which
+    none is left.
     """
     if state.phase == "forming":
         tasks = state.tasks.values()
@@ -380,13 +298,7 @@ Instruction = Send | Close
 
 
 class Decision(NamedTuple):
-    """The result of one event, or of several that came together.
-
-    Attributes:
-        state: the new state.
-        instructions: what to do, in this order.
-        reason: why, for the log, a line for each event; not empty where there are instructions.
-    """
+    """The new state, what to do in this order, and why: a line for each event."""
 
     state: State
     instructions: tuple[Instruction, ...]
@@ -397,8 +309,6 @@ class DecisionBuilder:
     """Builds one decision. It exists only during one `step`, and is the only mutable object.
 
     Attributes:
-        now: the time of the event.
-        state: the state so far.
         newcomers: the connections of tasks that have just joined and must be informed.
         shards: the shards of the newest view, as the event has changed them; () if it has not.
     """
@@ -412,34 +322,29 @@ class DecisionBuilder:
         self._reasons: list[list[str]] = []  # by event
 
     def decision(self) -> Decision:
-        """Returns the decision."""
         reason = "\n".join("; ".join(reasons) for reasons in self._reasons if reasons)
         return Decision(self.state, tuple(self._instructions), reason)
 
     def update_task(self, task: Task) -> None:
-        """Replaces a task in the state."""
         self.state = replace(self.state, tasks={**self.state.tasks, task.name: task})
 
     def begin_event(self) -> None:
-        """Notes that what follows is due to a further event: its reason is a line of its own."""
+        """Begins another line of the reason."""
         self._reasons.append([])
 
     def add_reason(self, reason: str) -> None:
-        """Adds to the decision's reason."""
         if not self._reasons:
             self.begin_event()
         self._reasons[-1].append(reason.replace("\n", " "))
 
     def send(self, connection: int, message: Message, sequence: int = 0) -> None:
-        """Adds an instruction to send."""
         self._instructions.append(Send(connection, message, sequence))
 
     def close(self, connection: int) -> None:
-        """Adds an instruction to close."""
         self._instructions.append(Close(connection))
 
     def broadcast(self, message: Message) -> None:
-        """Adds instructions to send to every connected task."""
+        """Sends to every connected task."""
         for task in self.state.tasks.values():
             if task.connection is not None:
                 self.send(task.connection, message)

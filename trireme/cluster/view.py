@@ -21,13 +21,7 @@ def term_of(number: int) -> int:
 
 
 class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One parameter server of a view.
-
-    Attributes:
-        index: the server's task index.
-        incarnation: the number of this start of the task; grows by one with every new process.
-        address: the address at which it listens, with its scheme, such as `tcp://127.0.0.1:2222`.
-    """
+    """One parameter server of a view; its incarnation grows with every new process."""
 
     index: Index
     incarnation: Number
@@ -35,23 +29,17 @@ class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One live worker of a view.
-
-    Attributes:
-        index: the worker's task index.
-        incarnation: the number of this start of the task; grows by one with every new process.
-    """
+    """One live worker of a view."""
 
     index: Index
     incarnation: Number
 
 
 class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One shard of a view: a contiguous run of slots, and the servers that hold copies of it.
+    """One shard of a view: the slots [start, stop) of the flat vectors, and who holds them.
 
     Attributes:
-        start, stop: the slots [start, stop) of the flat vectors.
-        primary: the index of the server that takes the workers' requests.
+        primary: the server that takes the workers' requests.
         backups: the servers that confirm every update before anybody hears of it.
         joining: the servers that receive a copy, and are not counted on yet.
     """
@@ -72,20 +60,15 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """The members of a job, from one change of membership to the next.
 
     Attributes:
-        number: 1 for the first view of a job, then one more with every change. Every request to a
-            parameter server carries it. A coordinator that is started again within a job
-            continues with numbers above those of its last term: see `term_of`.
-        servers: the live parameter servers, by index. Indices may be missing.
-        workers: the live workers that still train, by index.
+        number: grows with every change, over the terms of the coordinator. Every request to a
+            parameter server carries it.
+        servers, workers: the live ones, by index. Indices may be missing.
         shards: the shards, in the order of their slots.
-        generation: the number of this division of the slots into shards. It grows by one with each
-            reconfiguration.
-        next_shards: the shards of the next generation while a reconfiguration is under way; else
-            empty.
-        life: how many times the job was rolled back to a checkpoint, because all copies of a shard
-            were lost.
-        saved: the last step, once the chief has saved it; None before. A worker that came back late
-            may have made further steps, and then has them saved too.
+        generation: the number of this division into shards; grows with each reconfiguration.
+        next_shards: the shards of the next generation while a reconfiguration is under way.
+        life: how many times the job went back to a checkpoint, as all copies of a shard were lost.
+        saved: the last step, once the chief has saved it. A worker that came back late may have
+            made further steps, and then has them saved too.
     """
 
     number: Number
@@ -124,7 +107,6 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         return self.shards[shard].primary if self.shards else shard
 
     def primary_name(self, shard: int) -> str:
-        """Returns the name of the server with the primary of a shard; see `primary`."""
         return f"ps:{self.primary(shard)}"
 
     def server(self, index: int) -> ServerEntry | None:
@@ -136,12 +118,9 @@ class LastChief:
     """Decides for one worker, after its last update, whether it saves the job's last step.
 
     The worker that is chief then saves it. If that worker is lost before it has, the live worker
-    with the lowest index takes over, until it has saved or a worker with a lower index is back.
-    Nobody takes over from a chief that has saved. A worker that came back when the others had ended
-    may have made further steps: these are saved once more.
-
-    Args:
-        worker: the index of this worker.
+    with the lowest index takes over, until it has saved or a worker with a lower index is back. A
+    worker that came back when the others had ended may have made further steps: these are saved
+    once more.
 
     Attributes:
         saves: whether this worker saves the last step; None until its last update.
@@ -161,24 +140,11 @@ class LastChief:
         self.saves = None
 
     def awaits(self, view: View | None, step: int) -> bool:
-        """Returns whether another worker is to save the last step, and has not yet.
-
-        Args:
-            view: the newest view; None where there is no coordinator.
-            step: the last step, as far as this worker knows.
-        """
+        """Returns whether another worker is to save the last step, and has not yet."""
         return self.saves is False and view is not None and not view.has_saved(step)
 
     def follow(self, view: View | None, step: int) -> bool:
-        """Takes over from a chief that is lost; hands over to one that came back.
-
-        Args:
-            view: the newest view; None where there is no coordinator.
-            step: the last step, as far as this worker knows.
-
-        Returns:
-            Whether this worker saves now and did not before, or the other way round.
-        """
+        """Takes over from a lost chief or hands over; returns whether `saves` has changed."""
         before = self.saves
         if before is None or view is None or view.has_saved(step):
             return False
