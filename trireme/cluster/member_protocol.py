@@ -61,26 +61,29 @@ class MemberState:
     """
 
     def __init__(self) -> None:
-        self.incarnation = 0
-        self.epoch = ""
-        self.term = 0
-        self.view: View | None = None
-        self.dismissed: Dismissed | None = None
-        self.signalled: Signalled | None = None
-        self.interrupted: Interrupted | None = None
-        self.over: JobOver | None = None
-        self.confirmed = False
-        self.waiting: tuple[WaitingFor, float] | None = None
-        self.failure: Exception | None = None
-        self.leaving: Leave | None = None
-        self.left = False
+        self.incarnation = 0  # of this task; grows if it was given up, and is admitted again
+        self.epoch = ""  # of the job: each start of one has another
+        self.term = 0  # the coordinator's
+        self.view: View | None = None  # the newest
+        self.dismissed: Dismissed | None = None  # set when this task is to leave
+        self.signalled: Signalled | None = None  # by a signal that asks this process to end
+        self.interrupted: Interrupted | None = None  # set when the job stops before its end
+        self.over: JobOver | None = None  # how the job ended, or why this task is no member
+        self.confirmed = False  # whether `over` came from the coordinator
+        self.waiting: tuple[WaitingFor, float] | None = None  # until when (`time.monotonic`)
+        self.failure: Exception | None = None  # why this task could not join
+        self.leaving: Leave | None = None  # the message with which it leaves
+        self.left = False  # whether the coordinator has received that
+        # What a server reports of its shards, or a chief of the last step: sent when it changes,
+        # and with each heartbeat, as long as it holds.
         self.reports: tuple[Message, ...] = ()
-        self.closing = False
-        self.ended = False
+        self.closing = self.ended = False  # the member's thread is to end; has ended
+        self.able: Callable[[], bool] = lambda: True  # to take part: asked before it joins again
+        # Called at each heartbeat, in the thread that sends it: it can report on another thread,
+        # even if that thread hangs.
+        self.extra_status: Callable[[], Mapping[str, StatusValue]] = dict
         self._changed = threading.Condition()
         self._status: dict[str, StatusValue] = {}
-        self.able: Callable[[], bool] = lambda: True
-        self.extra_status: Callable[[], Mapping[str, StatusValue]] = dict
         self._subscribers: list[Subscriber] = []
 
     @contextmanager
@@ -348,7 +351,7 @@ class MemberProtocol:
         return self.away_since + self._patience
 
     def served(self, now: float) -> bool:
-        """Returns whether this connection is to be closed. One that has left stays until the end."""
+        """Returns whether this connection is to be closed; a task that has left stays to the end."""
         return self._state.closing or (
             self._close_deadline is not None and now >= self._close_deadline
         )
