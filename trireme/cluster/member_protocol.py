@@ -351,7 +351,7 @@ class MemberProtocol:
         return self.away_since + self._patience
 
     def served(self, now: float) -> bool:
-        """Returns whether this connection is to be closed; a task that has left stays to the end."""
+        """Returns whether this connection is to be closed. Who has left stays until the end."""
         return self._state.closing or (
             self._close_deadline is not None and now >= self._close_deadline
         )
