@@ -1,8 +1,7 @@
 """Codecs that compress payloads of numbers: half precision, 8-bit blocks, the largest entries.
 
 A codec is a pure function of a flat tensor. The sender adds the rounding error of one message to
-the next message (`ErrorFeedback`), so that errors are delayed and do not accumulate. The bytes that
-a codec has written can be compressed further without loss, by entropy coding (`deflated`).
+the next message (`ErrorFeedback`), so that errors are delayed and do not accumulate.
 
 Sources: Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), section 3, for error
 feedback; Dettmers, 8-Bit Approximations for Parallelism in Deep Learning (ICLR 2016), for blocks
@@ -34,20 +33,11 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes numbers as bytes.
-
-        Args:
-            values: 1-D, float32 or float64, finite.
-            out: 1-D uint8 of `nbytes(len(values))`, aligned to 4 bytes.
-        """
+        """Writes finite numbers to uint8 `out` of `nbytes(len(values))`, aligned to 4 bytes."""
 
     @abstractmethod
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        """Reads numbers from the bytes that `encode` wrote.
-
-        Args:
-            data: the bytes.
-            out: 1-D, with the count and dtype of the numbers. It is overwritten.
+        """Reads numbers into `out`, which has their count and dtype.
 
         Raises:
             ValueError: `encode` never writes such bytes.
@@ -113,13 +103,8 @@ class BlockInt8(Codec):
 class TopK(Codec):
     """Only the entries of largest magnitude, with their indices; the others decode to zero.
 
-    The indices (int32) come first, in ascending order, then the numbers (float32).
-
-    Args:
-        share: the share of the entries that is sent, in (0, 1].
-
-    Raises:
-        ConfigurationError: the share is out of range.
+    The indices (int32) come first, in ascending order, then the numbers (float32). `share` is that
+    of the entries that are sent, in (0, 1].
     """
 
     def __init__(self, share: float = 0.01) -> None:
@@ -149,11 +134,7 @@ class TopK(Codec):
 
 
 class ErrorFeedback:
-    """Error feedback for one sender's codec.
-
-    Args:
-        codec: a lossy codec.
-        count: how many numbers each message has.
+    """Error feedback for one sender's codec, for messages of `count` numbers.
 
     Attributes:
         residual: the accumulated encoding error, which is added to the next message.
@@ -207,7 +188,6 @@ def make_codec(name: str) -> Codec | None:
 
 
 def _blocks(values: torch.Tensor) -> torch.Tensor:
-    """Returns the values as rows of a block each, the last one padded with zeros."""
     missing = -values.numel() % _BLOCK
     if missing:
         values = torch.nn.functional.pad(values, (0, missing))
@@ -230,10 +210,6 @@ def deflated(data: Iterable[memoryview]) -> bytes:
 
 def inflated(data: memoryview, length: int) -> bytes:
     """Returns the decompressed bytes. Never allocates more than `length` + 1 bytes.
-
-    Args:
-        data: one whole zlib stream.
-        length: the length of the decompressed bytes.
 
     Raises:
         ValueError: the data is no such stream, has bytes after its end, or has another length.

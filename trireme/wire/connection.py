@@ -39,15 +39,13 @@ _CHECK_SECONDS = 0.1  # at most, between two checks while a send waits
 class Connection(FrameReader, AbstractContextManager["Connection", None]):
     """Messages over one stream, which the connection owns. Used by one thread at a time.
 
-    After a failed receive nothing more can be received, and after a failed send nothing more can
-    be sent: later calls raise the same error again. The two directions fail independently, so that
+    After a failed receive nothing more can be received, and after a failed send nothing more can be
+    sent: later calls raise the same error again. The two directions fail independently, so that
     messages which a peer sent before it went away can still be received.
 
     Attributes, besides those of `FrameReader`:
-        catalog: the messages that may be sent and received.
         clock: the clock that deadlines are measured with.
-        spin: how a receive spins before it blocks; None blocks at once. Waking a blocked thread
-            takes some ten microseconds, which is much where the answer takes a hundred.
+        spin: how a receive spins before it blocks; None blocks at once.
         bytes_sent: how many bytes the stream has taken.
     """
 
@@ -73,7 +71,6 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         self.close()
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait on."""
         return self.stream.fileno()
 
     @property
@@ -134,22 +131,9 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
 
         The payload's memory may be changed as soon as the call returns. Frames are sent in the
-        order in which they are offered.
-
-        Args:
-            message: one of the catalog's.
-            payload: buffers of any shape that are C-contiguous, sent one after the other; a
-                `SharedPayload` is copied once for all connections that keep the rest of it.
-            sequence: for the peer's reply, or of the request that this replies to.
-
-        Returns:
-            Whether the stream has taken everything offered so far.
-
-        Raises:
-            ValueError: the message is not in the catalog. Nothing was sent.
-            PeerClosed: the peer closed the connection.
-            ConnectionBroken: the peer or the network broke off, or an earlier send failed.
-            ConnectionClosed: after `close`.
+        order in which they are offered. Arguments and errors are those of `send`; a `SharedPayload`
+        is copied once for all connections that keep the rest of it. Returns whether the stream has
+        taken all so far.
         """
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
@@ -161,16 +145,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         return not self.unsent
 
     def flush(self) -> bool:
-        """Sends more of what was offered. Never blocks.
-
-        Returns:
-            Whether nothing is left.
-
-        Raises:
-            PeerClosed: the peer closed the connection.
-            ConnectionBroken: the peer or the network broke off, or an earlier send failed.
-            ConnectionClosed: after `close`.
-        """
+        """Sends more of what was offered, and never blocks; returns whether nothing is left."""
         if self._send_failure is not None:
             raise again(self._send_failure)
         if self._queue:
@@ -248,10 +223,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         Raises:
             WireTimeout: no complete message came in time. The connection remains usable: the part
                 that came is kept, and the next receive continues from there.
-            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
-            PeerClosed: the peer closed the connection between two frames.
-            ConnectionBroken: the peer or the network broke off.
-            ConnectionClosed: after `close`.
+            FrameError, PeerClosed, ConnectionBroken, ConnectionClosed: as `poll`.
         """
         if self._receive_failure is not None:
             raise again(self._receive_failure)
@@ -294,10 +266,8 @@ def _head(header: bytes, metadata: bytes) -> list[memoryview]:
 class SharedPayload(tuple[memoryview, ...]):
     """A payload for several connections, which share the copy of what their streams do not take.
 
-    When its memory has changed, make another one.
-
-    Attributes:
-        kept: the copy of its end, in pieces; as much as some connection has needed.
+    When its memory has changed, make another one. `kept` is the copy of its end, in pieces, as much
+    as some connection has needed.
     """
 
     kept: Sequence[memoryview] = ()
@@ -322,9 +292,6 @@ class SendQueue:
 
     The memory of the last large copy is kept for the next one: new pages each time would take
     longer than the copy itself.
-
-    Attributes:
-        nbytes: how many bytes are queued.
     """
 
     def __init__(self) -> None:
@@ -336,12 +303,7 @@ class SendQueue:
         return bool(self._pieces)
 
     def append(self, views: list[memoryview], payload: SharedPayload | None = None) -> None:
-        """Adds a copy of the views.
-
-        Args:
-            views: what is left of a frame.
-            payload: the frame's, if other connections share its copy.
-        """
+        """Adds a copy of what is left of a frame, with its payload if others share the copy."""
         size = sum(map(len, views))
         if payload is not None:
             of_head, first = size - sum(map(len, payload)), 0
@@ -370,13 +332,7 @@ class SendQueue:
         return list(islice(self._pieces, _FRONT_PIECES))
 
     def written(self, front: list[memoryview], rest: list[memoryview], count: int) -> None:
-        """Removes what was written.
-
-        Args:
-            front: the pieces that `front` returned.
-            rest: what is left of them.
-            count: how many bytes were written.
-        """
+        """Removes `count` bytes, of which `rest` is left of what `front` returned."""
         self.nbytes -= count
         for _ in range(len(front) - len(rest)):
             self._pieces.popleft()

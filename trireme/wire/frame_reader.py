@@ -23,14 +23,7 @@ _GROWS_FASTER = 1 << 16  # from so many bytes of metadata on the buffer grows ei
 
 
 class Incoming(msgspec.Struct):
-    """A message that arrived.
-
-    Attributes:
-        message: the decoded metadata.
-        sequence: the sender's sequence number.
-        payload: the memory that the destination returned, now filled.
-        nbytes: the length of the payload.
-    """
+    """A message that arrived, with the memory that the destination returned, now filled."""
 
     message: Message
     sequence: int
@@ -44,15 +37,11 @@ class FrameReader:
     After a failed read nothing more can be read: later calls raise the same error again.
 
     Attributes:
-        stream: the stream, for features that only one transport has.
-        catalog: the messages that may be received.
-        limits: the largest frame to accept.
+        catalog, limits: the messages that may be received, and the largest frame.
         destination: called for each payload that is not empty, before it is read, to get the memory
-            for it. It may raise `FrameError` to refuse the payload. None allocates a `bytearray`
-            for each payload.
+            for it. It may raise `FrameError` to refuse the payload. None allocates a `bytearray`.
         lending: memory that both sides share. Payloads that lie there do not cross the stream.
-        peer: the name of the other end, for messages: the stream's address, or a name that is
-            assigned later.
+        peer: the name of the other end, for messages: the stream's address until it is assigned.
         bytes_received: how many bytes came from the stream.
 
     `catalog`, `limits`, `destination` and `lending` may be replaced between two frames.
@@ -208,7 +197,6 @@ class FrameReader:
         self._need = HEADER_SIZE
 
     def _allocate(self, message: Message, length: int) -> Sequence[memoryview]:
-        """Gets the memory for a payload."""
         try:
             if self.destination is None:
                 payload: Sequence[memoryview] = (memoryview(bytearray(length)),)

@@ -55,17 +55,7 @@ _SERVER = b"trireme handshake 2 server"
 
 
 class Hello(Message, frozen=True, array_like=True):
-    """The client's first message: its identity, the task that it addresses, and 32 random bytes.
-
-    Attributes:
-        job: the job's id.
-        epoch: the job's epoch; "" if the client has not joined.
-        task: the client's role and index, such as `worker:1`.
-        incarnation: the client's incarnation; 0 while it has none.
-        nonce: 32 random bytes.
-        server: the task that the client addresses, such as `ps:0`.
-        address: the address that the client called, with the transport, as its system reports it.
-    """
+    """The client's first message: its identity, the task that it addresses, and 32 random bytes."""
 
     kind: ClassVar[int] = 1
     job: str
@@ -123,14 +113,11 @@ class Identity:
     """The identity of one end of a connection.
 
     Attributes:
-        job: the job's id.
-        task: the role and index, such as `worker:1`.
-        incarnation: the task's incarnation; 0 while it has none.
-        epoch: the job's epoch; "" before the task has joined.
+        incarnation: the task's; 0 while it has none.
+        epoch: the job's; "" before the task has joined.
         calls: the task that it addresses over this connection, as one process may be two tasks,
             such as `ps:0` and `coordinator:0`. It does not count when identities are compared.
-        role: the task's role, such as `worker`.
-        index: the task's index, such as 1; -1 if its name is malformed, which handshakes deny.
+        role, index: of its name; the index is -1 if that is malformed, which handshakes deny.
     """
 
     job: str
@@ -156,11 +143,9 @@ class ServerHandshake:
     """The server's side of one handshake, as a state machine without I/O or time.
 
     Args:
-        job: the job's id.
-        secret: the job's secret.
-        epoch: the server's epoch; "" if it has not joined yet.
-        serves: the tasks that the server is, such as `ps:0`; empty accepts clients that address any
-            task.
+        job, secret: the job's.
+        epoch: the server's; "" if it has not joined yet.
+        serves: the tasks that the server is; empty accepts clients that address any task.
         called: the address at which it was called; see `trireme.wire.transport.Stream`.
 
     Attributes:
@@ -252,10 +237,8 @@ def authenticate(
 ) -> None:
     """Authenticates this task to a server, and the server to this task; blocks.
 
-    The connection's own catalog and limits apply again afterwards.
-
     Args:
-        connection: a new connection, on which nothing was sent or received.
+        connection: a new connection, whose own catalog and limits apply again afterwards.
         identity: this task's identity.
         secret: the job's secret.
         server: the task that must be at the other end, such as `ps:0`.
@@ -264,12 +247,10 @@ def authenticate(
     Raises:
         AuthenticationError: the server serves another job, has another secret, is another task or
             has the certificate of another, or another process listens in its place; or it refuses
-            this task. The connection is closed. A retry does not help.
-        StaleEpochError: this task belongs to an earlier start of the job. The connection is
-            closed.
-        ConnectionRefused: the server has not joined the job yet. The connection is closed. Retry
-            soon.
-        WireTimeout: the server did not answer in time. The connection is closed.
+            this task. A retry does not help.
+        StaleEpochError: this task belongs to an earlier start of the job.
+        ConnectionRefused: the server has not joined the job yet. Retry soon.
+        WireTimeout: the server did not answer in time.
         PeerClosed, ConnectionBroken: the connection was lost.
         FrameError: the other end does not speak this protocol.
     """

@@ -21,29 +21,15 @@ _NOBODY = Identity("", "an unauthenticated peer")
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """The limits that a service sets to its peers.
+    """The limits that a service sets to its peers."""
 
-    Attributes:
-        unauthenticated: how many connections may be unauthenticated at a time. One more, and the
-            oldest of them is closed.
-        connections: how many connections may be open at a time. One more is closed at once.
-        handshake_seconds: how long a handshake may take, that of TLS included, however little
-            comes at a time.
-        tries: how many connections of one host may be refused at once. Then it is not listened to.
-        try_seconds: after so many seconds a host has one more try.
-        unsent_bytes: how many bytes of a link may be unsent when the next message is offered. A
-            link with more is closed, because its peer does not read.
-        linger_seconds: how long a closing link, or a stopping service, goes on sending what was
-            offered before.
-    """
-
-    unauthenticated: int = 128
-    connections: int = 4096
-    handshake_seconds: float = HANDSHAKE_TIMEOUT
-    tries: int = 20
-    try_seconds: float = 1.0
-    unsent_bytes: int = 1 << 28
-    linger_seconds: float = 2.0
+    unauthenticated: int = 128  # connections at a time; one more, and the oldest is closed
+    connections: int = 4096  # that may be open at a time; one more is closed at once
+    handshake_seconds: float = HANDSHAKE_TIMEOUT  # that of TLS included, however little comes
+    tries: int = 20  # connections of one host that may be refused before it is not listened to
+    try_seconds: float = 1.0  # after so long a host has one more try
+    unsent_bytes: int = 1 << 28  # of a link when the next message is offered: its peer must read
+    linger_seconds: float = 2.0  # how long a closing link, or service, sends what was offered
 
 
 class Loop(Protocol):
@@ -64,23 +50,16 @@ class Link:
 
     Handlers call `offer` and `close`; the service receives, and calls the other methods.
 
-    Args:
-        service: the service.
-        connection: the connection.
-        handshake: authenticates the peer; None where this process opened the connection.
-
     Attributes:
         identity: the identity that the peer has proven.
         connection: the connection, of which a handler may set `destination` and `lending`.
         context: an object of the handler that serves this peer; the service never uses it.
-        authenticated: whether the peer has authenticated.
-        opened_here: whether this process opened the connection, and not the peer.
+        handshake: authenticates the peer; None where this process opened the connection.
         departing: whether the peer has announced that it leaves. It need not read what is still
             sent to it, and a break of its connection is not logged as a warning.
         closed: whether this link is closed or closing.
         windowed: whether its handler waits for confirmations before it offers more, so that the
             link need not limit what is unsent. Handlers set it.
-        handshake: the argument.
         events: the events of the descriptor that the service waits for.
     """
 
@@ -118,16 +97,10 @@ class Link:
     # -- for handlers ----------------------------------------------------------------------------
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
-        """Sends without blocking; see `Connection.offer`. The service sends the rest later.
+        """Sends without blocking; returns whether all was sent. The service sends the rest later.
 
         A failure does not raise here: the handlers' `closed` is called later. Messages that are
         offered to a closed link are dropped.
-
-        Returns:
-            Whether all of the message was sent.
-
-        Raises:
-            ValueError: the message is not one of the handlers'.
         """
         if self.closed:
             return False

@@ -85,12 +85,7 @@ def pack_header(
 
 
 def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: int = 0) -> Header:
-    """Reads a header and checks it against the limits.
-
-    Args:
-        data: bytes that hold `HEADER_SIZE` bytes from the offset on.
-        limits: the largest metadata and payload to accept.
-        offset: where the header begins.
+    """Reads a header at an offset and checks it against the limits.
 
     Raises:
         ProtocolMismatch: another protocol version, or TLS.

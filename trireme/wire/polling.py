@@ -47,9 +47,8 @@ class Poller:
     def events(self, seconds: float) -> Iterator[tuple[Callback, int]]:
         """Waits for events, at most so many seconds, and yields callbacks with their events.
 
-        A callback that was unregistered meanwhile is left out. One may be yielded without an event
-        of its own: the descriptor may have belonged to another connection when the events were
-        collected.
+        A callback may come without an event of its own: the descriptor may have belonged to another
+        connection when the events were collected.
         """
         for descriptor, mask in self._poll.poll(seconds * self._unit):
             callback = self._callbacks.get(descriptor)
@@ -71,7 +70,6 @@ class Wakeup:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait on."""
         return self._reader.fileno()
 
     def wake(self) -> None:

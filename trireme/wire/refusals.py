@@ -23,13 +23,9 @@ _HOSTS = 1024  # how many hosts are remembered
 
 
 class Refusals:
-    """Logs the refused connections of one service at a limited rate.
+    """Logs the refused connections of one service at a limited rate, and counts all.
 
-    Anybody who reaches a port can have thousands of connections refused each second. All of them
-    are counted. When they exceed a few a minute, only their number is logged.
-
-    Attributes:
-        count: how many connections were refused.
+    Anybody who reaches a port can have thousands of connections refused each second.
     """
 
     def __init__(self) -> None:
@@ -38,12 +34,7 @@ class Refusals:
         self._lines = TokenBucket(BURST, LINE_SECONDS)
 
     def log(self, now: float, reason: str) -> None:
-        """Counts a refused connection, and logs it if the rate allows.
-
-        Args:
-            now: the time in seconds.
-            reason: which peer was refused, and why, in words that may quote the peer.
-        """
+        """Counts a refused connection, and logs it if the rate allows; it may quote the peer."""
         self.count += 1
         if self._lines.take(now):
             _log.warning("%s", printable(reason))
@@ -64,13 +55,10 @@ class Refusals:
 class RefusedHosts:
     """Limits how often one host may be refused.
 
-    Each refused connection costs its host one try of a few, which come back one by one. A host that
-    has none left is not listened to, so that its handshakes cost nothing. This host itself is never
-    limited: those who are refused there have the same address as the job's own tasks.
-
-    Args:
-        tries: how many connections of a host may be refused at once.
-        seconds: after so many seconds it has one more try.
+    Each refused connection costs its host one of a few tries, which come back after so many seconds
+    each. A host that has none left is not listened to, so that its handshakes cost nothing. This
+    host itself is never limited: those who are refused there have the same address as the job's own
+    tasks.
     """
 
     def __init__(self, tries: int, seconds: float) -> None:
@@ -79,12 +67,6 @@ class RefusedHosts:
         self._hosts: dict[str, TokenBucket] = {}  # the one that was refused last is the last
 
     def refused(self, now: float, peer: str) -> None:
-        """Counts a refused connection.
-
-        Args:
-            now: the time in seconds.
-            peer: the address of its other end, with its scheme.
-        """
         host = network(peer)
         if host is None:
             return
@@ -103,12 +85,7 @@ class RefusedHosts:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A number of tokens that are taken one by one, and come back one by one.
-
-    Args:
-        most: how many there are at most, and at first.
-        seconds: after so many seconds there is one more.
-    """
+    """Tokens that are taken one by one, and come back after so many seconds each."""
 
     most: int
     seconds: float
@@ -116,7 +93,6 @@ class TokenBucket:
     _since: float = 0.0
 
     def has(self, now: float) -> bool:
-        """Returns whether there is a token."""
         if self._left < 0.0:
             self._left = float(self.most)
         else:
@@ -136,11 +112,7 @@ class TokenBucket:
 def network(peer: str) -> str | None:
     """Returns what one owner of addresses has: an IPv4 address, or 64 bits of IPv6.
 
-    Args:
-        peer: an address, with its scheme.
-
-    Returns:
-        None stands for this host.
+    None stands for this host. The peer is an address with its scheme.
     """
     host = peer.partition("://")[2].rpartition(":")[0].strip("[]").partition("%")[0]
     try:

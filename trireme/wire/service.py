@@ -59,12 +59,7 @@ class Handler(Protocol):
         """
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        """An authenticated link has closed. Called once on every handler.
-
-        Args:
-            link: the link.
-            error: the error that closed it; None if this side did, by `Link.close` or by stopping.
-        """
+        """An authenticated link has closed, with an error if this side did not close it."""
 
     def tick(self, now: float) -> None:
         """Called about every `tick_seconds` of the service's clock."""
@@ -98,10 +93,10 @@ class Service:
             handlers: the handlers of all messages.
             job: the job's id, which peers must name.
             secret: the job's secret, which peers must prove to know.
-            epoch: the epoch of the job. Peers that name an epoch must name this one. "" while this
-                process has not joined; set the attribute `epoch` then.
-            serves: the tasks that this process is, such as `ps:0`. Peers must address one of them;
-                empty accepts peers that address any task.
+            epoch: of the job: peers that name one must name this. "" while this process has not
+                joined; set the attribute `epoch` then.
+            serves: the tasks that this process is, such as `ps:0`; empty accepts peers that address
+                any.
             clock: the clock for ticks and deadlines.
             tick_seconds: how often the handlers' `tick` is called.
             limits: the largest frame of an authenticated peer.
@@ -181,7 +176,6 @@ class Service:
             self._wakeup.close()
 
     def _serve(self) -> None:
-        """Handles events until the service is stopped."""
         next_tick = self.clock.now()
         while not self._stopping:
             now = self.clock.now()
@@ -294,12 +288,7 @@ class Service:
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
 
-        Call it in the loop's thread; see `call_soon`. The handlers' `authenticated` is called as
-        for any other link.
-
-        Args:
-            connection: the connection, which only the service uses from now on.
-            identity: the identity of the other end.
+        Call it in the loop's thread; see `call_soon`.
         """
         link = Link(self, connection)
         self._register(link)
@@ -312,7 +301,6 @@ class Service:
         self._poller.register(link.connection.fileno(), READABLE, partial(self._ready, link))
 
     def _ready(self, link: Link, mask: int) -> None:
-        """Handles events of a link's descriptor."""
         # The next read or write detects a hang-up or an error.
         if link.events & WRITABLE and mask != READABLE:
             link.flush()
@@ -360,7 +348,6 @@ class Service:
             self._welcome(link, handshake.identity)
 
     def _welcome(self, link: Link, identity: Identity) -> None:
-        """Accepts an authenticated peer, and calls the handlers' `authenticated`."""
         link.connection.catalog, link.connection.limits = self.catalog, self.limits
         link.admit(identity)
         del self._strangers[link]
@@ -369,7 +356,6 @@ class Service:
             handler.authenticated(link)
 
     def watch(self, link: Link, events: int) -> None:
-        """Waits for these events of a link from now on."""
         self._poller.modify(link.connection.fileno(), events)
 
     def drop(self, link: Link, error: WireError | None) -> None:
@@ -398,7 +384,6 @@ class Service:
                 self._refuse(link, reason)
 
     def _refuse(self, link: Link, reason: str) -> None:
-        """Counts a connection as refused, and logs that."""
         now = self.clock.now()
         self.refusals.log(now, reason)
         if not link.authenticated:

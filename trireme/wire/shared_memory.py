@@ -1,14 +1,14 @@
 """Memory that two processes of one host share, and that is freed when both have ended.
 
-It has no name: it is a file descriptor that one process passes to the other over a connection. So
-nothing is left in the file system when a process is killed. The memory is sealed against changes of
-its size, so that a peer cannot remove pages that are in use.
+It has no name: one process passes its file descriptor to the other over a connection, so that
+nothing is left when a process is killed. It is sealed against changes of its size: a peer cannot
+remove pages that are in use.
 
-One side of a connection, the lender, creates it and shares it with the other, the borrower. The
-lender names two lists of ranges in it: *outbound* ranges hold the payloads that it sends, and
-*inbound* ranges receive the payloads that are sent to it. A frame whose payload lies there has a
-flag in its header, and the payload does not cross the connection. There are no locks: the order of
-request and answer keeps one side from writing what the other reads.
+The lender of a connection creates it, and names two lists of ranges in it: *outbound* ranges hold
+the payloads that it sends, and *inbound* ranges receive those that the borrower sends. A frame
+whose payload lies there has a flag in its header, and the payload does not cross the connection.
+There are no locks: the order of request and answer keeps one side from writing what the other
+reads.
 
 It gains: a push and pull of 318 KB takes half as long as over TCP on one host, of 4 MB a fifth
 (benchmarks/results/push_pull.md).
@@ -52,7 +52,6 @@ class SharedMemory:
 
     Attributes:
         view: its bytes, writable.
-        nbytes: its size in bytes.
         identity: tells it from all other such memory of this host; the same in every process.
     """
 
@@ -65,10 +64,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """Creates new memory of zeros.
-
-        Args:
-            nbytes: at least 1; rounded up to whole pages.
+        """Creates new memory of zeros, at least 1 byte, rounded up to whole pages.
 
         Raises:
             OSError: the system is out of memory.
@@ -104,7 +100,6 @@ class SharedMemory:
             raise
 
     def fileno(self) -> int:
-        """Returns the descriptor, to pass it to a peer."""
         return self._descriptor
 
     def place_of(self, view: memoryview) -> tuple[int, int]:
@@ -158,11 +153,7 @@ class Lending:
         self._carried = sum(self._sizes)
 
     def carry(self, payload: Iterable[Buffer]) -> int:
-        """Passes a payload to the peer through the memory, if possible.
-
-        Returns:
-            The payload's length in bytes; 0 if it has to cross the connection.
-        """
+        """Passes a payload through the memory; returns its bytes, or 0 if it has to cross."""
         if not self._borrowed:
             return self._carried if payload is self._outgoing else 0
         if not payload:
@@ -176,7 +167,6 @@ class Lending:
         return self._carried
 
     def _fits(self, payload: tuple[object, ...]) -> bool:
-        """Returns whether a payload consists of byte views of the target's sizes."""
         return (
             all(
                 isinstance(view, memoryview) and view.format == "B" and view.ndim == 1

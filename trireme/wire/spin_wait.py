@@ -16,13 +16,9 @@ class SpinWait:
     """Spins for a while, then blocks.
 
     Spinning costs processor time, and waking a blocked thread costs latency. So a thread that
-    computes for long between two waits may spin for long. All waits of one thread share one
-    object, so that no wait counts as computing.
-
-    Args:
-        least: the shortest time to spin, in seconds.
-        most: the longest time to spin, in seconds.
-        share: the time to spin, as a share of the time since the last wait ended.
+    computes for long between two waits may spin for long: `share` of the time since the last wait
+    ended, from `least` to `most` seconds. All waits of one thread share one object, so that no wait
+    counts as computing.
     """
 
     __slots__ = ("_last_end", "_least", "_most", "_share")
@@ -36,12 +32,8 @@ class SpinWait:
     def wait(self, poll: Callable[[int], object], seconds: float, *, look: bool = True) -> bool:
         """Waits until `poll` reports an event, at most `seconds`; returns whether it did.
 
-        While it spins it yields the core to other threads.
-
-        Args:
-            poll: blocks for at most so many milliseconds and returns whether there is an event.
-            seconds: how long to wait in all.
-            look: whether to spin before blocking.
+        `poll` blocks for at most so many milliseconds. While it spins, if it is to `look`, it
+        yields the core to other threads.
         """
         now = time.monotonic()
         end, ready = now + seconds, False

@@ -60,11 +60,7 @@ class Stream(ABC):
     def read_into(self, buffers: Sequence[memoryview]) -> int:
         """Reads what is there into the buffers, filling one after the other.
 
-        Args:
-            buffers: writable views of bytes, at least one of them not empty.
-
-        Returns:
-            How many bytes were read; 0 when there is nothing to read yet.
+        At least one of them is not empty. Returns how many bytes came; 0 if there are none yet.
 
         Raises:
             PeerClosed: the peer closed, and everything it had sent was read.
@@ -74,14 +70,9 @@ class Stream(ABC):
 
     @abstractmethod
     def write(self, buffers: Sequence[Buffer]) -> int:
-        """Takes bytes from the front of the buffers, in order, as many as there is room for.
+        """Takes bytes from the front of the buffers, in order; returns how many, 0 without room.
 
-        Args:
-            buffers: at least one of them not empty.
-
-        Returns:
-            How many bytes were taken; 0 when there is no room yet. The buffers may be changed as
-            soon as the call returns.
+        At least one of the buffers is not empty. They may be changed as soon as the call returns.
 
         Raises:
             PeerClosed: the peer closed, and this transport can tell.
@@ -91,12 +82,9 @@ class Stream(ABC):
         """
 
     def flush(self) -> bool:
-        """Hands the system what is `unsent`. Never blocks.
+        """Hands the system what is `unsent`, and never blocks; returns whether nothing is left.
 
-        Call it again when the descriptor is writable, until it returns True.
-
-        Returns:
-            Whether nothing is left.
+        Call it again when the descriptor is writable.
 
         Raises:
             PeerClosed, ConnectionBroken: as `write`.
@@ -162,8 +150,9 @@ class Listener(ABC):
 class Connect(Protocol):
     """Connects to an address without its scheme, as `connect` says."""
 
-    def __call__(self, rest: str, *, timeout: float, certificates: Certificates | None) -> Stream:
-        """Returns the connection."""
+    def __call__(
+        self, rest: str, *, timeout: float, certificates: Certificates | None
+    ) -> Stream: ...
 
 
 class Listen(Protocol):
@@ -171,8 +160,7 @@ class Listen(Protocol):
 
     def __call__(
         self, rest: str, *, allow_plaintext: bool, certificates: Certificates | None
-    ) -> Listener:
-        """Returns the listener."""
+    ) -> Listener: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +169,6 @@ class Transport:
 
     Attributes:
         form: how an address is written after the scheme, such as `host:port`.
-        connect: connects.
-        listen: listens.
         between_hosts: whether other hosts can reach an address.
         encrypts: whether both sides prove themselves by certificates, and what is sent is secret.
         serves_jobs: whether `--transport` may name it: a server then listens at `host:0`, and the
@@ -206,18 +192,18 @@ def connect(address: str, *, timeout: float, certificates: Certificates | None =
 
     Args:
         address: such as `tcp://10.0.0.5:2222`.
-        timeout: in seconds, over all addresses that a name resolves to; with TLS, for its
-            handshake too.
+        timeout: in seconds, over all addresses that a name resolves to; with TLS, for its handshake
+            too.
         certificates: what this task proves itself with over `tls://`. A task that has certificates
             does not connect over `tcp://`.
 
     Raises:
-        ConfigurationError: the address is malformed or its scheme unknown; or it needs
-            certificates and there are none, or the other way round.
+        ConfigurationError: the address is malformed or its scheme unknown; or it needs certificates
+            and there are none, or the other way round.
         ConnectTimeout: no answer came in time, or the host is unreachable.
         ConnectionRefused: the host answered that nothing listens there.
-        AuthenticationError, FrameError: with TLS, the peer or its certificate is not what it
-            should be.
+        AuthenticationError, FrameError: with TLS, the peer or its certificate is not what it should
+            be.
         WireError: the system refuses to open another connection.
     """
     transport, rest = _resolve(address, certificates)
@@ -232,15 +218,12 @@ def listen(
     Args:
         address: such as `tcp://127.0.0.1:0`.
         allow_plaintext: whether an address that other hosts can reach may be served without TLS,
-            because the network is trusted. Everybody on the path can then read and change what is
-            sent; the job's secret only keeps unauthenticated processes from joining.
-        certificates: what this task proves itself with over `tls://`. A task that has certificates
-            does not listen at `tcp://`.
+            because the network is trusted.
+        certificates: as for `connect`.
 
     Raises:
-        ConfigurationError: the address is malformed, is not one of this host's, or its scheme is
-            unknown; or it can be reached from other hosts and `allow_plaintext` is False; or it
-            needs certificates and there are none, or the other way round.
+        ConfigurationError: as `connect`; or the address is not one of this host's, or can be
+            reached from other hosts and `allow_plaintext` is False.
         AddressInUse: another process listens there.
         WireError: the system refuses to open another socket.
     """
@@ -265,7 +248,6 @@ def check_transport(name: str, origin: str) -> None:
 
 
 def _resolve(address: str, certificates: Certificates | None) -> tuple[Transport, str]:
-    """Returns the transport of an address, and the rest of the address."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         raise ConfigurationError(

@@ -76,11 +76,7 @@ class MemoryListener(Listener):
         return self._waiting.popleft()
 
     def admit(self) -> Stream:
-        """Returns one end of a new connection and queues the other. Called under the lock.
-
-        Raises:
-            ConnectTimeout: too many connections wait.
-        """
+        """Returns one end of a new connection and queues the other. Called under the lock."""
         if len(self._waiting) >= _BACKLOG:
             raise ConnectTimeout(f"{self.address} has {_BACKLOG} connections waiting: it hangs")
         ours, theirs = _pair()

@@ -108,13 +108,7 @@ def listen(
 
 
 class ShmStream(SocketStream):
-    """One end of a unix socket, over which the connecting side may pass descriptors, one at a time.
-
-    Args:
-        connected: the socket, which this object owns from now on.
-        peer: the address of the other end, for messages.
-        accepted: whether this is the accepting side, which may receive a descriptor.
-    """
+    """One end of a unix socket. The connecting side may pass descriptors, one at a time."""
 
     passes_descriptors = True
 

@@ -29,13 +29,7 @@ BUFFER_BYTES = 4 << 20
 
 
 class SocketStream(Stream):
-    """A connected stream socket, which this object owns from now on.
-
-    Args:
-        connected: the socket.
-        peer: the address of the other end, for messages.
-        called: the address that was called; see `Stream`.
-    """
+    """A connected stream socket, which this object owns from now on."""
 
     def __init__(self, connected: socket.socket, peer: str, called: str = "") -> None:
         connected.setblocking(False)
@@ -77,11 +71,8 @@ class SocketStream(Stream):
 class SocketListener(Listener):
     """A listening socket, which this object owns from now on.
 
-    Args:
-        listening: the socket.
-        address: the address at which it listens, with its scheme.
-        admit: makes a stream of an accepted socket and the peer's address, or closes the socket
-            and returns None.
+    `admit` makes a stream of an accepted socket and the peer's address, or closes it and returns
+    None.
     """
 
     def __init__(

@@ -45,16 +45,7 @@ def connect(rest: str, *, timeout: float, certificates: Certificates | None = No
 
 
 def dial(rest: str, timeout: float, scheme: str) -> tuple[socket.socket, str]:
-    """Connects to `host:port`; returns the socket, and the address that it has called.
-
-    Args:
-        rest: `host:port`.
-        timeout: in seconds.
-        scheme: of the transport, for addresses and messages.
-
-    Raises:
-        as `trireme.wire.transport.connect`.
-    """
+    """Connects to `host:port`; returns the socket, and the address that it has called."""
     host, port = _split(rest, scheme)
     deadline = time.monotonic() + timeout
     failure: OSError | None = None
@@ -84,14 +75,8 @@ def listen(
 def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socket.socket, str]:
     """Listens at `host:port`; returns the socket and the host.
 
-    Args:
-        rest: `host:port`.
-        scheme: of the transport, for messages.
-        allow_plaintext: whether other hosts may reach it. If so, and the host is a name that is
-            of a loopback address here, it listens at every address.
-
-    Raises:
-        as `trireme.wire.transport.listen`.
+    Where plain text is allowed, and the host is a name that is of a loopback address here, it
+    listens at every address.
     """
     host, port = _split(rest, scheme)
     try:
@@ -178,11 +163,6 @@ def _listen_once(family: socket.AddressFamily, address: tuple[Any, ...]) -> sock
 
 def prepare(connected: socket.socket, called: tuple[Any, ...], scheme: str) -> str:
     """Sets a connected socket's options; returns the address that was called.
-
-    Args:
-        connected: the socket.
-        called: the name of the end that was called.
-        scheme: of the transport.
 
     Raises:
         OSError: the connection is gone.

@@ -124,17 +124,7 @@ class TlsStream(Stream):
     """A connected socket, which this object owns from now on, under TLS.
 
     The handshake of the accepting side is driven by its reads. Before it is complete nothing can be
-    written.
-
-    Args:
-        connected: the socket.
-        peer: the address of the other end, for messages.
-        called: the address that was called; see `Stream`.
-        context: what this side proves itself with.
-        server_side: whether this is the accepting side.
-
-    Attributes:
-        hosts: the hosts that the peer's certificate names, once the handshake is complete.
+    written. `hosts` are those that the peer's certificate names, once the handshake is complete.
     """
 
     def __init__(
@@ -172,7 +162,7 @@ class TlsStream(Stream):
     # The handshake -------------------------------------------------------------------------------
 
     def shake_hands(self) -> bool:
-        """Goes on with the handshake; returns whether it is complete. Never blocks.
+        """Goes on with the handshake and never blocks; returns whether it is complete.
 
         Raises:
             AuthenticationError: one side refuses the other's certificate.
@@ -368,7 +358,6 @@ def _explain(error: ssl.SSLError, peer: str) -> WireError:
 
 
 def _explain_handshake(error: ssl.SSLError, peer: str) -> WireError:
-    """Returns the `WireError` for a failed handshake."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _unverified(error, peer)
