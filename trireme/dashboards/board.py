@@ -49,8 +49,8 @@ class TensorBoard(Board):
     Args:
         directory: the parent of the runs' directories.
         first_step: the first global step that this process may log. Earlier processes' events of
-            this step and later ones are hidden: a run that is resumed at step N passes N + 1, a
-            new run 0.
+            this step and later ones are hidden: a run that is resumed at step N passes N + 1, a new
+            run 0.
 
     Raises:
         ConfigurationError: tensorboard is not installed, or does not work here.
@@ -70,13 +70,7 @@ class TensorBoard(Board):
         self._put("the earlier events", self._hide_the_future)
 
     def scalars(self, step: int, values: Mapping[str, Scalar], run: str = "train") -> None:
-        """Logs numbers by name.
-
-        Args:
-            step: the global step.
-            values: numbers or tensors of one element, by name; `/` in a name makes groups.
-            run: the name of the run.
-        """
+        """Logs numbers, or tensors of one element, by name; `/` in a name makes groups."""
         now = time.time()
         copies = {name: _copy(value) for name, value in values.items()}
 
@@ -93,16 +87,7 @@ class TensorBoard(Board):
     def record(
         self, method: str, name: str, values: Any, step: int, run: str = "train", **options: Any
     ) -> None:
-        """Logs a copy of values by a method of `SummaryWriter`.
-
-        Args:
-            method: the method, such as `add_image`.
-            name: the tag under which TensorBoard shows it.
-            values: the method's values: one, or a tuple of several.
-            step: the global step.
-            run: the name of the run.
-            options: the method's options.
-        """
+        """Logs a copy of one value or a tuple of several by a method of `SummaryWriter`."""
         if self._failed or not self._large_values.acquire(timeout=_PATIENCE_SECONDS):
             self._give_up(f"{self._directory} does not keep up with what is logged")
             return
@@ -120,21 +105,15 @@ class TensorBoard(Board):
     def write_now(
         self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
     ) -> None:
-        """Calls a function with the writer of a run, before this call returns; see `submit`."""
+        """Calls a function with the writer of a run, before this call returns."""
         self._try(name, lambda: write(self._writer(run)))
 
     def submit(
         self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
     ) -> bool:
-        """Calls a function on the thread, with the writer of a run.
+        """Calls a function on the thread, with the writer of a run; returns whether it will.
 
-        Args:
-            name: the name of what it writes, for a warning if it fails.
-            write: the function; no other code may change the values that it uses.
-            run: the name of the run.
-
-        Returns:
-            Whether the function will be called, unless writing fails before.
+        No other code may change the values that it uses. `name` says what it writes, if that fails.
         """
         return self._put(name, lambda: write(self._writer(run)))
 
@@ -168,12 +147,7 @@ class TensorBoard(Board):
         return self._put("the files", flush) and flushed.wait(timeout)
 
     def close(self, timeout: float = 60.0) -> None:
-        """Writes remaining values and closes the files. Closing twice does nothing.
-
-        Args:
-            timeout: the longest wait in seconds; values not written by then are lost, with a
-                warning.
-        """
+        """Writes remaining values, at most so long, and closes the files. May be repeated."""
         if not self._thread.is_alive():
             return
         try:

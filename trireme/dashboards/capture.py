@@ -32,16 +32,13 @@ class Capture:
     """The copied values of one step.
 
     Attributes:
-        walltime: the time of day of the step, in seconds since 1970.
         values: the tensors whose distribution is shown, by tag.
         first: the name and a copy of the weights of the first layer whose inputs are images.
-        inputs, originals: the first examples after the loader's transform and before it; None where
-            they are not known.
+        inputs, originals: the first examples after the loader's transform and before it.
         labels: the class of each example; None where the targets are not classes.
         outputs: the outputs of the model; None where they are not one tensor.
         features: the name of a module and its activations: the last that have one vector for each
             example.
-        graph: the graph of the forward pass.
     """
 
     walltime: float = field(default_factory=time.time)
@@ -84,13 +81,7 @@ class Capture:
                 self.values[f"{tag}/gradient"] = to_local(parameter.grad.detach()).clone()
 
     def batch(self, inputs: Any, targets: Any, originals: Any = None) -> None:
-        """Copies the first 512 examples of the batch, and the labels of all.
-
-        Args:
-            inputs: the inputs of the model.
-            targets: the targets of the loss.
-            originals: the first inputs before the loader's transform.
-        """
+        """Copies the first 512 examples of the batch, and the labels of all."""
         seen = next(tensors_in(inputs), None)
         if seen is not None and seen.dim() >= 2:
             self.inputs = seen.detach()[:512].clone()
@@ -129,13 +120,7 @@ class Capture:
                 writer.add_image(tag, picture, step, walltime=self.walltime)
 
     def write_audio(self, writer: SummaryWriter, step: int, sample_rate: int) -> None:
-        """Writes the first inputs, which are sounds: (N, time) or (N, 1, time).
-
-        Args:
-            writer: the writer of the run.
-            step: the global step.
-            sample_rate: the samples of a sound in a second.
-        """
+        """Writes the first inputs, which are sounds: (N, time) or (N, 1, time)."""
         if self.inputs is None:
             return
         for place, sound in enumerate(self.inputs[:3].float().cpu()):

@@ -43,15 +43,8 @@ def line_chart(
 ) -> str:
     """Returns curves over a common axis; noisy ones also as their moving mean.
 
-    The vertical axis is logarithmic where all values are above 0 and span two orders, unless it
-    may not be.
-
-    Args:
-        series: the points of each curve by its name; none may be empty.
-        x_label: the name of the horizontal axis.
-        y_label: the name of the vertical axis, for screen readers.
-        from_zero: whether the vertical axis begins at 0.
-        may_be_log: whether it may be logarithmic.
+    The vertical axis is logarithmic where all values are above 0 and span two orders, unless it may
+    not be. None of `series` may be empty.
     """
     values = [value for points in series.values() for _, value in points]
     low, high = min(values) if not from_zero else 0.0, max(values)
@@ -80,13 +73,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> 
 def stacked_bars(
     rows: Mapping[str, Mapping[str, float]], unit: str, colours: Mapping[str, int]
 ) -> str:
-    """Returns one bar for each row, made of named parts, on a common scale.
-
-    Args:
-        rows: the parts' sizes by the row's name, in the same order in each row.
-        unit: of the sizes.
-        colours: the number of each part's colour by its name.
-    """
+    """Returns one bar for each row, made of named parts, on a common scale."""
     longest = max((sum(parts.values()) for parts in rows.values()), default=0.0) or 1.0
     names = {name: colours[name] for parts in rows.values() for name in parts}
     sized = [

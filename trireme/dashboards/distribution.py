@@ -18,9 +18,7 @@ class Distribution:
     """The distribution of a tensor's finite values.
 
     Attributes:
-        low, high: the least and the greatest value.
         mean, deviation: the mean and the standard deviation of the values, which are no estimates.
-        count: the number of values.
         infinite: the number of values that are NaN or infinite, and are left out.
         limits: the ranges' upper bounds, ascending; the first range begins at `low`.
         counts: how many values are in each range.
@@ -57,10 +55,6 @@ def distribution_of(values: torch.Tensor, bins: int = BINS) -> Distribution | No
 
     The ranges have equal widths, where TensorBoard usually has 1,500 that grow exponentially:
     PyTorch counts equal ranges on the tensor's device, and TensorBoard draws equal ranges anyway.
-
-    Args:
-        values: a tensor of any shape, dtype and device; the device of the tensor computes.
-        bins: the number of ranges.
     """
     flat = _in_memory_order(values)
     total = flat.numel()

@@ -46,14 +46,10 @@ def add_graph(
 ) -> None:
     """Writes the graph of the run's model, with shapes and devices: the GRAPHS dashboard.
 
-    TensorBoard colours the graph by these devices.
-
-    Args:
-        writer: the writer of the run.
-        graph: the graph of the traced pass.
-        devices: where modules are placed, such as `worker:1` or `worker:0/cuda:1`, by the paths of
-            modules with dots: a node is where the innermost of its modules in this mapping is;
-            "" is the model. Nodes of other modules are where they were traced.
+    `devices` says where modules are placed, such as `worker:1` or `worker:0/cuda:1`, by the paths
+    of modules with dots: a node is where the innermost of its modules in this mapping is; "" is the
+    model. Nodes of other modules are where they were traced. TensorBoard colours the graph by these
+    devices.
     """
     placed = (_placed(node, devices) for node in graph) if devices else graph
     nodes, versions = [_definition(node) for node in placed], VersionDef(producer=_PRODUCER)
@@ -64,14 +60,8 @@ def add_graph(
 def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
     """Writes the compute time and the memory of each node, for the GRAPHS dashboard.
 
-    TensorBoard lists the costs under "Tag", and colours the graph by them, as with TensorFlow's run
-    metadata. The nodes have the same names as in the graph that `add_graph` has written.
-
-    Args:
-        writer: the writer of the run.
-        graph: the graph of the traced pass.
-        tag: the name in the list; a run may have each name once.
-        step: the global step.
+    TensorBoard lists the costs under "Tag", of which a run may have each once, and colours the
+    graph by them. The nodes have the same names as in the graph that `add_graph` has written.
     """
     devices: dict[str, list[NodeExecStats]] = {}
     for node in graph:
@@ -87,15 +77,7 @@ def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
 def add_distribution(
     writer: SummaryWriter, name: str, found: Distribution, step: int, walltime: float
 ) -> None:
-    """Writes a histogram as `name`, and its moments as scalars below: `name/mean` and so on.
-
-    Args:
-        writer: the writer of the run.
-        name: the tag under which TensorBoard shows the histogram.
-        found: the distribution of the values.
-        step: the global step.
-        walltime: the time of day of the step, in seconds since 1970.
-    """
+    """Writes a histogram as `name`, and its moments as scalars below: `name/mean` and so on."""
     writer.add_histogram_raw(
         name,
         min=found.low,
@@ -120,10 +102,7 @@ def add_hparams(
 ) -> None:
     """Writes a run's hyper-parameters and the curves that compare runs: the HPARAMS dashboard.
 
-    Args:
-        writer: the writer of the run that has those curves.
-        values: the hyper-parameters by name.
-        metrics: the displayed name of each curve, by the curve's tag.
+    `metrics` has the displayed name of each curve by the curve's tag.
     """
     shown = [hparams.Metric(tag, display_name=name) for tag, name in metrics.items()]
     asked = [hparams.HParam(name) for name in values]

@@ -31,13 +31,7 @@ Observer = Callable[[str, nn.Module, Any], None]
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a node makes.
-
-    Attributes:
-        shape: the tensor's shape.
-        dtype: the tensor's dtype, as text.
-        bytes: the memory allocated for it; 0 where it shares memory with an input.
-    """
+    """A tensor that a node makes; of 0 bytes where it shares memory with an input."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -53,9 +47,7 @@ class Node:
         kind: the operation, or `Parameter`, `Input` and the like.
         device: the device, in TensorFlow's spelling.
         sources: the names of the nodes whose outputs it uses.
-        outputs: the tensors that it makes.
         began: when it began, in nanoseconds of any clock; 0 if nothing is computed.
-        nanoseconds: its duration.
     """
 
     name: str
@@ -82,9 +74,6 @@ class ForwardTracer:
         observe: called at the end of each module, outermost last. Its own computations are not part
             of the graph.
         task: the task's part of the devices' names.
-
-    Attributes:
-        graph: the traced operations; empty before the pass.
     """
 
     def __init__(
@@ -166,9 +155,7 @@ class ForwardTracer:
 def graph_of(model: nn.Module, inputs: Any) -> Graph:
     """Returns the graph of a model, which computes once for it, in evaluation mode.
 
-    Args:
-        model: the model.
-        inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
+    `inputs` are a tensor, a tuple of arguments, or a dict of keyword arguments.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -221,12 +208,10 @@ class _DispatchTracer(TorchDispatchMode):
         }
 
     def inputs(self, arguments: Any) -> None:
-        """Records the inputs of the model."""
         for tensor in tensors_in(arguments):
             self._leaf(tensor, "Input", "input")
 
     def outputs(self, outputs: Any) -> None:
-        """Records the outputs of the model."""
         for tensor in tensors_in(outputs):
             maker = self._makers.get(tensor)
             if maker is not None:

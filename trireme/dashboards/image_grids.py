@@ -12,13 +12,10 @@ _SMALLEST_SIDE = 256  # pixels; smaller pictures are enlarged
 
 
 def as_images(inputs: torch.Tensor, count: int = 16) -> torch.Tensor | None:
-    """Returns the first examples of a batch as images; None if they are not images.
+    """Returns the first examples of a batch as images in [0, 1]; None if they are not images.
 
     Images are (N, 1 or 3, height, width), or rows of as many values as a square has pixels, from
     8x8. Those that are not in [0, 1] are brought there, each for itself.
-
-    Returns:
-        Floats in [0, 1] of shape (at most `count`, 1 or 3, height, width).
     """
     images = _pixels(inputs[:count])
     if images is None or not images.numel():
@@ -34,14 +31,10 @@ def as_images(inputs: torch.Tensor, count: int = 16) -> torch.Tensor | None:
 
 
 def filters(weight: torch.Tensor) -> torch.Tensor | None:
-    """Returns the weights of a first layer as a picture; None if its inputs are not images.
+    """Returns at most 64 units of a first layer as a grid; None if its inputs are not images.
 
-    Args:
-        weight: the weight of a convolution over images (units, 1 or 3, height, width), or of a
-            linear layer (units, inputs) whose inputs are the pixels of a square, from 8x8.
-
-    Returns:
-        A picture as from `grid`, of at most 64 units.
+    `weight` is that of a convolution over images (units, 1 or 3, height, width), or of a linear
+    layer (units, inputs) whose inputs are the pixels of a square, from 8x8.
     """
     images = _pixels(weight[:_SHOWN].float())
     if images is None or images.shape[2:].numel() < 4:
@@ -52,13 +45,10 @@ def filters(weight: torch.Tensor) -> torch.Tensor | None:
 
 
 def feature_maps(outputs: torch.Tensor) -> torch.Tensor | None:
-    """Returns a layer's outputs for the first example as a picture; None if they are not images.
+    """Returns a layer's outputs for the first example as a grid; None if they are not images.
 
-    Args:
-        outputs: the outputs of the layer, of shape (N, channels, height, width).
-
-    Returns:
-        A picture as from `grid`, of at most 64 channels in grey, all on one scale.
+    The outputs have the shape (N, channels, height, width). At most 64 channels are shown in grey,
+    all on one scale.
     """
     if outputs.dim() != 4 or not outputs.numel() or outputs.shape[2:].numel() < 4:
         return None
@@ -68,14 +58,7 @@ def feature_maps(outputs: torch.Tensor) -> torch.Tensor | None:
 
 
 def grid(images: torch.Tensor) -> torch.Tensor:
-    """Returns images side by side, in as many columns as rows; a small picture is enlarged.
-
-    Args:
-        images: floats in [0, 1] of shape (N, channels, height, width), N from 1.
-
-    Returns:
-        One picture (channels, height, width).
-    """
+    """Returns images in [0, 1] side by side, in as many columns as rows; enlarged if small."""
     images = images.detach().cpu()
     number, channels, height, width = images.shape
     columns = math.ceil(math.sqrt(number))

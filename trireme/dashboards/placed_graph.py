@@ -22,12 +22,8 @@ def placed_graph(module: fx.GraphModule, devices: Mapping[str, str]) -> Graph:
     """Returns the nodes of a captured graph, with their shapes and devices.
 
     Nothing is computed: shapes are those that the capture has noted. Operators are in the scopes of
-    their modules, parameters and buffers have their names in the model.
-
-    Args:
-        module: the captured graph, optimised or not.
-        devices: the device of each node that is placed, such as `worker:1/cpu`, by its name. Others
-            have none: each task computes them for itself.
+    their modules, parameters and buffers have their names in the model. `devices` has that of each
+    node that is placed, such as `worker:1/cpu`; each task computes others for itself.
     """
     scopes = {scope_of(node).replace(".", "/") for node in module.graph.nodes}
     # A node must not have the name of a scope, nor of a scope around one.

@@ -24,15 +24,7 @@ _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """The data of a report; each part may be missing.
-
-    Attributes:
-        title: the title of the page.
-        record: the launcher's record; None without one.
-        starts: the records of the tasks.
-        curves: the curves that the chief logged.
-        checkpoints: the checkpoints, oldest first.
-    """
+    """The data of a report; each part may be missing."""
 
     title: str
     record: JobRecord | None = None
@@ -142,7 +134,6 @@ def _times(starts: Sequence[Start], workers: Sequence[WorkerTotals]) -> Iterator
 
 
 def _rows(workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, ...]]:
-    """Yields a row of the table of workers for each."""
     late = slowest(workers)
     for worker in workers:
         counts = (worker.starts, worker.steps, worker.applied, worker.stale, round(worker.pace))
@@ -156,7 +147,6 @@ def _rows(workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, ...]]:
 
 
 def _server_rows(servers: Sequence[ServerTotals]) -> Iterator[tuple[str, ...]]:
-    """Yields a row of the table of servers for each."""
     for server in servers:
         yield (
             server.name,

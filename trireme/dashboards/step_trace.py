@@ -43,11 +43,6 @@ class StepTrace:
 
         The plugin lists each step as a session, and in it each process as a host.
 
-        Args:
-            directory: the directory of the run in TensorBoard's log directory.
-            process: the name of this process.
-            step: the global step.
-
         Raises:
             OSError: a file cannot be written.
         """
@@ -59,12 +54,7 @@ class StepTrace:
 
 
 def encode(events: Iterable[Any], step: int) -> bytes:
-    """Encodes the events of a profiler: a plane for the host, and one for each device with events.
-
-    Args:
-        events: `torch.profiler.profile.events()`, once it has stopped.
-        step: the global step, which the event named `step` is marked with.
-    """
+    """Encodes a profiler's events: a plane for the host, and one for each device with events."""
     planes: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         if event.device_type.name == "CPU":

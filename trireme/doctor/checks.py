@@ -44,7 +44,6 @@ class Check(msgspec.Struct, frozen=True):
     Attributes:
         topic: what was looked at, in a word or two.
         level: `ok`; `warning` for what a job may run with; `problem` for what it fails with.
-        finding: what was found.
         advice: what to do; empty if all is well, or if `finding` is an error that says it.
     """
 
@@ -182,11 +181,8 @@ def check_addresses(
 ) -> Iterator[Check]:
     """Checks loopback, the address for other hosts, and the host's own name.
 
-    Args:
-        name: the host's name.
-        resolved: the addresses that it resolves to.
-        own: the addresses of this host's interfaces.
-        outward: the address from which this host reaches others; "" if it reaches none.
+    `resolved` are the addresses of that, `own` those of this host's interfaces, and `outward` the
+    one from which this host reaches others; "" if it reaches none.
     """
     if LOOPBACK in own:
         yield Check("loopback", "ok", f"tasks of `trireme run` announce {LOOPBACK}")

@@ -68,11 +68,7 @@ def _number(option: str, text: str) -> float:
 
 
 def _tasks(where: str, timeout: float) -> Iterator[tuple[str, str]]:
-    """Yields the names of tasks, and their addresses as `host:port`.
-
-    Raises:
-        UsageError: what is named is no task, no cluster, and no job that runs.
-    """
+    """Yields the names of tasks, and their addresses as `host:port`."""
     path = Path(where)
     if path.is_dir():
         if (path / RECORD).exists() and is_running(path):

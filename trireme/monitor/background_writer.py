@@ -21,15 +21,8 @@ _END_SECONDS = 2.0
 class BackgroundWriter:
     """Carries out writes one after the other, in a thread of its own. A context manager.
 
-    Where the disk or the terminal takes nothing, writes wait, up to a number. Further ones are
-    dropped and counted.
-
-    Args:
-        name: the thread's.
-        capacity: how many writes may wait.
-
-    Attributes:
-        dropped: how many writes were dropped.
+    Where the disk or the terminal takes nothing, writes wait, up to `capacity`. Further ones are
+    `dropped`, which counts them.
     """
 
     def __init__(self, name: str, capacity: int = 1000) -> None:
@@ -86,12 +79,7 @@ class DroppedWrites(NamedTuple):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes the lines of a log through a `BackgroundWriter`.
-
-    Args:
-        writer: the writer.
-        stream: where the lines go.
-    """
+    """Writes the lines of a log to a stream, through a `BackgroundWriter`."""
 
     def __init__(self, writer: BackgroundWriter, stream: TextIO) -> None:
         super().__init__()

@@ -36,7 +36,6 @@ class TaskSnapshot:
     """One task.
 
     Attributes:
-        name: the task's name, such as `worker:0`.
         state: the state that a live task reports; otherwise the coordinator's state of it.
         quiet: the seconds since its last heartbeat; -1 if unknown.
         live: whether the coordinator considers it alive.
@@ -71,7 +70,6 @@ class JobSnapshot:
     """A job.
 
     Attributes:
-        title: the title of the job.
         phase: the phase of the job, such as `running`.
         seconds: the seconds since it began.
         missing: the tasks that it waits for before it can continue.
@@ -89,7 +87,6 @@ class JobSnapshot:
     placement: Placement | None = None
 
     def of(self, role: str) -> list[TaskSnapshot]:
-        """Returns the tasks of a role."""
         return [task for task in self.tasks if task.role == role]
 
     @property
@@ -135,15 +132,7 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
 def from_records(
     title: str, phase: str, starts: Sequence[Start], time: float, began: float | None = None
 ) -> JobSnapshot:
-    """Returns the snapshot of a job at a time, from the records of its tasks.
-
-    Args:
-        title: the title of the job.
-        phase: the phase of the job.
-        starts: the records.
-        time: the time.
-        began: when the job began; that of the first record by default.
-    """
+    """Returns the snapshot of a job at a time, from the records of its tasks."""
     newest: dict[str, TaskSnapshot] = {}
     for start in starts:
         before = [record for record in start.records if record.time <= time]
@@ -159,9 +148,7 @@ def from_records(
 def at_the_end(seen: JobSnapshot | None, recorded: JobSnapshot) -> JobSnapshot:
     """Returns the snapshot of a job that has ended, which is not behind what was seen before.
 
-    Args:
-        seen: the last snapshot while the job ran; None for none.
-        recorded: the snapshot from its records, in which a task that was killed may lack the last.
+    `recorded` is from its records, in which a task that was killed may lack the last.
     """
     if seen is None:
         return recorded

@@ -16,12 +16,7 @@ _LEFT, _TOP, _ROW, _BAR, _BOTTOM, _RIGHT = 108, 66, 54, 40, 46, 24
 
 
 def draw(operations: Sequence[StageOperation], title: str, width: int = 1200) -> Image.Image:
-    """Returns a picture of the operations over time.
-
-    Args:
-        operations: the operations of all processes in one step.
-        title: the title of the picture.
-        width: the width in pixels.
+    """Returns a picture of the operations of all processes in one step.
 
     Raises:
         ValueError: there are no operations.

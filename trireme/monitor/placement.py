@@ -17,16 +17,7 @@ RECENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the copies of the parameters are, as the coordinator knows it.
-
-    Attributes:
-        shards: the shards, in the order of their slots.
-        next_shards: those of the next generation, while a reconfiguration is under way.
-        generation: the number of this division of the parameters.
-        life: how often all copies of a shard were lost.
-        replicas: how many servers shall hold each shard.
-        servers: how many servers the job shall have.
-    """
+    """Where the copies of the parameters are, as the coordinator knows it."""
 
     shards: tuple[ShardEntry, ...]
     next_shards: tuple[ShardEntry, ...] = ()
@@ -37,7 +28,6 @@ class Placement:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """How many copies of each shard are missing."""
         return missing_copies(self.shards, self.servers, self.replicas)
 
     def share(self, shard: int) -> float:
@@ -95,8 +85,8 @@ def placement_of(status: ClusterStatus) -> Placement | None:
 def held(status: Mapping[str, StatusValue]) -> str:
     """Returns the shards of a server, by its status, such as `0 33% (1) [2]`.
 
-    First come those that it is primary of, with their share of all parameters; then those that it
-    is backup of; then those that it is being filled with.
+    First those that it is primary of, with their share of all parameters; then those that it is
+    backup of; then those that it is being filled with.
     """
     primary, share = str(status.get("primary_of", "")), number_of(status, "share")
     parts = [f"{primary} {share:.0%}"] if primary else []
@@ -107,11 +97,7 @@ def held(status: Mapping[str, StatusValue]) -> str:
 
 
 def events(statuses: Mapping[str, Mapping[str, StatusValue]]) -> Iterator[str]:
-    """Yields a line for each recent takeover, and for a recent rollback.
-
-    Args:
-        statuses: the servers' statuses, by name.
-    """
+    """Yields a line for each recent takeover, and for a recent rollback."""
     rolled = [number_of(s, "rolled_back_seconds") for s in statuses.values()]
     ago = min((seconds for seconds in rolled if seconds), default=RECENT_SECONDS)
     if ago < RECENT_SECONDS:

@@ -56,7 +56,7 @@ def expose(
         collectors: yield the metrics, in the thread of the HTTP server.
         task: the task's name, the label `task` of each metric.
         host: the address to listen on.
-        port: the port; 0 lets the system choose, None serves nothing.
+        port: 0 lets the system choose, None serves nothing.
     """
     if port is None:
         return None

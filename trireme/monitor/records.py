@@ -5,8 +5,8 @@ the process (`Begin`), followed by lines with its status and its sums so far (`R
 interval between lines grows from half a second to a thousandth of the elapsed time: a day's file
 has about 6,000 lines.
 
-Monitoring must not end a job: if writing fails, a warning is logged, training continues, and the
-next record is tried again. Readers skip a line that a full disk has cut short.
+Monitoring must not end a job: if writing fails, a warning is logged, and the next record is tried
+again. Readers skip a line that a full disk has cut short.
 """
 
 from __future__ import annotations
@@ -34,17 +34,7 @@ _SHARE = 0.001
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="line"):
-    """The first line of a start of a task.
-
-    Attributes:
-        task: the task's name, such as `worker:0`.
-        job: the job's id.
-        time: the time of day, in seconds since 1970.
-        host: the host of the process.
-        pid: the process id on the host.
-        run_dir: the directory of curves and checkpoints; "" for none.
-        about: further information by name, such as versions.
-    """
+    """The first line of a start of a task."""
 
     task: str
     job: str
@@ -56,14 +46,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="l
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record", tag_field="line"):
-    """The status of a task at one time.
-
-    Attributes:
-        time: the time of day, in seconds since 1970.
-        status: the status in its heartbeats.
-        seconds: the time spent so far, by phase.
-        staleness: the cumulative counts of its pushes by staleness: by upper bound, as text.
-    """
+    """The status of a task at one time."""
 
     time: float
     status: dict[str, StatusValue]
@@ -87,12 +70,7 @@ def records_directory(run_dir: Path) -> Path:
 
 
 class RecordWriter:
-    """Appends one task's records to its file.
-
-    Args:
-        directory: the directory of the files of all tasks.
-        begin: identifies this process.
-    """
+    """Appends one task's records to its file."""
 
     def __init__(self, directory: Path, begin: Begin) -> None:
         self._path = directory / f"{begin.task.replace(':', '-').replace('/', '-')}.jsonl"
@@ -103,12 +81,7 @@ class RecordWriter:
         self._next = 0.0
 
     def write(self, record: Record, *, due: bool = False) -> None:
-        """Appends a record if one is due.
-
-        Args:
-            record: the record.
-            due: whether to write it in any case, as the last record.
-        """
+        """Appends a record if one is due, or it is to be written in any case, as the last."""
         if record.time < self._next and not due:
             return
         passed = record.time - self._begin.time
@@ -145,14 +118,7 @@ class RecordWriter:
 
 
 def read_starts(run_dir: Path, job: str | None = None) -> list[Start]:
-    """Returns the records of a job, by task and time.
-
-    Damaged lines, such as the last line of a killed task, are skipped.
-
-    Args:
-        run_dir: the run directory.
-        job: the job's id; None for the newest job with records.
-    """
+    """Returns the records of a job, or of the newest, by task and time."""
     starts = [
         start
         for path in sorted(records_directory(run_dir).glob("*.jsonl"))
@@ -174,13 +140,7 @@ def _json_safe(record: Record) -> Record:
 
 
 def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
-    """Returns the first line of this process, with its versions, machine and cores.
-
-    Args:
-        task: the task's name.
-        job: the job's id.
-        run_dir: the directory of curves and checkpoints; None for none.
-    """
+    """Returns the first line of this process, with its versions, machine and cores."""
     import torch
 
     return Begin(

@@ -12,18 +12,7 @@ from trireme.monitor.records import Start
 
 @dataclass(frozen=True, slots=True)
 class ServerTotals:
-    """The totals of one server over all its starts.
-
-    Attributes:
-        name: such as `ps:0`.
-        host: the host of its last start.
-        starts: the number of starts.
-        held: the shards that it held last; see `trireme.monitor.placement.held`.
-        takeovers: how many shards it took over from primaries that were lost.
-        entries: how many entries it sent to other replicas as a primary.
-        nbytes: the bytes of these entries.
-        memory: the largest recorded resident memory, in bytes.
-    """
+    """The totals of one server over all its starts."""
 
     name: str
     host: str

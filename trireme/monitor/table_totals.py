@@ -16,19 +16,7 @@ _HOT_KEY = re.compile(r"(-?\d+) \((\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class TableTotals:
-    """The totals of one table over all tasks that hold a part of it.
-
-    Attributes:
-        name: the table's name.
-        rows: the keys with rows.
-        waiting: the keys that were touched too seldom to have rows.
-        bytes: the bytes that the table has allocated.
-        hits: how many keys that were pulled had rows.
-        misses: how many had none.
-        admitted: how many rows updates have made.
-        dropped: how many keys were dropped.
-        hottest: the keys that updates touch most often, and how many have touched each.
-    """
+    """The totals of one table over all tasks that hold a part of it."""
 
     name: str
     rows: int
@@ -67,9 +55,7 @@ class TableTotals:
 def table_totals(statuses: Iterable[Mapping[str, StatusValue]]) -> list[TableTotals]:
     """Returns the totals of each table, in the order of their names.
 
-    Args:
-        statuses: the status of each task, at most one for each part of a table. A number of table
-            T has a name such as `table/rows/T`.
+    A number of table T has a name such as `table/rows/T` in a status.
     """
     every = list(statuses)
     names = sorted(

@@ -38,10 +38,8 @@ class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
     """A step, a phase, an operation of a stage, an operator, or a message, of a worker.
 
     Attributes:
-        name: its name.
         category: `step`, `phase`, `stage` for an operation of a pipeline's stage or of a graph's
             segment, `message`, or the category that `torch.profiler` gives an operator.
-        began, ended: its beginning and end, in seconds.
         thread: the thread or stream of an operator; None for all others.
     """
 
@@ -64,11 +62,9 @@ class WorkerPart(msgspec.Struct, frozen=True):
     """The trace of one worker.
 
     Attributes:
-        task: the task's name.
         place: the number of the task in the job, as `TaskConfig.number`.
         offset: the offset of its clock to the common clock, in seconds.
         spans: the traced steps, then their phases, operations of stages, operators and messages.
-        pushes: the pushes of the steps.
     """
 
     task: str

@@ -16,18 +16,7 @@ _LEAST_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """The totals of one worker over all its starts.
-
-    Attributes:
-        name: such as `worker:0`.
-        host: the host of its last start.
-        starts: the number of starts.
-        steps: the number of steps.
-        applied, stale: its updates by verdict.
-        seconds: the time spent, by phase.
-        pace: its mean examples per second while training.
-        memory: the largest recorded resident memory, in bytes.
-    """
+    """The totals of one worker over all its starts."""
 
     name: str
     host: str
