@@ -72,6 +72,17 @@ def test_what_is_left_of_the_last_iteration_makes_no_update(tmp_path: Path) -> N
     assert saved(tmp_path) == ["step-000000005"]
 
 
+def test_should_stop_without_parentheses_answers_and_warns() -> None:
+    model, optimizer = make(max_steps=1)
+    with pytest.warns(DeprecationWarning, match=r"should_stop\(\)"):
+        assert not optimizer.should_stop
+    step(model, optimizer)
+    with pytest.warns(DeprecationWarning, match=r"should_stop\(\)"):
+        assert optimizer.should_stop
+    assert optimizer.should_stop() is True
+    optimizer.close()
+
+
 @pytest.mark.parametrize("over", ["the one given", "the one returned"])
 def test_a_scheduler_acts_whenever_it_was_made_and_leaves_step_alone(
     over: str, recwarn: pytest.WarningsRecorder

@@ -9,6 +9,7 @@ import torch
 
 from trireme.session.worker.job import Job
 from trireme.session.worker.recorder import Recorder
+from trireme.session.worker.stopping import ShouldStop
 from trireme.session.worker.worker import Worker
 
 
@@ -40,9 +41,10 @@ class JobView(ABC):
         """The global step of the values that this worker has."""
         return self.worker.global_step
 
-    def should_stop(self) -> bool:
-        """Returns whether training should end; all workers agree on the answer."""
-        return self.worker.asked_to_stop()
+    @property
+    def should_stop(self) -> ShouldStop:
+        """`should_stop()` returns whether training should end; all workers agree on the answer."""
+        return ShouldStop(self.worker.asked_to_stop)
 
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces values of trained parameters in the whole job, such as clipped ones.

@@ -28,6 +28,7 @@ from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.checkpoints import WorkerCheckpoints
 from trireme.session.worker.hyperparameters import Hyperparameters, note_schedule
 from trireme.session.worker.lifecycle import Lifecycle
+from trireme.session.worker.lost_updates import LostUpdates
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
 from trireme.session.worker.stopping import LastIteration, rolled_back
 from trireme.tensors import digest, fill_local
@@ -82,12 +83,17 @@ class Worker:
         if setup.tables is not None:
             self.lifecycle.exits.callback(setup.tables.close)
         self._hyper = Hyperparameters(setup, self.progress)
+        self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
         self._parameters = OptimizerParameters(setup.optimizer, setup.frozen(), setup.name_of)
         self._prefetches = settings.prefetches and setup.process_group is None
         self.on_other_parameters: list[Callable[[], None]] = []
         self._under_way = False  # an exchange whose result is not received yet
         self._began = 0  # the global step at which this process began
         self.life = 0  # how often the job was rolled back, as far as this worker knows
+
+    def _warn_as_chief(self, text: str) -> None:
+        if self.lifecycle.is_chief:  # all workers run the same program
+            self.progress.warn(text)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -234,6 +240,7 @@ class Worker:
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
         self.setup.own_writes.check()
+        self._lost_updates.before()
         self.checkpoints.ask_all()
         backend, liveness = self.backend, self.lifecycle.liveness
         try:
@@ -261,6 +268,7 @@ class Worker:
         except Fenced:
             result = self.rejoin()
         liveness.stepped()
+        self._lost_updates.after()
         result = self._decided(result)
         if not self.lifecycle.stop_sent and not backend.stopping:
             reason = self.lifecycle.interrupted

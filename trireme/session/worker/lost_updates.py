@@ -1,0 +1,75 @@
+"""Finds updates that are too small for the precision of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from trireme.tensors import to_local
+
+if TYPE_CHECKING:
+    from trireme.session.model.trained import Trained
+
+_STEPS = (10, 100, 1000)
+"""The worker's updates that are looked at: early ones, and some after a warm-up."""
+_SAMPLE = 4096
+_NARROW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class LostUpdates:
+    """Warns, once, where most updates of a step fall below the last place of the values.
+
+    A sum is rounded to the nearest value: where an update is less than half of the last place of a
+    value, the value stays as it is, at every step. A few steps are looked at.
+    """
+
+    def __init__(self, trained: Trained, warn: Callable[[str], None]) -> None:
+        self._trained = trained
+        self._warn = warn
+        self._updates = 0
+        self._warned = False
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def before(self) -> None:
+        """Called before an update, with its gradients."""
+        self._updates += 1
+        self._before = []
+        if self._warned or self._updates not in _STEPS:
+            return
+        for parameter in self._trained.parameters.values():
+            gradient = parameter.grad
+            dense = gradient is not None and gradient.layout is torch.strided
+            if gradient is not None and dense and parameter.dtype in _NARROW:
+                self._before.append((_sampled(parameter), _sampled(gradient) != 0))
+            else:
+                self._before.append((torch.empty(0), torch.empty(0)))
+
+    def after(self) -> None:
+        """Called after the update, with the new values."""
+        if not self._before:
+            return
+        updated = lost = 0
+        parameters = self._trained.parameters.values()
+        for parameter, (values, moves) in zip(parameters, self._before, strict=True):
+            if values.numel():
+                updated += int(moves.sum())
+                lost += int((moves & (_sampled(parameter) == values)).sum())
+        self._before = []
+        if updated and 2 * lost > updated:
+            self._warned = True
+            names = {_NARROW[p.dtype] for p in parameters if p.dtype in _NARROW}
+            self._warn(
+                f"{100 * lost // updated}% of the values that have a gradient did not change in "
+                f"update {self._updates}: the parameters are in {' and '.join(sorted(names))}, and "
+                "updates below the last place of a value are lost, at every step. Train float32 "
+                'parameters and compute in bfloat16 (precision="bfloat16", or torch.autocast in a '
+                "loop of your own), or raise the learning rate"
+            )
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of some elements, the same ones for tensors of one shape."""
+    flat = to_local(tensor.detach()).reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)].clone()
