@@ -105,6 +105,6 @@ def _measure(context: Context, result: Result, model: str) -> None:
 def _described(placements: dict[str, Chosen]) -> str:
     return "; ".join(
         f"{name}: {each.pieces} micro-batches, "
-        f"{sum(link.transfers for link in each.prediction.traffic)} transfers ({each.algorithm})"
+        f"{each.prediction.transfers} transfers ({each.algorithm})"
         for name, each in placements.items()
     )

@@ -31,7 +31,7 @@ class Chosen:
     Attributes:
         devices: the device of each operation.
         pieces: the number of micro-batches.
-        prediction: the predicted step of the placement: seconds, memory and traffic.
+        prediction: the predicted step of the placement: seconds, memory and transfers.
         algorithm: what found it.
     """
 

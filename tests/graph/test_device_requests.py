@@ -23,7 +23,6 @@ def test_a_task_without_a_device_means_its_only_one() -> None:
 def test_servers_hold_parameters_and_compute_nothing() -> None:
     requested = {"weight": "ps:0", "linear": "ps:0"}
     found = resolve(requested, (), OPERATIONS, PLACES, parameters={"weight"}, servers=1)
-    assert found.on_servers == {"weight": "ps:0"}
     assert not found.constraints.pinned
     assert found.unmet == ("linear cannot be on ps:0: parameter servers hold parameters only",)
 

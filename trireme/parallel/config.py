@@ -120,11 +120,11 @@ class GraphConfig:
     example: Any = None
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS or self.algorithm == "expert":
-            known = [each for each in ALGORITHMS if each != "expert"]
+        if self.algorithm not in ALGORITHMS:
+            close = suggestion(self.algorithm, ALGORITHMS)
             raise ConfigurationError(
-                f"GraphConfig(algorithm={self.algorithm!r}){suggestion(self.algorithm, known)}: "
-                f"there are {', '.join(known)}"
+                f"GraphConfig(algorithm={self.algorithm!r}){close}: there are "
+                f"{', '.join(ALGORITHMS)}"
             )
         if self.schedule not in get_args(GraphSchedule):
             raise ConfigurationError(

@@ -13,7 +13,8 @@ from trireme.graph.drawing.assembly import picture_of
 from trireme.graph.drawing.picture import Edge, Node, Picture, PlaceUse, Transfer
 from trireme.graph.execute.cut import cut
 from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation
-from trireme.graph.place.placement import place
+from trireme.graph.place.placement import Placement
+from trireme.graph.place.prediction import predict
 
 MB = 2**20
 
@@ -110,7 +111,7 @@ def towers(*, cuts: bool = True) -> Picture:
     placed["loss"] = "worker:0"
     costs = CostGraph(tuple(operations))
     hardware = Hardware((Device("worker:0"), Device("worker:1", memory_bytes=MB)), Link(1e-6, 1e9))
-    placement = place(costs, hardware, algorithm="expert", expert=placed)
+    placement = Placement(placed, "by hand", "by hand", predict(costs, hardware, placed), {})
     tasks = {name: hardware.number(at) for name, at in placed.items()}
     parts = cut(optimised.capture.module, tasks) if cuts else None
     return picture_of(

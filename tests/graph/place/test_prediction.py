@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.graph.reference import graphs, machines, step_seconds
-from trireme.errors import ConfigurationError
 from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation, Schedule
-from trireme.graph.place.prediction import Traffic, predict
+from trireme.graph.place.prediction import predict
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 TWO = Hardware((Device("a"), Device("b")), Link(0.5, 8.0))
@@ -31,14 +30,14 @@ def test_one_device_computes_one_operation_after_the_other() -> None:
     assert [device.busy_seconds for device in alone.devices] == [18.0, 0.0]
     # Twice 100 resident, three micro-batches of 10 + 10, and y works with 4 + 4.
     assert [device.peak_bytes for device in alone.devices] == [200 + 60 + 8, 0]
-    assert alone.traffic == ()
+    assert alone.transfers == 0
 
 
 def test_a_chain_on_two_devices_waits_for_the_value_and_the_gradient() -> None:
     # x until 1, sent until 2, y until 3 and backward until 5, returned until 6, x until 8.
     split = predict(chain("x", "y"), TWO, {"x": "a", "y": "b"})
     assert split.step_seconds == 8.0
-    assert split.traffic == (Traffic("a", "b", 1, 4, 1.0), Traffic("b", "a", 1, 4, 1.0))
+    assert split.transfers == 2
     # Each end holds what it receives: b the value, a the gradient.
     assert [device.peak_bytes for device in split.devices] == [114 + 4, 114 + 8]
 
@@ -48,7 +47,7 @@ def test_micro_batches_overlap() -> None:
     # and 9; a: backward 7-9 and 9-11.
     pipeline = predict(chain("x", "y"), TWO, {"x": "a", "y": "b"}, micro_batches=2)
     assert pipeline.step_seconds == 11.0
-    assert pipeline.traffic[0] == Traffic("a", "b", 2, 8, 2.0)
+    assert pipeline.transfers == 4
 
 
 def test_a_transfer_keeps_both_sides_from_computing_unless_they_wait() -> None:
@@ -87,7 +86,7 @@ def test_a_stored_value_is_sent_once_and_updated_at_the_end() -> None:
     # w arrives at 1; x forward until 3 and backward until 7, the gradient at 8, w until 13.
     split = predict(graph, TWO, {"w": "a", "x": "b"}, micro_batches=2)
     assert split.step_seconds == 13.0
-    assert split.traffic == (Traffic("a", "b", 1, 4, 1.0), Traffic("b", "a", 1, 4, 1.0))
+    assert split.transfers == 2
     assert [device.busy_seconds for device in split.devices] == [5.0, 6.0]
     assert [device.peak_bytes for device in split.devices] == [64 + 4 + 4, 4 + 4]
 
@@ -155,9 +154,7 @@ def test_a_segment_waits_only_for_what_it_reads_itself() -> None:
     # at 11, and w's, returned by y, at 12. One transfer of u serves both x and y; x returns it.
     split = predict(graph, three, placement)
     assert split.step_seconds == 12.0
-    assert [(each.sender, each.receiver, each.transfers) for each in split.traffic] == [
-        ("a", "b", 1), ("a", "c", 1), ("a", "d", 1), ("b", "a", 1), ("c", "a", 1), ("d", "a", 1),
-    ]  # fmt: skip
+    assert split.transfers == 6
 
 
 def test_a_value_is_sent_once_to_each_device() -> None:
@@ -166,7 +163,7 @@ def test_a_value_is_sent_once_to_each_device() -> None:
     split = predict(graph, TWO, {"x": "a", "r0": "b", "r1": "b", "r2": "b"})
     # x until 1, sent until 2, three readers until 5, backward until 8, returned until 9, x at 10.
     assert split.step_seconds == 10.0
-    assert [traffic.transfers for traffic in split.traffic] == [1, 1]
+    assert split.transfers == 2
 
 
 def test_a_link_carries_one_transfer_at_a_time() -> None:
@@ -187,7 +184,7 @@ def test_no_gradient_of_data_returns() -> None:
     graph = CostGraph((data, Operation("y", ("x",), 1.0, 1.0)))
     split = predict(graph, TWO, {"x": "a", "y": "b"})
     assert split.step_seconds == 1.5 + 2
-    assert [traffic.sender for traffic in split.traffic] == ["a"]
+    assert split.transfers == 1
     assert split.devices[0].peak_bytes == 8  # what it works with, and no gradient
 
 
@@ -229,15 +226,3 @@ def test_a_step_takes_as_long_as_its_busiest_device_and_more_with_more_to_do(
     links = {pair: Link(0.0) for pair in hardware.links}
     free = Hardware(hardware.devices, Link(), links)
     assert predict(graph, free, placement).step_seconds <= one.step_seconds + 1e-9
-
-
-def test_what_is_wrong_is_named() -> None:
-    graph = chain("first", "second")
-    with pytest.raises(ConfigurationError, match=r"no device for 1 of 2 operations, .*'second'"):
-        predict(graph, TWO, {"first": "a"})
-    with pytest.raises(ConfigurationError, match=r"unknown operation 'frist'.*mean first"):
-        predict(graph, TWO, {"frist": "a"})
-    with pytest.raises(ConfigurationError, match=r"unknown device 'c'.*there are a, b"):
-        predict(graph, TWO, {"first": "a", "second": "c"})
-    with pytest.raises(ConfigurationError, match="0 micro-batches"):
-        predict(graph, TWO, {"first": "a", "second": "a"}, 0)

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trireme.errors import ConfigurationError, suggestion
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 
 Schedule = Literal["gpipe", "1f1b"]
 """In which order a device executes micro-batches: all forward and then all backward, as Huang et
@@ -24,26 +31,21 @@ Devices = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Operation:
-    """What one operation costs for one micro-batch, on a device of speed 1."""
+    """What one operation costs for one micro-batch, on a device of speed 1.
 
-    name: str  # unique in the graph
-    inputs: tuple[str, ...] = ()  # the names of the operations whose values it reads
-    forward_seconds: float = 0.0  # the duration of its forward computation
-    backward_seconds: float = 0.0  # the duration of its backward computation
-    # parameters, their gradients and optimizer state, which lie where the operation is placed, once
-    # for all micro-batches
-    resident_bytes: int = 0
-    # what lies there from the operation's forward to its backward computation, its output included
-    # if that is kept
-    activation_bytes: int = 0
-    # its value, which goes to every other device on which an operation reads it
-    output_bytes: int = 0
-    # whether a gradient of the value, as large as the value, comes back from each of them. Data,
-    # masks and indices have none
-    differentiable: bool = True
-    # whether it is a parameter or buffer, which is there before the step. It reads nothing and
-    # computes nothing; its value is sent once, as the step begins, and its gradient once; its
-    # backward computation is the optimizer's update, once at the end
+    A parameter or buffer is `stored`: it reads and computes nothing. Its value is sent once, as the
+    step begins, and its gradient once; its backward computation is the optimizer's update, once at
+    the end.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()  # the operations whose values it reads
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    resident_bytes: int = 0  # parameters, gradients and optimizer state, once for all micro-batches
+    activation_bytes: int = 0  # kept from forward to backward, its output included if that is kept
+    output_bytes: int = 0  # its value, which goes to every other device that reads it
+    differentiable: bool = True  # whether a gradient, as large as the value, comes back from each
     stored: bool = False
     # what adding the gradients of the parameters that it reads to those of the micro-batches before
     # takes; the first micro-batch has none before
@@ -54,81 +56,34 @@ class Operation:
 class CostGraph:
     """The operations of a model in topological order: the order in which devices execute them."""
 
-    operations: tuple[Operation, ...]  # each after those that it reads
+    operations: tuple[Operation, ...]
     # what each segment (the operations that a device executes without waiting) takes besides them,
     # in each direction, on a device of speed 1
     segment_seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.segment_seconds) and self.segment_seconds >= 0):
-            raise ValueError(f"a segment cannot take {self.segment_seconds} s")
-        known = set[str]()
-        for operation in self.operations:
-            if operation.name in known:
-                raise ValueError(f"two operations are named {operation.name!r}")
-            late = [name for name in operation.inputs if name not in known]
-            if late:
-                raise ValueError(f"{operation.name!r} reads {late[0]!r}, which is not before it")
-            seconds = (
-                operation.forward_seconds,
-                operation.backward_seconds,
-                operation.accumulation_seconds,
-            )
-            sizes = (
-                operation.resident_bytes,
-                operation.activation_bytes,
-                operation.output_bytes,
-            )
-            if not all(math.isfinite(cost) and cost >= 0 for cost in (*seconds, *sizes)):
-                raise ValueError(f"a cost of {operation.name!r} is negative or not finite")
-            if operation.stored and (operation.inputs or operation.forward_seconds):
-                raise ValueError(f"{operation.name!r} is stored, and cannot be computed")
-            known.add(operation.name)
-
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """The place of each operation in the order, by its name."""
-        return {operation.name: place for place, operation in enumerate(self.operations)}
+        """The position of each operation in the order, by its name."""
+        return {operation.name: number for number, operation in enumerate(self.operations)}
 
 
 @dataclass(frozen=True)
 class Device:
     """Something that computes one operation at a time."""
 
-    name: str  # unique among the devices
-    # relative to the device on which the costs were measured: 2 takes half the time
-    speed: float = 1.0
-    memory_bytes: int | None = None  # how much it can hold; None for no limit
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.speed) and self.speed > 0):
-            raise ConfigurationError(f"device {self.name}: a speed of {self.speed} is not positive")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise ConfigurationError(
-                f"device {self.name}: a memory limit of {self.memory_bytes} bytes is not positive"
-            )
+    name: str
+    speed: float = 1.0  # 2 takes half the time of the device on which costs were measured
+    memory_bytes: int | None = None  # None for no limit
 
 
 @dataclass(frozen=True)
 class Link:
     """One direction between two devices. It carries one transfer at a time."""
 
-    latency_seconds: float = 0.0  # what each transfer takes whatever its size
-    bytes_per_second: float = math.inf  # the bandwidth; infinite by default
-    # for how long each transfer, whatever its size, keeps the processor of each side from computing
-    work_seconds: float = 0.0
+    latency_seconds: float = 0.0
+    bytes_per_second: float = math.inf
+    work_seconds: float = 0.0  # how long a transfer keeps the processor of each side
     work_byte_seconds: float = 0.0  # likewise for each byte, which both sides copy
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
-            raise ConfigurationError(f"a link's latency of {self.latency_seconds} s is impossible")
-        if not self.bytes_per_second > 0:
-            raise ConfigurationError(
-                f"a link's bandwidth of {self.bytes_per_second} bytes/s is not positive"
-            )
-        for work in (self.work_seconds, self.work_byte_seconds):
-            if not (math.isfinite(work) and work >= 0):
-                raise ConfigurationError(f"a transfer cannot keep a processor for {work} s")
 
     def seconds(self, size: float) -> float:
         """Returns how long a transfer of that many bytes occupies the link."""
@@ -141,24 +96,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices, and the links between any two of them."""
+    """The devices, each of which has a number, and the links between any two of them."""
 
-    devices: tuple[Device, ...]  # at least one; each has a number, its place here
-    # the link between two devices that `links` does not name
-    link: Link = field(default_factory=Link)
-    # other links, by the names of the sender and the receiver. One that is named in one direction
-    # only holds for both
+    devices: tuple[Device, ...]
+    link: Link = field(default_factory=Link)  # where `links` names none
+    # by the names of sender and receiver; one that is named in one direction holds for both
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.devices:
-            raise ConfigurationError("a graph cannot be placed: there are no devices")
-        if len(self.numbers) < len(self.devices):
-            names = ", ".join(device.name for device in self.devices)
-            raise ConfigurationError(f"two devices have one name: {names}")
-        for pair in self.links:
-            for name in pair:
-                self.number(name)
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -166,7 +109,11 @@ class Hardware:
         return {device.name: number for number, device in enumerate(self.devices)}
 
     def number(self, name: str) -> int:
-        """Returns the number of a device."""
+        """Returns the number of a device.
+
+        Raises:
+            ConfigurationError: there is none of this name.
+        """
         if name not in self.numbers:
             names = ", ".join(self.numbers)
             raise ConfigurationError(
@@ -184,10 +131,60 @@ class Hardware:
 class Constraints:
     """What a placement must respect."""
 
-    # the device of an operation, for operations that may be nowhere else
-    pinned: Devices = field(default_factory=dict)
-    # groups of operations that share a device, such as those that share a parameter. Groups that
-    # overlap are one group
-    together: tuple[tuple[str, ...], ...] = ()
-    # the devices on which an operation may not be
-    never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pinned: Devices = field(default_factory=dict)  # operations that may be nowhere else
+    together: tuple[tuple[str, ...], ...] = ()  # groups that share a device; overlaps are one group
+    never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where one may not be
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """A cost graph as arrays: nodes in topological order, the values that they make, who reads.
+
+    A node is an operation or several fused ones. Then it may make several values; those that no
+    other node reads are left out.
+    """
+
+    forward: Floats  # seconds, for each node
+    backward: Floats
+    update: Floats  # once at the end
+    accumulation: Floats  # in each backward computation but the first
+    resident: Floats  # bytes, for each node
+    activation: Floats
+    working: Floats  # the largest sum of an operation's output and inputs
+    makers: Ints  # the node that makes each value, ascending
+    sizes: Floats  # the bytes of each value
+    differentiable: Bools
+    stored: Bools
+    values: Ints  # the value of each reading
+    readers: Ints  # the node that reads, ascending: another than the maker and after it
+    segment_seconds: float = 0.0
+
+    @staticmethod
+    def of(graph: CostGraph) -> Costs:
+        """Returns the arrays of a graph: node and value of an operation have its position."""
+        operations, positions = graph.operations, graph.positions
+
+        def column(name: str) -> Floats:
+            return np.array([getattr(each, name) for each in operations], dtype=float)
+
+        sizes, backward = column("output_bytes"), column("backward_seconds")
+        inputs = [sorted({positions[name] for name in each.inputs}) for each in operations]
+        readings = [(value, reader) for reader, read in enumerate(inputs) for value in read]
+        values, readers = np.array(readings, dtype=np.intp).reshape(-1, 2).T
+        stored = column("stored").astype(bool)
+        return Costs(
+            forward=column("forward_seconds"),
+            backward=np.where(stored, 0.0, backward),
+            update=np.where(stored, backward, 0.0),
+            accumulation=column("accumulation_seconds"),
+            resident=column("resident_bytes"),
+            activation=column("activation_bytes"),
+            working=sizes + np.array([sizes[read].sum() for read in inputs], dtype=float),
+            makers=np.arange(len(operations), dtype=np.intp),
+            sizes=sizes,
+            differentiable=column("differentiable").astype(bool),
+            stored=stored,
+            values=values.copy(),
+            readers=readers.copy(),
+            segment_seconds=graph.segment_seconds,
+        )

@@ -9,10 +9,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from trireme.errors import ConfigurationError, suggestion
-from trireme.graph.place.cost_arrays import Ints
-from trireme.graph.place.costs import Constraints, CostGraph, Devices, Hardware, Schedule
-from trireme.graph.place.prediction import Prediction, device_numbers, predict
+from trireme.errors import ConfigurationError
+from trireme.graph.place.costs import Constraints, CostGraph, Devices, Hardware, Ints, Schedule
+from trireme.graph.place.prediction import Prediction, predict
 from trireme.graph.place.problem import Problem, coarsened, problem_of
 from trireme.graph.place.scheduling import earliest_task_first
 from trireme.graph.place.search import improved
@@ -27,17 +26,12 @@ from trireme.graph.place.starts import (
 )
 from trireme.graph.place.tidying import tidied
 
-Algorithm = Literal["best", "single", "round-robin", "random", "expert", "cuts", "m-etf"]
+Algorithm = Literal["best", "single", "round-robin", "random", "cuts", "m-etf"]
 ALGORITHMS = get_args(Algorithm)
 """How to place: `best` tries all the others, improves the best of them, and takes the best."""
 
 COARSE_NODES = 200
 """The largest number of nodes that the search works with; larger graphs are coarsened first."""
-
-_FAST: tuple[Algorithm, ...] = ("round-robin", "m-etf")
-
-RANDOM_CHOICES = 100
-"""How many random placements `best` looks at, fewer of large graphs."""
 
 GAIN = 0.02
 """How much smaller the risk of a placement on several devices must be than that on the best one."""
@@ -47,11 +41,11 @@ GAIN = 0.02
 class Placement:
     """Where each operation is, and why there."""
 
-    devices: Devices  # the name of the device of each operation
+    devices: Devices
     algorithm: str  # what found it
     reason: str  # the same in a sentence, with the next best
-    prediction: Prediction  # the predicted step time, memory and traffic
-    # the seconds of a step that each algorithm reaches, and None where what it found does not fit
+    prediction: Prediction
+    # the seconds of a step that each algorithm reaches; None where what it found does not fit
     tried: Mapping[str, float | None]
 
 
@@ -63,7 +57,6 @@ def place(
     micro_batches: int = 1,
     schedule: Schedule = "gpipe",
     algorithm: Algorithm = "best",
-    expert: Devices | None = None,
     seed: int = 0,
     evaluations: int = 3000,
 ) -> Placement:
@@ -74,40 +67,41 @@ def place(
     durations are less certain than those of computations. But everything stays on one device, as
     far as the constraints allow it, unless another placement makes the risk smaller by at least
     `GAIN`; and what local search has moved for less than `tidying.NOISE` is undone.
+
+    Args:
+        graph: the operations and their costs.
+        hardware: the devices and links.
+        constraints: what to respect; nothing by default.
+        micro_batches: of a step, as in `predict`.
+        schedule: their order, as there.
+        algorithm: one of `ALGORITHMS`.
+        seed: of random placements and of the local search.
+        evaluations: how many placements the local search of `best` looks at, fewer of large graphs.
+            With at most as many placements in all it looks at each, and finds the optimum.
+
+    Raises:
+        ConfigurationError: no placement that was found fits, or impossible constraints.
     """
-    if algorithm not in ALGORITHMS:
-        close = suggestion(algorithm, ALGORITHMS)
-        raise ConfigurationError(
-            f"unknown placement algorithm {algorithm!r}{close}: there are {', '.join(ALGORITHMS)}"
-        )
     problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches, schedule)
-    candidates = dict[str, Ints]()
-    if expert is not None:
-        candidates["expert"] = _checked(graph, hardware, problem, expert)
-    elif algorithm == "expert":
-        raise ConfigurationError("the placement algorithm expert needs a placement: pass `expert`")
     _check_room(problem)
+    numbers = random.Random(seed)
     if algorithm == "best":
-        candidates |= _searched(problem, candidates, seed, evaluations)
-    elif algorithm != "expert":
-        candidates = _starts(problem, algorithm, random.Random(seed))
+        candidates = _searched(problem, numbers, evaluations)
+    else:
+        candidates = _starts(problem, algorithm, numbers)
     scores = {name: problem.score(choice) for name, choice in candidates.items()}
     name = _preferred(scores)
-    if algorithm == "best" and name not in ("expert", "exhaustive"):
-        tidy = tidied(problem, candidates[name], _affordable(problem, evaluations) // 4)
-        score = problem.score(tidy)
-        if expert is None or score < scores["expert"]:
-            candidates[name], scores[name] = tidy, score
-            # Not the next best, which is as untidy: only one device is preferred to it.
-            rest = {name, "expert"}.union(filter(_alone, scores))
-            name = _preferred({each: scores[each] for each in scores if each in rest})
+    if algorithm == "best" and name != "exhaustive":
+        turns = _affordable(problem, evaluations) // 4
+        candidates[name] = tidied(problem, candidates[name], turns)
+        scores[name] = problem.score(candidates[name])
+        # Not the next best, which is as untidy: only one device is preferred to it.
+        name = _preferred({each: scores[each] for each in scores if each == name or _alone(each)})
     placed = candidates[name][problem.units]
     if scores[name].excess > 0:
         raise _too_large(problem, placed)
-    devices = {
-        each: hardware.devices[number].name
-        for each, number in zip(graph.positions, placed.tolist(), strict=True)
-    }
+    names = [hardware.devices[number].name for number in placed.tolist()]
+    devices = dict(zip(graph.positions, names, strict=True))
     return Placement(
         devices,
         name,
@@ -118,18 +112,10 @@ def place(
 
 
 def _preferred(scores: Mapping[str, Score]) -> str:
-    """Returns the name of the best placement, or of one device's if it is nearly as good.
-
-    But `expert`, if it is there, is not replaced by anything worse.
-    """
+    """Returns the name of the best placement, or of one device's if it is nearly as good."""
     best = min(scores, key=scores.__getitem__)
-    alone = list(filter(_alone, scores))
-    if not alone:
-        return best
-    name = min(alone, key=scores.__getitem__)
+    name = min(filter(_alone, scores), key=scores.__getitem__, default=best)
     single = scores[name]
-    if "expert" in scores and scores["expert"] < single:
-        return best
     near = single.excess <= scores[best].excess and scores[best].risk > (1 - GAIN) * single.risk
     return name if near else best
 
@@ -138,103 +124,61 @@ def _alone(name: str) -> bool:
     return name.startswith("single ") and "," not in name
 
 
-def _checked(graph: CostGraph, hardware: Hardware, problem: Problem, expert: Devices) -> Ints:
-    placed = device_numbers(graph, hardware, expert)
-    choice = problem.nearest_choice(placed)
-    wrong = np.flatnonzero(choice[problem.units] != placed)
-    if len(wrong):
-        name = graph.operations[wrong[0]].name
-        raise ConfigurationError(
-            f"the expert placement breaks the constraints: {name!r} is on {expert[name]}, where it "
-            "may not be, or apart from an operation with which it must be"
-        )
-    return choice
+def _starts(problem: Problem, algorithm: str, numbers: random.Random) -> dict[str, Ints]:
+    """Returns the placements of one algorithm, by their names."""
+    match algorithm:
+        case "single":
+            devices = enumerate(problem.simulator.hardware.devices)
+            return {f"single {each.name}": single_device(problem, at) for at, each in devices}
+        case "cuts":
+            cuts = enumerate(contiguous_cuts(problem), start=1)
+            return {f"cuts for {number}": choice for number, choice in cuts}
+        case "round-robin":
+            return {algorithm: round_robin(problem)}
+        case "m-etf":
+            return {algorithm: earliest_task_first(problem)}
+    return {algorithm: at_random(problem, numbers)}
 
 
-def _starts(problem: Problem, algorithm: Algorithm, numbers: random.Random) -> dict[str, Ints]:
-    """Returns the placements of one algorithm, or with `best` of each, by their names."""
-    every = algorithm == "best"
-    devices = problem.simulator.hardware.devices
-    starts = dict[str, Ints]()
-    if every or algorithm == "single":
-        starts |= {
-            f"single {device.name}": single_device(problem, number)
-            for number, device in enumerate(devices)
-        }
-    if every or algorithm == "round-robin":
-        starts["round-robin"] = round_robin(problem)
-    if every or algorithm == "cuts":
-        starts |= {
-            f"cuts for {number}": choice
-            for number, choice in enumerate(contiguous_cuts(problem), start=1)
-        }
-    if every or algorithm == "m-etf":
-        starts["m-etf"] = earliest_task_first(problem)
-    if every and np.isfinite(problem.simulator.limits).any():
-        starts["packed"] = packed(problem)
-    if every:
-        count = _affordable(problem, 10 * RANDOM_CHOICES) // 10
-        drawn = [at_random(problem, numbers) for _ in range(count)]
-        starts["random"] = min(drawn, key=problem.score)
-    elif algorithm == "random":
-        starts["random"] = at_random(problem, numbers)
-    return starts
-
-
-def _searched(
-    problem: Problem, given: Mapping[str, Ints], seed: int, evaluations: int
-) -> dict[str, Ints]:
+def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dict[str, Ints]:
     """Returns what each algorithm finds, and what local search makes of the best of them."""
-    every = every_choice(problem, evaluations)
-    if every is not None:
-        alone = _starts(problem, "single", random.Random(seed))
-        return {"exhaustive": min(every, key=problem.score)} | alone
-    numbers = random.Random(seed)
+    if (every := every_choice(problem, evaluations)) is not None:
+        best = {"exhaustive": min(every, key=problem.score)}
+        return best | _starts(problem, "single", numbers)
     coarse, runs = coarsened(problem, COARSE_NODES)
+    starts = _starts(coarse, "single", numbers) | _starts(coarse, "cuts", numbers)
+    if np.isfinite(problem.simulator.limits).any():
+        starts["packed"] = packed(coarse)
     # These are fast enough for the operations themselves.
-    plain: dict[str, Ints] = {name: _starts(problem, name, numbers)[name] for name in _FAST}
-    starts = _starts(coarse, "best", numbers)
-    starts |= {name: coarse.nearest_choice(_fused(problem, runs, choice, coarse))
-               for name, choice in (plain | dict(given)).items()}  # fmt: skip
-    found = {name: _lifted(problem, coarse, runs, each) for name, each in starts.items()}
-    found |= plain
+    plain = _starts(problem, "round-robin", numbers) | _starts(problem, "m-etf", numbers)
+    for name, choice in plain.items():
+        starts[name] = _fused(problem, runs, choice, coarse)
+    found = {name: _lifted(problem, coarse, runs, each) for name, each in starts.items()} | plain
     chosen = _different(coarse, starts)
     turns = _affordable(coarse, evaluations) // 2
     better = {
-        name: improved(coarse, starts[name], turns // len(chosen), numbers)[0] for name in chosen
+        name: improved(coarse, starts[name], turns // len(chosen), numbers) for name in chosen
     }
     # Half of the time for all of them; the other half for those that have come furthest.
     furthest = _different(coarse, better)[:2]
     for name in furthest:
-        better[name], _ = improved(coarse, better[name], turns // len(furthest), numbers)
-    found |= {
-        f"{name}, local search": _lifted(problem, coarse, runs, choice)
-        for name, choice in better.items()
-    }
+        better[name] = improved(coarse, better[name], turns // len(furthest), numbers)
+    for name, choice in better.items():
+        found[f"{name}, local search"] = _lifted(problem, coarse, runs, choice)
     if coarse is not problem:
-        everything = found | dict(given)
-        name = min(everything, key=lambda each: problem.score(everything[each]))
-        finest, _ = improved(
-            problem, everything[name], _affordable(problem, evaluations) // 4, numbers
-        )
+        name = min(found, key=lambda each: problem.score(found[each]))
+        turns = _affordable(problem, evaluations) // 4
+        finest = improved(problem, found[name], turns, numbers)
         found[f"{name.removesuffix(', local search')}, local search on operations"] = finest
-    # What is given is not replaced by what the coarse graph makes of it.
-    return {name: choice for name, choice in found.items() if name not in given}
+    return found
 
 
 def _different(problem: Problem, choices: Mapping[str, Ints]) -> list[str]:
-    """Returns the names of choices, the best first, without those that equal a better one.
-
-    Of several of one kind, such as cuts, only the best counts, and a random one only if no other is
-    better.
-    """
-    ranked = sorted(choices, key=lambda name: problem.score(choices[name]))
+    """Returns the names of choices, the best first: of one kind, such as cuts, only the best."""
     found = list[str]()
-    for name in ranked:
-        kinds = {other.split()[0] for other in found}
-        if name.split()[0] in kinds or (name == "random" and found):
-            continue
-        if all((choices[name] != choices[other]).any() for other in found):
+    for name in sorted(choices, key=lambda each: problem.score(choices[each])):
+        alike = any(name.split()[0] == other.split()[0] for other in found)
+        if not alike and all((choices[name] != choices[other]).any() for other in found):
             found.append(name)
     return found
 
@@ -246,11 +190,10 @@ def _affordable(problem: Problem, evaluations: int) -> int:
 
 
 def _fused(problem: Problem, runs: Ints, choice: Ints, coarse: Problem) -> Ints:
-    """Returns where the largest part of each coarse node is."""
+    """Returns the choice for coarse nodes: where the largest part of each is."""
     votes = np.zeros((len(coarse.units), problem.simulator.devices))
     np.add.at(votes, (runs, choice[problem.units]), problem.weights + 1e-12)
-    placed: Ints = votes.argmax(axis=1)
-    return placed
+    return coarse.nearest_choice(votes.argmax(axis=1))
 
 
 def _lifted(problem: Problem, coarse: Problem, runs: Ints, choice: Ints) -> Ints:
@@ -267,9 +210,8 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
         seconds, other = min(longer)
         reason += f"; next {other}: {1e3 * seconds:.4g} ms"
     if len(scores) > 1:
-        reason += (
-            f"; {sum(score.excess > 0 for score in scores.values())} of {len(scores)} too large"
-        )
+        too_large = sum(score.excess > 0 for score in scores.values())
+        reason += f"; {too_large} of {len(scores)} too large"
     return reason
 
 
@@ -305,10 +247,8 @@ def _limits(problem: Problem) -> str:
 def _too_large(problem: Problem, placed: Ints) -> ConfigurationError:
     simulator = problem.simulator
     peaks = simulator.peak_bytes(simulator.parts(placed))
-    needs = ", ".join(
-        f"{device.name}: {int(peak)}"
-        for device, peak in zip(simulator.hardware.devices, peaks, strict=True)
-    )
+    devices = zip(simulator.hardware.devices, peaks, strict=True)
+    needs = ", ".join(f"{device.name}: {int(peak)}" for device, peak in devices)
     return ConfigurationError(
         f"no placement was found that fits the memory limits ({_limits(problem)} bytes): the "
         f"closest needs {needs}; {_ADVICE}"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trireme.errors import ConfigurationError, suggestion
-from trireme.graph.place.cost_arrays import Costs, Floats, Ints
-from trireme.graph.place.costs import Constraints, CostGraph, Hardware, Schedule
+from trireme.errors import ConfigurationError
+from trireme.graph.place.costs import (
+    Bools,
+    Constraints,
+    CostGraph,
+    Costs,
+    Floats,
+    Hardware,
+    Ints,
+    Schedule,
+)
 from trireme.graph.place.simulation import Score, Simulator
 
 
@@ -23,7 +32,7 @@ class Problem:
 
     simulator: Simulator  # executes placements of the nodes
     units: Ints  # the unit of each node
-    allowed: NDArray[np.bool_]  # whether a unit (row) may be on a device (column)
+    allowed: Bools  # whether a unit (row) may be on a device (column)
     _scores: dict[bytes, Score] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -69,51 +78,45 @@ def problem_of(
     micro_batches: int,
     schedule: Schedule = "gpipe",
 ) -> Problem:
-    """Returns the problem of placing each operation of a graph."""
+    """Returns the problem of placing each operation of a graph.
 
-    def place_of(name: str) -> int:
-        if name not in graph.positions:
-            close = suggestion(name, graph.positions)
-            raise ConfigurationError(f"a constraint names an unknown operation {name!r}{close}")
-        return graph.positions[name]
-
-    count, devices = len(graph.operations), len(hardware.devices)
+    Raises:
+        ConfigurationError: the constraints name an unknown device, or leave none for an operation.
+    """
+    places, count, devices = graph.positions, len(graph.operations), len(hardware.devices)
     allowed = np.ones((count, devices), dtype=bool)
     for name, device in constraints.pinned.items():
-        allowed[place_of(name)] &= np.arange(devices) == hardware.number(device)
+        allowed[places[name]] &= np.arange(devices) == hardware.number(device)
     for name, banned in constraints.never.items():
-        allowed[place_of(name), [hardware.number(device) for device in banned]] = False
-    groups = [[place_of(name) for name in group] for group in constraints.together]
-    units = _united(count, groups)
-    for unit in range(count and int(units.max()) + 1):
-        members = np.flatnonzero(units == unit) if groups else np.array([unit])
-        common = allowed[members].all(axis=0)
-        if not common.any():
-            names = ", ".join(repr(graph.operations[member].name) for member in members[:3])
-            more = " and others, which must be together," if len(members) > 3 else ""
-            raise ConfigurationError(f"the constraints leave no device for {names}{more}")
-        allowed[members] = common
-    _, first = np.unique(units, return_index=True)
+        allowed[places[name], [hardware.number(device) for device in banned]] = False
+    groups = [[places[name] for name in group] for group in constraints.together]
+    roots = components(count, (pair for group in groups for pair in pairwise(group)))
+    first, units = np.unique(roots, return_inverse=True)
+    common = np.ones((len(first), devices), dtype=bool)
+    np.logical_and.at(common, units, allowed)
+    if (lost := np.flatnonzero(~common.any(axis=1))).size:
+        members = np.flatnonzero(units == lost[0])
+        names = ", ".join(repr(graph.operations[member].name) for member in members[:3])
+        more = " and others, which must be together," if len(members) > 3 else ""
+        raise ConfigurationError(f"the constraints leave no device for {names}{more}")
     simulator = Simulator(Costs.of(graph), hardware, micro_batches, schedule)
-    return Problem(simulator, units, allowed[first])
+    return Problem(simulator, units.astype(np.intp), common)
 
 
-def _united(count: int, groups: Sequence[Sequence[int]]) -> Ints:
-    """Returns the unit of each node, numbered by first nodes; groups that overlap are one."""
-    unit = list(range(count))
+def components(count: int, pairs: Iterable[tuple[int, int]]) -> Ints:
+    """Returns the smallest node of the component of each node, which pairs connect."""
+    above = list(range(count))
 
     def root(node: int) -> int:
-        while unit[node] != node:
-            unit[node] = unit[unit[node]]
-            node = unit[node]
+        while above[node] != node:
+            above[node] = above[above[node]]
+            node = above[node]
         return node
 
-    for group in groups:
-        for node in group[1:]:
-            one, other = sorted((root(group[0]), root(node)))
-            unit[other] = one
-    roots = np.array([root(node) for node in range(count)], dtype=np.intp)
-    return np.unique(roots, return_inverse=True)[1].astype(np.intp)
+    for pair in pairs:
+        one, other = sorted(map(root, pair))
+        above[other] = one
+    return np.array([root(node) for node in range(count)], dtype=np.intp)
 
 
 def coarsened(problem: Problem, target: int) -> tuple[Problem, Ints]:
@@ -139,9 +142,8 @@ def coarsened(problem: Problem, target: int) -> tuple[Problem, Ints]:
 
 def _inputs(costs: Costs) -> list[list[int]]:
     inputs: list[list[int]] = [[] for _ in costs.forward]
-    for maker, reader in zip(
-        costs.makers[costs.values].tolist(), costs.readers.tolist(), strict=True
-    ):
+    makers = costs.makers[costs.values].tolist()
+    for maker, reader in zip(makers, costs.readers.tolist(), strict=True):
         inputs[reader].append(maker)
     return inputs
 
@@ -196,6 +198,9 @@ def _runs(problem: Problem, order: list[int], limit: float, connected: bool) -> 
     return runs
 
 
+_SUMMED = ("forward", "backward", "update", "accumulation", "resident", "activation")
+
+
 def _quotient(problem: Problem, runs: Ints) -> Problem:
     """Returns the problem whose nodes are runs of nodes."""
     costs = problem.simulator.costs
@@ -208,21 +213,17 @@ def _quotient(problem: Problem, runs: Ints) -> Problem:
     number = np.zeros(len(makers), dtype=np.intp)
     number[kept] = np.arange(len(kept))
     values = number[pairs[0]]
-    sort = np.lexsort((pairs[1], values))
+    sort = np.lexsort((values, pairs[1]))
     working = np.zeros(count)
     np.maximum.at(working, runs, costs.working)
 
     def total(each: Floats) -> Floats:
         return np.bincount(runs, each, count).astype(np.float64)
 
+    totals: dict[str, Any] = {name: total(getattr(costs, name)) for name in _SUMMED}
     fused = replace(
         costs,
-        forward=total(costs.forward),
-        backward=total(costs.backward),
-        update=total(costs.update),
-        accumulation=total(costs.accumulation),
-        resident=total(costs.resident),
-        activation=total(costs.activation),
+        **totals,
         working=working,
         makers=makers[kept],
         sizes=costs.sizes[kept],

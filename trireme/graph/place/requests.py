@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import fx
@@ -20,9 +20,7 @@ _DEVICE = re.compile(r"(worker:\d+(/(cpu|cuda:\d+))?|ps:\d+)", re.ASCII)
 class Requests:
     """What the program requests, as far as the devices of the job can meet it."""
 
-    constraints: Constraints  # where operations must be, and may not be
-    # the parameters that are requested on parameter servers, by the node's name
-    on_servers: Mapping[str, str] = field(default_factory=dict)
+    constraints: Constraints
     unmet: tuple[str, ...] = ()  # a sentence for each request that the job cannot meet
 
 
@@ -120,7 +118,6 @@ def resolve(
     requested, overruled = _spread_over_groups(requested, together, operations)
     pinned: dict[str, str] = {}
     never: dict[str, tuple[str, ...]] = {}
-    on_servers: dict[str, str] = {}
     unmet: dict[str, list[str]] = {}
     for name in operations:
         device = check_device(requested[name]) if name in requested else ""
@@ -138,9 +135,8 @@ def resolve(
             )
         fitting = [place for place in able if not device or _is_any_of(place, [device])]
         on_server = device.startswith("ps:") and name in parameters
-        if on_server and int(device[3:]) < servers:
-            on_servers[name] = device
-        elif not fitting and not (on_server and not servers and soft):
+        is_met = on_server and (int(device[3:]) < servers or (not servers and soft))
+        if not fitting and not is_met:
             unmet.setdefault(device, []).append(name)
         fitting = fitting or able
         if len(fitting) == 1:
@@ -161,7 +157,7 @@ def resolve(
             "placed elsewhere with GraphConfig(soft=True)"
         )
     constraints = Constraints(pinned, tuple(map(tuple, together)), never)
-    return Requests(constraints, on_servers, sentences)
+    return Requests(constraints, sentences)
 
 
 def _spread_over_groups(
@@ -173,18 +169,12 @@ def _spread_over_groups(
     """
     spread = dict(requested)
     overruled: dict[tuple[str, str], list[str]] = {}
+    elsewhere = {name for name in operations if requested.get(name, "ps:").startswith("ps:")}
     for group in merged(together):
-        first = next(
-            (
-                name
-                for name in operations
-                if name in group and not requested.get(name, "ps:").startswith("ps:")
-            ),
-            None,
-        )
-        for name in sorted(group) if first is not None else ():
-            if first is None or requested.get(name, "").startswith("ps:"):
-                continue
+        first = next((name for name in operations if name in group - elsewhere), None)
+        if first is None:
+            continue
+        for name in sorted(each for each in group if not spread.get(each, "").startswith("ps:")):
             if requested.get(name, requested[first]) != requested[first]:
                 overruled.setdefault((requested[name], first), []).append(name)
             spread[name] = requested[first]

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from trireme.graph.place.cost_arrays import Ints
+from trireme.graph.place.costs import Ints
 from trireme.graph.place.problem import Problem
 from trireme.graph.place.simulation import Score
 
@@ -15,10 +15,8 @@ _WARM, _COLD = 0.02, 0.0002
 """How much longer a step may become by a change that is kept, in the beginning and the end."""
 
 
-def improved(
-    problem: Problem, choice: Ints, evaluations: int, numbers: random.Random
-) -> tuple[Ints, Score]:
-    """Returns the best choice that simulated annealing finds, and how good it is.
+def improved(problem: Problem, choice: Ints, evaluations: int, numbers: random.Random) -> Ints:
+    """Returns the best choice that simulated annealing finds in so many evaluations.
 
     S. Kirkpatrick, C. D. Gelatt and M. P. Vecchi, "Optimization by Simulated Annealing", Science
     220 (1983). Bytes above the limits count as seconds while it searches; of all that it has seen
@@ -34,7 +32,7 @@ def improved(
 
     moves = _Moves(problem, numbers)
     if not moves.movable:
-        return best, least
+        return choice
     for turn in range(evaluations):
         changed = moves.change(choice)
         if changed is None:
@@ -48,11 +46,11 @@ def improved(
                 best, least = choice, score
         elif turn % 100 == 99 and energy(score) > energy(least) + 5 * heat:
             choice, score = best, least
-    return best, least
+    return best
 
 
 class _Moves:
-    """Changes of a choice: one unit, two units, a section of the order, or the end of a section."""
+    """Changes of a choice: one unit, a section of the order, or the end of a section."""
 
     def __init__(self, problem: Problem, numbers: random.Random) -> None:
         costs = problem.simulator.costs
@@ -71,10 +69,8 @@ class _Moves:
     def change(self, choice: Ints) -> Ints | None:
         """Returns another choice, or None if the change that came up changes nothing."""
         kind = self._numbers.random()
-        if kind < 0.35:
+        if kind < 0.45:
             units, device = self._one(choice)
-        elif kind < 0.45:
-            return self._exchange(choice)
         elif kind < 0.7:
             units, device = self._section()
         else:
@@ -92,16 +88,6 @@ class _Moves:
         else:
             device = self._numbers.randrange(self._devices)
         return np.array([unit]), device
-
-    def _exchange(self, choice: Ints) -> Ints | None:
-        """Exchanges the devices of two units."""
-        one, other = self._numbers.choice(self.movable), self._numbers.choice(self.movable)
-        allowed = self._problem.allowed
-        if not (allowed[one, choice[other]] and allowed[other, choice[one]]):
-            return None
-        changed = choice.copy()
-        changed[one], changed[other] = choice[other], choice[one]
-        return None if choice[one] == choice[other] else changed
 
     def _length(self) -> int:
         longest = math.log(max(2, len(self._problem.units) // 2))

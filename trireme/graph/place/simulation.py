@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trireme.errors import ConfigurationError
-from trireme.graph.place.cost_arrays import Bools, Costs, Floats, Ints
-from trireme.graph.place.costs import Hardware, Schedule
+from trireme.graph.place.costs import Bools, Costs, Floats, Hardware, Ints, Schedule
 
 _DOUBT = 0.1
 """Which share of the duration of all transfers counts as a risk: what they take is less certain
@@ -25,15 +23,15 @@ class Score(NamedTuple):
 
 
 class Transfers(NamedTuple):
-    """Values that go to other devices, as arrays: a place for each, by value and receiver."""
+    """Values that go to other devices, as arrays, by value and receiver."""
 
     makers: Ints  # the node that makes it
     # the node in the first segment of those that read it there: others never wait for it, and its
     # backward computation is the last, after which the gradient returns
     readers: Ints
-    senders: Ints  # the number of a device; `receivers` likewise
+    senders: Ints  # the number of a device
     receivers: Ints
-    sizes: Floats  # its bytes
+    sizes: Floats  # bytes
     returns: Bools  # whether its gradient returns
     stored: Bools  # whether it is sent once, and not for each micro-batch
 
@@ -42,28 +40,19 @@ class Parts(NamedTuple):
     """A placement, and what follows from it alone."""
 
     placed: Ints  # the number of the device of each node
-    # the largest number of transfers of computed values on a path to each node: the nodes with one
-    # device and one depth are a group
-    depths: Ints
-    # whether no other device flags for the node: it makes no computed value that is read on another
-    # device, nor one on which such a value of its group depends. The late nodes of a group are a
-    # segment, and so are the others, the early ones
-    late: Bools
-    # what goes from device to device for one micro-batch, or once if it is stored, by value and
-    # receiver
-    transfers: Transfers
+    depths: Ints  # the largest number of transfers of computed values on a path to each node
+    late: Bools  # whether a node is in the late segment of its device and depth
+    transfers: Transfers  # for one micro-batch
 
 
 _Receive = tuple[int, float]
+"""The number of the transfer, and the processor's seconds."""
 _Send = tuple[int, int, float, float]
+"""The number of the transfer, the link, its seconds and the processor's."""
 
 
 class _Segment(NamedTuple):
-    """What a device does without waiting.
-
-    `receives` are (number of the transfer, the processor's seconds), `sends` are (number, link,
-    seconds, the processor's seconds).
-    """
+    """What a device does without waiting."""
 
     device: int
     seconds: float
@@ -89,8 +78,6 @@ class Simulator:
         micro_batches: int,
         schedule: Schedule = "gpipe",
     ) -> None:
-        if micro_batches < 1:
-            raise ConfigurationError(f"{micro_batches} micro-batches: a step needs at least one")
         self.costs = costs
         self.hardware = hardware
         self.micro_batches = micro_batches
@@ -99,17 +86,18 @@ class Simulator:
         numbers = range(self.devices)
         self.links = [hardware.between(one, other) for one in numbers for other in numbers]
         self._rates: Floats = np.array(
-            [(link.latency_seconds, 1 / link.bytes_per_second) for link in self.links]
-        )
-        self._work: Floats = np.array(
-            [(link.work_seconds, link.work_byte_seconds) for link in self.links]
-        )
-        self.limits = np.array(
             [
-                np.inf if device.memory_bytes is None else device.memory_bytes
-                for device in hardware.devices
+                (
+                    link.latency_seconds,
+                    1 / link.bytes_per_second,
+                    link.work_seconds,
+                    link.work_byte_seconds,
+                )
+                for link in self.links
             ]
         )
+        limits = [device.memory_bytes for device in hardware.devices]
+        self.limits = np.array([np.inf if each is None else each for each in limits])
         speeds = np.array([device.speed for device in hardware.devices])
         self.forward: Floats = costs.forward / speeds[:, None]
         # On average over the micro-batches, as only the first one has nothing to add to.
@@ -119,24 +107,21 @@ class Simulator:
         self.held: Floats = costs.resident + least * costs.activation
         self._update: Floats = costs.update / speeds[:, None]
         self._fixed: Floats = costs.segment_seconds / speeds
-        self._stored_readings = costs.stored[costs.values]
         self._orders: dict[int, list[tuple[bool, int, int]]] = {}
         self._nodes = np.arange(len(costs.forward))
         self._numbers = np.arange(self.devices)[:, None]
-        self._reading_makers = costs.makers[costs.values]
-        # The readings by the reader, hence after all those of its inputs.
-        self._by_reader = np.argsort(costs.readers, kind="stable")
-        self._sorted_makers = self._reading_makers[self._by_reader]
-        self._sorted_readers = costs.readers[self._by_reader]
-        self._sorted_computed = ~self._stored_readings[self._by_reader]
-        self._makers: list[int] = self._sorted_makers.tolist()
-        self._readers: list[int] = self._sorted_readers.tolist()
+        # Of each reading.
+        self._makers = costs.makers[costs.values]
+        self._computed = ~costs.stored[costs.values]
+        self._pairs: list[tuple[int, int]] = list(
+            zip(self._makers.tolist(), costs.readers.tolist(), strict=True)
+        )
 
     def parts(self, placed: Ints) -> Parts:
         """Returns the segments and the transfers of a placement."""
         costs, receivers = self.costs, placed[self.costs.readers]
-        crosses = placed[self._reading_makers] != receivers
-        steps = crosses[self._by_reader] & self._sorted_computed
+        crosses = placed[self._makers] != receivers
+        steps = crosses & self._computed
         depths = self._depths(steps)
         late = self._late(depths, steps)
         cross = np.flatnonzero(crosses)
@@ -161,24 +146,23 @@ class Simulator:
         if not steps.any():
             return np.zeros_like(self._nodes)
         depths = [0] * len(self._nodes)
-        for maker, reader, step in zip(self._makers, self._readers, steps.tolist(), strict=True):
+        for (maker, reader), step in zip(self._pairs, steps.tolist(), strict=True):
             depth = depths[maker] + step
             if depth > depths[reader]:
                 depths[reader] = depth
         return np.array(depths, dtype=np.intp)
 
     def _late(self, depths: Ints, steps: Bools) -> Bools:
-        """Returns which nodes no other device flags for, from the last reader to the first."""
+        """Returns which nodes are late, from the last reader to the first."""
         late = np.ones(len(self._nodes), dtype=bool)
         if not steps.any():
             return late
-        late[self._sorted_makers[steps]] = False
+        late[self._makers[steps]] = False
         flags: list[bool] = late.tolist()
-        inside = depths[self._sorted_makers] == depths[self._sorted_readers]
         # Between nodes of one depth there are only transfers of what is stored.
-        within = np.flatnonzero(inside & self._sorted_computed)[::-1]
-        pairs = (each[within].tolist() for each in (self._sorted_makers, self._sorted_readers))
-        for maker, reader in zip(*pairs, strict=True):
+        inside = (depths[self._makers] == depths[self.costs.readers]) & self._computed
+        for number in np.flatnonzero(inside)[::-1].tolist():
+            maker, reader = self._pairs[number]
             if not flags[reader]:
                 flags[maker] = False
         return np.array(flags, dtype=bool)
@@ -207,17 +191,21 @@ class Simulator:
         risk = seconds + _DOUBT * self._transfer_seconds(parts)
         return Score(float(excess[excess > 0].sum()), risk, seconds)
 
+    def times(self, parts: Parts) -> Ints:
+        """Returns how often each transfer is made in a step, there and back."""
+        ways: Ints = 1 + parts.transfers.returns.astype(np.intp)
+        return ways * np.where(parts.transfers.stored, 1, self.micro_batches)
+
     def _transfer_seconds(self, parts: Parts) -> float:
         """Returns how long all transfers of a step take together, with the work of both sides."""
-        _, _, senders, receivers, sizes, returns, stored = parts.transfers
+        _, _, senders, receivers, sizes, _, _ = parts.transfers
         seconds, work = self._on_links(senders * self.devices + receivers, sizes)
-        times = (1 + returns) * np.where(stored, 1, self.micro_batches)
-        return float((times * (seconds + 2 * work)).sum())
+        return float((self.times(parts) * (seconds + 2 * work)).sum())
 
     def _on_links(self, links: Ints, sizes: Floats) -> tuple[Floats, Floats]:
         """Returns how long transfers occupy links, and the processor of each side."""
-        rates, work = self._rates[links], self._work[links]
-        return rates[:, 0] + sizes * rates[:, 1], work[:, 0] + sizes * work[:, 1]
+        latency, byte, work, work_byte = self._rates[links].T
+        return latency + sizes * byte, work + sizes * work_byte
 
     def busy_seconds(self, parts: Parts) -> Floats:
         """Returns how long each device computes in a step."""

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from trireme.graph.place.cost_arrays import Floats, Ints
+from trireme.graph.place.costs import Floats, Ints
 from trireme.graph.place.problem import Problem
 
 

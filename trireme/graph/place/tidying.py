@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from trireme.graph.place.cost_arrays import Bools, Ints
-from trireme.graph.place.problem import Problem
+from trireme.graph.place.costs import Ints
+from trireme.graph.place.problem import Problem, components
 from trireme.graph.place.simulation import Score
 
 NOISE = 0.002
@@ -21,93 +22,71 @@ _TRANSFER = 3
 """How many changes of the device a transfer outweighs, where the order interleaves branches."""
 
 
-def tidied(problem: Problem, choice: Ints, evaluations: int) -> Ints:
-    """Returns a choice with fewer pieces that is as good, but for noise.
-
-    Moves parts of the graph to the device of their neighbours, those with the least computation
-    first, where that makes the number of pieces smaller: of the segments, of the changes of the
-    device in the order of the operations, and thrice that of the transfers. A move is refused where
-    the risk grows by more than `NOISE`, or bytes above the limits are added. Many moves are tried
-    at once, and where they are refused, each half of them.
-    """
-    search = _Search(problem, choice, evaluations)
-    improves = True
-    while improves and search.left > 0:
-        improves = False
-        for kind in (_islands_by_readings, _islands_by_order, _runs_after, _runs_before):
-            moves = _possible(problem, search.choice, kind(problem, search.choice))
-            improves |= bool(moves) and search.attempt(moves)
-    return search.choice
-
-
 class _Move(NamedTuple):
-    """Units to be moved to a device."""
-
+    seconds: float  # what is moved computes for so long
     units: Ints
     device: int
 
 
 class _State(NamedTuple):
-    """How good and how tidy a choice is."""
-
+    choice: Ints
     score: Score
-    pieces: int
+    pieces: int  # the segments, the changes of the device in the order, and thrice the transfers
 
 
-class _Search:
-    """The choice so far, and how many evaluations are left."""
+def tidied(problem: Problem, choice: Ints, evaluations: int) -> Ints:
+    """Returns a choice with fewer pieces that is as good, but for noise.
 
-    def __init__(self, problem: Problem, choice: Ints, evaluations: int) -> None:
-        self._problem = problem
-        self.choice = choice
-        self.left = evaluations
-        self._computed = _computed(problem)
-        self._state = self._state_of(choice)
-        self._unit = self._state.score.risk
-        self._most = self._unit * (1 + _ALL_NOISE)
-
-    def _state_of(self, choice: Ints) -> _State:
-        simulator = self._problem.simulator
-        parts = simulator.parts(choice[self._problem.units])
-        order = parts.placed[self._computed]
-        changes = int(np.count_nonzero(order[1:] != order[:-1]))
-        pieces = simulator.segments(parts) + changes + _TRANSFER * len(parts.transfers.sizes)
-        return _State(simulator.score(parts), pieces)
-
-    def attempt(self, moves: list[_Move]) -> bool:
-        """Makes all of the moves, or those of them that it may; returns whether it made any."""
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        changed = self.choice.copy()
-        for move in moves:
-            changed[move.units] = move.device
-        state, now = self._state_of(changed), self._state
-        most = min(self._most, now.score.risk + len(moves) * NOISE * self._unit)
-        if (
-            state.pieces < now.pieces
-            and state.score.excess <= now.score.excess
-            and state.score.risk <= max(most, now.score.risk)
-        ):
-            self.choice, self._state = changed, state
-            return True
-        if len(moves) == 1:
-            return False
-        half = len(moves) // 2
-        first = self.attempt(moves[:half])
-        return self.attempt(moves[half:]) or first
+    Moves islands, and runs of the order, to the device of their neighbours, those with the least
+    computation first, where that makes the number of pieces smaller. A move is refused where the
+    risk grows by more than `NOISE`, or bytes above the limits are added. Many moves are tried at
+    once, and where they are refused, each half of them.
+    """
+    state = _state_of(problem, choice)
+    first, left = state.score.risk, evaluations
+    improves = True
+    while improves and left > 0:
+        improves = False
+        for kind in _KINDS:
+            found = [
+                _possible(problem, state.choice, *move) for move in kind(problem, state.choice)
+            ]
+            moves = sorted(filter(None, found), key=lambda move: move.seconds)
+            open_ = [moves] if moves else []
+            while open_ and left > 0:
+                some, left = open_.pop(), left - 1
+                changed = state.choice.copy()
+                for move in some:
+                    changed[move.units] = move.device
+                after = _state_of(problem, changed)
+                most = min(first * (1 + _ALL_NOISE), state.score.risk + len(some) * NOISE * first)
+                if (
+                    after.pieces < state.pieces
+                    and after.score.excess <= state.score.excess
+                    and after.score.risk <= max(most, state.score.risk)
+                ):
+                    state, improves = after, True
+                elif len(some) > 1:
+                    half = len(some) // 2
+                    open_ += [some[half:], some[:half]]
+    return state.choice
 
 
-def _possible(problem: Problem, choice: Ints, moves: Iterator[tuple[Ints, int]]) -> list[_Move]:
-    """Returns the moves of nodes that the constraints allow, those that move least first."""
+def _state_of(problem: Problem, choice: Ints) -> _State:
     simulator = problem.simulator
-    seconds = simulator.costs.forward + simulator.costs.backward
-    found = list[tuple[float, _Move]]()
-    for nodes, device in moves:
-        units = np.unique(problem.units[nodes])
-        if problem.allowed[units, device].all() and (choice[units] != device).any():
-            found.append((float(seconds[nodes].sum()), _Move(units, device)))
-    return [move for _, move in sorted(found, key=lambda each: each[0])]
+    parts = simulator.parts(choice[problem.units])
+    order = parts.placed[_computed(problem)]
+    changes = int(np.count_nonzero(order[1:] != order[:-1]))
+    pieces = simulator.segments(parts) + changes + _TRANSFER * len(parts.transfers.sizes)
+    return _State(choice, simulator.score(parts), pieces)
+
+
+def _possible(problem: Problem, choice: Ints, nodes: Ints, device: int) -> _Move | None:
+    units = np.unique(problem.units[nodes])
+    if not problem.allowed[units, device].all() or (choice[units] == device).all():
+        return None
+    costs = problem.simulator.costs
+    return _Move(float((costs.forward + costs.backward)[nodes].sum()), units, device)
 
 
 def _computed(problem: Problem) -> Ints:
@@ -124,30 +103,17 @@ def _members(labels: Ints) -> Iterator[Ints]:
     return iter(np.split(order, np.flatnonzero(np.diff(labels[order])) + 1))
 
 
-def _islands(problem: Problem, placed: Ints) -> Ints:
-    """Returns the island of each node: what readings on one device connect, by its first node."""
-    costs = problem.simulator.costs
-    root: list[int] = list(range(len(placed)))
+def _islands(problem: Problem, choice: Ints, *, by_order: bool) -> Iterator[tuple[Ints, int]]:
+    """Yields what readings on one device connect, with the device of most of its neighbours.
 
-    def find(node: int) -> int:
-        while root[node] != node:
-            root[node] = root[root[node]]
-            node = root[node]
-        return node
-
+    Neighbours are what reads or is read, or what comes before or after in the order.
+    """
+    costs, placed, order = problem.simulator.costs, choice[problem.units], _computed(problem)
     makers = costs.makers[costs.values]
-    here: Bools = placed[makers] == placed[costs.readers]
-    for maker, reader in zip(makers[here].tolist(), costs.readers[here].tolist(), strict=True):
-        one, other = sorted((find(maker), find(reader)))
-        root[other] = one
-    return np.array([find(node) for node in range(len(placed))], dtype=np.intp)
-
-
-def _to_most(
-    problem: Problem, placed: Ints, ones: Ints, others: Ints
-) -> Iterator[tuple[Ints, int]]:
-    """Returns islands, each with the device that has most of its neighbours elsewhere."""
-    islands = _islands(problem, placed)
+    here = placed[makers] == placed[costs.readers]
+    pairs = zip(makers[here].tolist(), costs.readers[here].tolist(), strict=True)
+    islands = components(len(placed), pairs)
+    ones, others = (order[:-1], order[1:]) if by_order else (makers, costs.readers)
     votes = np.zeros((len(placed), problem.simulator.devices), dtype=np.intp)
     apart = placed[ones] != placed[others]
     np.add.at(votes, (islands[ones[apart]], placed[others[apart]]), 1)
@@ -158,43 +124,32 @@ def _to_most(
             yield nodes, int(row.argmax())
 
 
-def _islands_by_readings(problem: Problem, choice: Ints) -> Iterator[tuple[Ints, int]]:
-    costs = problem.simulator.costs
-    makers = costs.makers[costs.values]
-    return _to_most(problem, choice[problem.units], makers, costs.readers)
+def _runs(problem: Problem, choice: Ints, *, after: bool) -> Iterator[tuple[Ints, int]]:
+    """Yields runs of the order on one device, with what only they read, and a device beside them.
 
-
-def _islands_by_order(problem: Problem, choice: Ints) -> Iterator[tuple[Ints, int]]:
-    order = _computed(problem)
-    return _to_most(problem, choice[problem.units], order[:-1], order[1:])
-
-
-def _runs(problem: Problem, placed: Ints) -> tuple[list[Ints], list[int]]:
-    """Returns the runs of the order on one device, with what only they read, and the devices."""
-    costs = problem.simulator.costs
-    order = _computed(problem)
+    It is that of the run before, where they come `after` it, or of the one behind.
+    """
+    costs, placed, order = problem.simulator.costs, choice[problem.units], _computed(problem)
     if not len(order):
-        return [], []
+        return
     run = np.full(len(placed), -1, dtype=np.intp)
     run[order] = np.concatenate([[0], (placed[order][1:] != placed[order][:-1]).cumsum()])
-    count = int(run.max()) + 1
-    makers = costs.makers[costs.values]
+    makers, count = costs.makers[costs.values], int(run.max()) + 1
     least = np.full(len(placed), count, dtype=np.intp)
     most = np.full(len(placed), -1, dtype=np.intp)
     np.minimum.at(least, makers, run[costs.readers])
     np.maximum.at(most, makers, run[costs.readers])
     own = (run < 0) & (least == most)
     run[own] = least[own]
-    nodes = [each for each in _members(run) if run[each[0]] >= 0]
-    devices = placed[order][np.unique(run[order], return_index=True)[1]]
-    return nodes, devices.tolist()
+    runs = [nodes for nodes in _members(run) if run[nodes[0]] >= 0]
+    devices = placed[order][np.unique(run[order], return_index=True)[1]].tolist()
+    one, other = slice(1, None), slice(-1)
+    yield from zip(runs[one if after else other], devices[other if after else one], strict=True)
 
 
-def _runs_after(problem: Problem, choice: Ints) -> Iterator[tuple[Ints, int]]:
-    runs, devices = _runs(problem, choice[problem.units])
-    return zip(runs[1:], devices[:-1], strict=True)
-
-
-def _runs_before(problem: Problem, choice: Ints) -> Iterator[tuple[Ints, int]]:
-    runs, devices = _runs(problem, choice[problem.units])
-    return zip(runs[:-1], devices[1:], strict=True)
+_KINDS = (
+    partial(_islands, by_order=False),
+    partial(_islands, by_order=True),
+    partial(_runs, after=True),
+    partial(_runs, after=False),
+)
