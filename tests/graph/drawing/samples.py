@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from trireme.graph.capture.capture import capture
 from trireme.graph.capture.optimise import PassCount, optimise
 from trireme.graph.drawing.assembly import picture_of
-from trireme.graph.drawing.picture import Edge, Node, Picture, PlaceUse, Transfer
+from trireme.graph.drawing.picture import DeviceUse, Edge, Node, Picture, Transfer
 from trireme.graph.execute.cut import cut
 from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation
 from trireme.graph.place.placement import Placement
@@ -40,29 +41,22 @@ def picture(model: str = "Net") -> Picture:
         Node("output", "output", place="worker:0"),
     )
     chain = [node.name for node in nodes if node.name != "size"]
-    places = {node.name: node.place for node in nodes}
-    edges = tuple(
-        Edge(one, two, 3 * MB, bool(places[one]) and places[one] != places[two])
-        for one, two in pairwise(chain)
-    )
+    edges = tuple(Edge(one, two, 3 * MB) for one, two in pairwise(chain))
     return Picture(
         model=model,
         captured=(*nodes[1:-1], Node("dead", "aten.relu", "a", "float32[s0, 10]")),
         passes=(PassCount("dead code", 8, 7), PassCount("constants", 7, 7)),
         nodes=nodes,
-        edges=(*edges, Edge("size", "b1", 0, False)),
-        places=(
-            PlaceUse("worker:0", 0.018, 40 * MB, 100 * MB),
-            PlaceUse("worker:1", 0.006, 20 * MB),
+        edges=(*edges, Edge("size", "b1", 0)),
+        uses=(
+            DeviceUse("worker:0", 0.018, 40 * MB, 100 * MB),
+            DeviceUse("worker:1", 0.006, 20 * MB),
         ),
         transfers=(Transfer("b1", "worker:0", "worker:1", 3 * MB, True),),
         reason="m-etf: 0.02 s a step",
         tried={"single worker:0": None, "m-etf": 0.02, "random": 0.03},
         step_seconds=0.02,
         micro_batches=2,
-        placed=True,
-        cut=True,
-        costed=True,
     )
 
 
@@ -71,10 +65,8 @@ def chain(length: int, scope: str = "") -> Picture:
     nodes = tuple(
         operator(f"n{i}", scope.format(i // 10), f"worker:{2 * i // length}") for i in range(length)
     )
-    edges = tuple(
-        Edge(one.name, two.name, 4, one.place != two.place) for one, two in pairwise(nodes)
-    )
-    return Picture(captured=nodes, nodes=nodes, edges=edges, placed=True, costed=True)
+    edges = tuple(Edge(one.name, two.name, 4) for one, two in pairwise(nodes))
+    return replace(picture(), captured=nodes, nodes=nodes, edges=edges, uses=())
 
 
 class Towers(nn.Module):
@@ -90,7 +82,7 @@ class Towers(nn.Module):
         return left + right * torch.exp(right) + torch.exp(right)
 
 
-def towers(*, cuts: bool = True) -> Picture:
+def towers() -> Picture:
     """The left tower and the sum on worker:0, the right tower on worker:1."""
     captured = capture(Towers(), (torch.zeros(6, 4),))
     optimised = optimise(captured)
@@ -113,7 +105,7 @@ def towers(*, cuts: bool = True) -> Picture:
     hardware = Hardware((Device("worker:0"), Device("worker:1", memory_bytes=MB)), Link(1e-6, 1e9))
     placement = Placement(placed, "by hand", "by hand", predict(costs, hardware, placed), {})
     tasks = {name: hardware.number(at) for name, at in placed.items()}
-    parts = cut(optimised.capture.module, tasks) if cuts else None
+    parts = cut(optimised.capture.module, tasks)
     return picture_of(
-        captured, optimised, placement, parts, costs, hardware=hardware, model="Towers"
+        optimised, placement, costs, hardware, captured=captured, cut=parts, model="Towers"
     )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.graph.drawing.samples import operator, picture
-from trireme.graph.drawing.modules import Module, module_places, module_tree, placement_rows
+from trireme.graph.drawing.modules import Module, Totals, module_places, module_tree, placement_rows
 
 
 def test_a_module_that_goes_on_later_is_there_once_with_its_totals() -> None:
@@ -17,7 +17,7 @@ def test_what_each_task_computes_does_not_divide_a_run() -> None:
     nodes = [operator("a", "x", "p"), operator("b", "x", ""), operator("c", "x", "p")]
     nodes.append(operator("d", "x", "q"))
     rows = list(placement_rows(module_tree(nodes)))
-    assert [(row.label, row.totals.places) for row in rows] == [
+    assert [(label, Totals.of(its).places) for label, its in rows] == [
         ("x: a to c", ("p",)),
         ("x: d", ("q",)),
     ]

@@ -5,9 +5,8 @@ from typing import Any
 
 import html5lib
 
-from tests.graph.drawing.samples import MB, operator, picture, towers
+from tests.graph.drawing.samples import picture, towers
 from trireme.graph.drawing.page import page
-from trireme.graph.drawing.picture import Picture
 
 
 def parsed(text: str) -> Any:
@@ -58,15 +57,6 @@ def test_it_shows_the_prediction_transfers_segments_algorithms_and_passes() -> N
     assert "40.0 MiB of 100.0 MiB" in content(sections["predicted"])
     bars = [each.get("style") for each in sections["predicted"].iter("i")]
     assert bars == ["width:90.0%", "width:40.0%", "width:30.0%", "width:50.0%"]
-
-
-def test_a_graph_that_is_neither_placed_nor_measured_has_modules_alone() -> None:
-    bare = Picture(nodes=(operator("<b>", "a.<i>", ""),))
-    text = page(bare)
-    tree = parsed(text)
-    assert [each.get("id") for each in tree.iter("section")] == ["modules"]
-    assert [content(each) for each in tree.iter("code")] == ["<b>"]
-    assert str(MB) not in text
 
 
 def test_a_captured_model() -> None:

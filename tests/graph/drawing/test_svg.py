@@ -8,9 +8,8 @@ import pytest
 
 from tests.graph.drawing.samples import chain, picture, towers
 from trireme.errors import ConfigurationError
-from trireme.graph.drawing.palette import COLOURS, TINTS
 from trireme.graph.drawing.picture import Picture
-from trireme.graph.drawing.svg import element, svg
+from trireme.graph.drawing.svg import COLOURS, TINTS, element, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -85,7 +84,7 @@ def test_of_many_operators_modules_or_runs_are_drawn(many: Picture, boxes: int) 
 def test_odd_names_are_shown_as_they_are() -> None:
     node = picture().nodes[2]
     odd = type(node)("<b>", r"aten.\n&<x>", 'q"<u>', r"\l", "", "worker:<0>")
-    drawn = svg(Picture(nodes=(odd,), placed=True))
+    drawn = svg(Picture(nodes=(odd,)))
     labels = [words(each) for each in groups(drawn, "node")]
     assert [r"\n&<x>", r"\l"] in labels
     assert ["worker:<0>"] in labels

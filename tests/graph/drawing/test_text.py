@@ -3,9 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.graph.drawing.samples import chain, operator, picture, towers
-from trireme.graph.drawing.picture import Picture
-from trireme.graph.drawing.quantities import count, duration, milliseconds, size
 from trireme.graph.drawing.text import placement_table, text
+from trireme.graph.drawing.words import count, duration, milliseconds, size
 
 
 def test_the_placement_table_has_a_row_for_each_module_or_run() -> None:
@@ -21,11 +20,6 @@ def test_the_placement_table_has_a_row_for_each_module_or_run() -> None:
         "from forward",
         "to backward",
     ]
-
-
-def test_columns_without_values_are_left_out() -> None:
-    bare = replace(picture(), costed=False)
-    assert placement_table(bare).splitlines()[2] == "a                   worker:0           2"
 
 
 def test_sections_in_the_order_of_the_work() -> None:
@@ -57,13 +51,6 @@ def test_the_late_segment_of_a_place_has_a_row_after_the_early_one() -> None:
     ]
 
 
-def test_what_is_not_there_has_no_section() -> None:
-    only = Picture(nodes=(operator("a", "", ""),))
-    assert text(only) == ""
-    captured = replace(only, captured=only.nodes)
-    assert text(captured).splitlines()[0] == "captured: 1 operator"
-
-
 def test_no_line_is_longer_than_a_hundred_characters() -> None:
     deep = ".".join(f"a_module_with_a_long_name_{i}" for i in range(5))
     nodes = tuple(
@@ -84,7 +71,7 @@ def test_no_line_is_longer_than_a_hundred_characters() -> None:
 
 def test_many_operators_are_listed_by_module() -> None:
     lines = text(chain(600, "layer_{}.part")).splitlines()
-    assert lines[0] == "captured: 600 operators"
+    assert lines[0] == "captured: 600 operators of Net"
     assert lines[1].split() == ["layer_0", "10", "operators"]
     assert sum("n599" in line for line in lines) == 0
     assert "n399" in text(chain(400, "layer_{}"))

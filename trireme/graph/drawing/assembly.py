@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from operator import getitem
 from typing import Any
 
@@ -18,10 +17,10 @@ from trireme.graph.drawing.picture import (
     LOSS,
     OUTPUT,
     PARAMETER,
+    DeviceUse,
     Edge,
     Node,
     Picture,
-    PlaceUse,
     Transfer,
 )
 from trireme.graph.drawing.words import operator_name, shape_text
@@ -30,63 +29,67 @@ from trireme.graph.place.costs import CostGraph, Hardware, Operation
 from trireme.graph.place.placement import Placement
 
 _NO_SCOPE = "_empty_nn_module_stack"  # torch's name of a scope where it knows none
+_KINDS = {"placeholder": INPUT, "output": OUTPUT, "get_attr": PARAMETER}
 
 
 def picture_of(
-    captured: Capture | None,
     optimised: Optimised,
-    placement: Placement | None,
-    cut: Cut | None,
-    costs: CostGraph | None,
+    placement: Placement,
+    costs: CostGraph,
+    hardware: Hardware,
     *,
-    hardware: Hardware | None = None,
+    captured: Capture | None = None,
+    cut: Cut | None = None,
     micro_batches: int = 1,
     model: str = "",
 ) -> Picture:
-    """Returns what is to be shown of a model."""
+    """Returns what is to be shown of a placed model.
+
+    Args:
+        optimised: the graph.
+        placement: the places of its operations.
+        costs: the costs of its operations, by the names of the nodes.
+        hardware: what was placed on, with the memory limits.
+        captured: the graph before the optimisation, if it is to be shown too.
+        cut: the graph, cut by that placement, if segments and transfers are to be shown too.
+        micro_batches: into how many parts a step divides its batch.
+        model: the name of the model.
+    """
     graph = optimised.capture.module.graph
-    operations = {each.name: each for each in costs.operations} if costs else {}
+    operations = {each.name: each for each in costs.operations}
     places = _places(graph, placement, cut)
     segments = _segments(cut)
-    names = {*operations, *places}
-    nodes = [
-        _node(node, operations.get(node.name), places.get(node.name, ""), segments.get(node.name))
-        for node in _shown(graph, names)
-    ]
-    known = {node.name for node in nodes}
-    extra = [each for name, each in operations.items() if name not in known]
-    nodes += [_loss(each, places.get(each.name, "")) for each in extra]
+
+    def placed(node: fx.Node) -> Node:
+        depth, late = segments.get(node.name, (None, False))
+        return _node(node, operations.get(node.name), places.get(node.name, ""), depth, late)
+
+    nodes = {node.name: placed(node) for node in _shown(graph, {*operations, *places})}
     sizes = {node.name: _bytes(node, operations) for node in graph.nodes}
-    sizes |= {each.name: each.output_bytes for each in extra}
-    shown = {node.name: node for node in nodes}
-    pairs = [
-        (source.name, node.name)
-        for node in graph.nodes
-        for source in node.all_input_nodes
-        if node.name in shown
-    ]
-    pairs += [(source, each.name) for each in extra for source in each.inputs]
-    edges = tuple(_edges(pairs, shown, sizes))
-    prediction = placement.prediction if placement else None
-    limits = {each.name: each.memory_bytes for each in hardware.devices} if hardware else {}
+    pairs = [(one.name, node.name) for node in graph.nodes for one in node.all_input_nodes]
+    for name in [each for each in operations if each not in nodes]:
+        nodes[name] = Node(name, LOSS, place=places.get(name, ""), **_costs(operations[name]))
+        pairs += [(source, name) for source in operations[name].inputs]
+    limits = {each.name: each.memory_bytes for each in hardware.devices}
     return Picture(
-        model=model,
-        captured=tuple(_listed(captured.module.graph)) if captured else (),
-        passes=optimised.passes,
-        nodes=tuple(nodes),
-        edges=edges,
-        places=tuple(
-            PlaceUse(each.device, each.busy_seconds, each.peak_bytes, limits.get(each.device))
-            for each in (prediction.devices if prediction else ())
+        nodes=tuple(nodes.values()),
+        edges=tuple(
+            Edge(source, target, sizes[source])
+            for source, target in dict.fromkeys(pairs)
+            if source in nodes and target in nodes
         ),
-        transfers=tuple(_transfers(cut, edges, shown, sizes, operations)),
-        reason=placement.reason if placement else "",
-        tried=dict(placement.tried) if placement else {},
-        step_seconds=prediction.step_seconds if prediction else None,
+        model=model,
+        captured=tuple(map(_node, _computed(captured.module.graph))) if captured else (),
+        passes=optimised.passes,
+        uses=tuple(
+            DeviceUse(each.device, each.busy_seconds, each.peak_bytes, limits[each.device])
+            for each in placement.prediction.devices
+        ),
+        transfers=tuple(_transfers(cut, places, sizes)) if cut else (),
+        reason=placement.reason,
+        tried=dict(placement.tried),
+        step_seconds=placement.prediction.step_seconds,
         micro_batches=micro_batches,
-        placed=placement is not None,
-        cut=cut is not None,
-        costed=costs is not None,
     )
 
 
@@ -112,56 +115,43 @@ def _shown(graph: fx.Graph, names: set[str]) -> Iterator[fx.Node]:
     yield from waiting
 
 
-def _listed(graph: fx.Graph) -> Iterator[Node]:
-    for node in _computed(graph):
-        yield _node(node, None, "", None)
-
-
 def _node(
-    node: fx.Node, costs: Operation | None, place: str, segment: tuple[int, bool] | None
+    node: fx.Node,
+    costs: Operation | None = None,
+    place: str = "",
+    depth: int | None = None,
+    late: bool = False,
 ) -> Node:
-    kinds = {"placeholder": INPUT, "output": OUTPUT, "get_attr": PARAMETER}
-    found = Node(
+    return Node(
         name=node.name,
-        operator=kinds.get(node.op) or operator_name(node),
+        operator=_KINDS.get(node.op) or operator_name(node),
         scope=scope_of(node) if node.op in ("call_function", "get_attr") else "",
         shape="" if node.op == "output" else shape_text(node.meta.get("val")),
         source=str(source_line(node) or "") if node.op == "call_function" else "",
         place=place,
-        depth=segment[0] if segment else None,
-        late=segment is not None and segment[1],
+        depth=depth,
+        late=late,
+        **(_costs(costs) if costs else {}),
     )
-    return _costed(found, costs) if costs else found
 
 
-def _loss(costs: Operation, place: str) -> Node:
-    return _costed(Node(costs.name, LOSS, place=place), costs)
-
-
-def _costed(node: Node, costs: Operation) -> Node:
-    return replace(
-        node,
-        forward_seconds=costs.forward_seconds,
-        backward_seconds=costs.backward_seconds,
-        resident_bytes=costs.resident_bytes,
-        activation_bytes=costs.activation_bytes,
-    )
+def _costs(operation: Operation) -> dict[str, Any]:
+    names = ("forward_seconds", "backward_seconds", "resident_bytes", "activation_bytes")
+    return {name: getattr(operation, name) for name in names}
 
 
 # Where nodes are ------------------------------------------------------------------------------
 
 
-def _places(graph: fx.Graph, placement: Placement | None, cut: Cut | None) -> dict[str, str]:
+def _places(graph: fx.Graph, placement: Placement, cut: Cut | None) -> dict[str, str]:
     """Returns the place of each node that has one.
 
     Nodes that the placement does not name are where the cut has put them; what takes a value out of
     several is where these are.
     """
-    if placement is None:
-        return {}
     places = dict(placement.devices)
     if cut is not None:
-        names = _task_names(cut, places)
+        names = _place_names(cut, places)
         owners: dict[str, set[int]] = {}
         for segment in cut.segments:
             for node in _computed(segment.module.graph):
@@ -169,8 +159,7 @@ def _places(graph: fx.Graph, placement: Placement | None, cut: Cut | None) -> di
         for name, tasks in owners.items():
             if len(tasks) == 1:
                 places.setdefault(name, names[min(tasks)])
-        output = graph.output_node().name
-        places.setdefault(output, names[cut.segments[-1].place])
+        places.setdefault(graph.output_node().name, names[cut.segments[-1].place])
     for node in graph.nodes:
         if node.target is getitem and node.all_input_nodes:
             above = places.get(node.all_input_nodes[0].name)
@@ -179,24 +168,23 @@ def _places(graph: fx.Graph, placement: Placement | None, cut: Cut | None) -> di
     return places
 
 
-def _task_names(cut: Cut, places: Mapping[str, str]) -> dict[int, str]:
-    """Returns the place that most of a task's nodes have; `worker:N` for a task without nodes."""
-    votes: dict[int, dict[str, int]] = {}
+def _place_names(cut: Cut, places: Mapping[str, str]) -> dict[int, str]:
+    """Returns the place that the nodes of each number have; `worker:N` for one without nodes."""
+    names: dict[int, str] = {}
     for segment in cut.segments:
-        found = votes.setdefault(segment.place, {})
         for node in segment.module.graph.nodes:
             if node.op != "placeholder" and node.name in places:
-                place = places[node.name]
-                found[place] = found.get(place, 0) + 1
-    tasks = {task for value in cut.values.values() for task in (value.place, *value.readers)}
-    names = {task: f"worker:{task}" for task in {*votes, *tasks}}
-    return names | {
-        task: max(found, key=found.__getitem__) for task, found in votes.items() if found
-    }
+                names.setdefault(segment.place, places[node.name])
+    for value in cut.values.values():
+        if value.name in places:
+            names.setdefault(value.place, places[value.name])
+    numbers = {number for value in cut.values.values() for number in (value.place, *value.readers)}
+    numbers |= {segment.place for segment in cut.segments}
+    return {number: names.get(number, f"worker:{number}") for number in numbers}
 
 
 def _segments(cut: Cut | None) -> dict[str, tuple[int, bool]]:
-    """Returns the depth of each node that one task alone computes, and whether it is late."""
+    """Returns the depth of each node that one place alone computes, and whether it is late."""
     found: dict[str, dict[int, tuple[int, bool]]] = {}
     segments = cut.segments if cut else ()
     split = {(each.depth, each.place) for each in segments if each.part == 0}
@@ -211,42 +199,13 @@ def _computed(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
-# Values ---------------------------------------------------------------------------------------
-
-
-def _edges(
-    pairs: Iterable[tuple[str, str]], nodes: Mapping[str, Node], sizes: Mapping[str, int]
-) -> Iterator[Edge]:
-    for source, target in dict.fromkeys(pairs):
-        if source in nodes and target in nodes:
-            here, there = nodes[source].place, nodes[target].place
-            crosses = bool(here and there and here != there)
-            yield Edge(source, target, sizes.get(source, 0), crosses)
-
-
-def _transfers(
-    cut: Cut | None,
-    edges: Sequence[Edge],
-    nodes: Mapping[str, Node],
-    sizes: Mapping[str, int],
-    operations: Mapping[str, Operation],
-) -> Iterator[Transfer]:
-    """Yields what is transferred: as the cut says, else as the places of the nodes do."""
-    if cut is None:
-        ways = {
-            (edge.source, nodes[edge.target].place): edge.bytes for edge in edges if edge.crosses
-        }
-        for (name, receiver), size in ways.items():
-            returns = operations[name].differentiable if name in operations else False
-            yield Transfer(name, nodes[name].place, receiver, size, returns)
-        return
-    names = _task_names(cut, {name: node.place for name, node in nodes.items() if node.place})
+def _transfers(cut: Cut, places: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[Transfer]:
+    names = _place_names(cut, places)
     for value in cut.values.values():
-        for task in value.readers:
-            own = nodes[value.name].place if value.name in nodes else ""
-            sender = own or names[value.place]
+        sender = places.get(value.name) or names[value.place]
+        for number in value.readers:
             size = sizes.get(value.name, 0)
-            yield Transfer(value.name, sender, names[task], size, value.differentiable)
+            yield Transfer(value.name, sender, names[number], size, value.differentiable)
 
 
 def _bytes(node: fx.Node, operations: Mapping[str, Operation]) -> int:
@@ -262,9 +221,7 @@ def _size(value: Any) -> int:
         for each in value.shape:
             size *= _hint(each)
         return size
-    if isinstance(value, tuple | list):
-        return sum(map(_size, value))
-    return 0
+    return sum(map(_size, value)) if isinstance(value, tuple | list) else 0
 
 
 def _hint(size: Any) -> int:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 from trireme.graph.drawing.picture import Node
 
@@ -15,13 +14,12 @@ from trireme.graph.drawing.picture import Node
 class Totals:
     """What some nodes cost together, for one micro-batch."""
 
-    operators: int  # how many of them are operators
-    forward_seconds: float  # the duration of their forward computations
-    backward_seconds: float  # the duration of their backward computations
-    resident_bytes: int  # their parameters, gradients and optimizer state
-    activation_bytes: int  # what they keep from forward to backward
-    # where they are, in the order of the nodes; without what each task computes
-    places: tuple[str, ...]
+    operators: int
+    forward_seconds: float
+    backward_seconds: float
+    resident_bytes: int
+    activation_bytes: int
+    places: tuple[str, ...]  # in the order of the nodes; without what each task computes
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> Totals:
@@ -41,7 +39,7 @@ class Module:
     """A module with its own nodes and the modules in it, each where its first node is."""
 
     scope: str  # its path, with dots; "" for the model
-    items: tuple[Node | Module, ...]  # its nodes and modules, in the order of execution
+    items: tuple[Node | Module, ...]  # in the order of execution
 
     @property
     def name(self) -> str:
@@ -49,13 +47,15 @@ class Module:
         return self.scope.rpartition(".")[2]
 
     @cached_property
+    def modules(self) -> list[Module]:
+        """The modules directly in it."""
+        return [item for item in self.items if isinstance(item, Module)]
+
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes in it and in the modules in it."""
-        return tuple(
-            node
-            for item in self.items
-            for node in (item.nodes if isinstance(item, Module) else (item,))
-        )
+        parts = (item.nodes if isinstance(item, Module) else (item,) for item in self.items)
+        return tuple(node for part in parts for node in part)
 
     @cached_property
     def totals(self) -> Totals:
@@ -63,88 +63,57 @@ class Module:
         return Totals.of(self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the placement table: a module, or a run of nodes of one."""
-
-    scope: str  # the path of the module; "" for the model
-    nodes: tuple[Node, ...]  # the nodes
-    whole: bool  # whether these are all nodes of the module
-
-    @property
-    def totals(self) -> Totals:
-        """What they cost together."""
-        return Totals.of(self.nodes)
-
-    @property
-    def label(self) -> str:
-        """The name of the module, or the names of the first and last node after it."""
-        if self.whole:
-            return self.scope
-        names = [node.name for node in self.nodes]
-        run = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        return f"{self.scope}: {run}" if self.scope else run
+def module_tree(nodes: Iterable[Node], scope: str = "") -> Module:
+    """Returns a module, or the model, of its nodes. A module that is called again is there once."""
+    depth = len(scope.split(".")) if scope else 0
+    inner: dict[str, list[Node]] = {}
+    order: list[Node | str] = []
+    for node in nodes:
+        if len(node.path) == depth:
+            order.append(node)
+            continue
+        path = ".".join(node.path[: depth + 1])
+        if path not in inner:
+            order.append(path)
+        inner.setdefault(path, []).append(node)
+    items = (module_tree(inner[it], it) if isinstance(it, str) else it for it in order)
+    return Module(scope, tuple(items))
 
 
-def module_tree(nodes: Iterable[Node]) -> Module:
-    """Returns the model as modules in modules. A module that is called again is there once."""
-    return _module("", [(node.path, node) for node in nodes])
-
-
-def placement_rows(module: Module) -> Iterator[Row]:
-    """Yields the rows of the placement table.
+def placement_rows(module: Module) -> Iterator[tuple[str, Sequence[Node]]]:
+    """Yields the rows of the placement table: a label and nodes.
 
     A module whose nodes are in one place is one row, and so are consecutive nodes of a module.
     What each task computes for itself goes with its neighbours.
     """
-    for single, items in groupby(module.items, key=lambda item: isinstance(item, Node)):
-        if single:
-            yield from _runs(module.scope, [item for item in items if isinstance(item, Node)])
-            continue
-        for item in items:
-            assert isinstance(item, Module)
-            if len(item.totals.places) <= 1:
-                yield Row(item.scope, item.nodes, whole=True)
-            else:
-                yield from placement_rows(item)
-
-
-def _runs(scope: str, nodes: Sequence[Node]) -> Iterator[Row]:
     run: list[Node] = []
-    place = ""
-    for node in nodes:
-        if run and node.place and place and node.place != place:
-            yield Row(scope, tuple(run), whole=False)
-            run, place = [], ""
-        run.append(node)
-        place = place or node.place
-    yield Row(scope, tuple(run), whole=False)
-
-
-def _module(scope: str, members: Sequence[tuple[tuple[str, ...], Node]]) -> Module:
-    inner: dict[str, list[tuple[tuple[str, ...], Node]]] = {}
-    order: list[Node | str] = []
-    for path, node in members:
-        if not path:
-            order.append(node)
+    for item in module.items:
+        if isinstance(item, Node):
+            places = Totals.of(run).places
+            if places and item.place not in ("", *places):
+                yield _label(module.scope, run), run
+                run = []
+            run.append(item)
             continue
-        if path[0] not in inner:
-            order.append(path[0])
-        inner.setdefault(path[0], []).append((path[1:], node))
-    prefix = f"{scope}." if scope else ""
-    return Module(
-        scope,
-        tuple(
-            _module(prefix + each, inner[each]) if isinstance(each, str) else each for each in order
-        ),
-    )
+        if run:
+            yield _label(module.scope, run), run
+            run = []
+        if len(item.totals.places) <= 1:
+            yield item.scope, item.nodes
+        else:
+            yield from placement_rows(item)
+    if run:
+        yield _label(module.scope, run), run
+
+
+def _label(scope: str, run: Sequence[Node]) -> str:
+    first, last = run[0].name, run[-1].name
+    names = first if len(run) == 1 else f"{first} to {last}"
+    return f"{scope}: {names}" if scope else names
 
 
 def module_places(nodes: Iterable[Node]) -> dict[str, str]:
-    """Returns the place of each module by its path: that of most of its nodes.
-
-    `trireme.dashboards.events.add_graph` takes it as `devices`.
-    """
+    """Returns the place of each module by its path: that of most of its nodes."""
     places: dict[str, str] = {}
     open_ = [module_tree(nodes)]
     while open_:
@@ -152,12 +121,12 @@ def module_places(nodes: Iterable[Node]) -> dict[str, str]:
         counts = Counter(node.place for node in module.nodes if node.place)
         if counts:
             places[module.scope] = counts.most_common(1)[0][0]
-        open_ += [item for item in module.items if isinstance(item, Module)]
+        open_ += module.modules
     return places
 
 
-def segments(nodes: Iterable[Node]) -> list[tuple[tuple[str, str], list[Node]]]:
-    """Returns the nodes of each segment, after its depth and place, by these.
+def segments(nodes: Iterable[Node]) -> list[tuple[str, str, list[Node]]]:
+    """Returns the depth, place and nodes of each segment, by these.
 
     The depth is a text, such as `1`; `1, late` for the late one of two segments of a place.
     """
@@ -165,8 +134,7 @@ def segments(nodes: Iterable[Node]) -> list[tuple[tuple[str, str], list[Node]]]:
     for node in nodes:
         if node.depth is not None:
             found.setdefault((node.depth, node.place, node.late), []).append(node)
-    ordered = sorted(found.items(), key=lambda each: each[0])
     return [
-        ((f"{depth}, late" if late else f"{depth}", place), its)
-        for (depth, place, late), its in ordered
+        (f"{depth}, late" if late else f"{depth}", place, found[depth, place, late])
+        for depth, place, late in sorted(found)
     ]

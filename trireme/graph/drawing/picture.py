@@ -15,20 +15,17 @@ INPUT, OUTPUT, PARAMETER, LOSS = "input", "output", "parameter", "loss"
 class Node:
     """An operator, an input or output of the model, or a parameter that is placed by itself."""
 
-    name: str  # unique in the graph
-    operator: str  # such as `aten.linear`; or `input`, `output`, `parameter`, `loss`
+    name: str
+    operator: str  # such as `aten.linear`; or one of the above
     scope: str = ""  # the path of its module, with dots; "" for the model itself
     shape: str = ""  # the dtype and shape of its value, such as `float32[s0, 10]`
     source: str = ""  # the line that it comes from, as `file:line`; "" if unknown
-    # where it is computed, such as `worker:1` or `worker:0/cuda:1`; "" for what each task computes
-    # for itself, and where nothing is placed
-    place: str = ""
-    forward_seconds: float = 0.0  # the duration of its forward computation, for one micro-batch
-    backward_seconds: float = 0.0  # the duration of its backward computation
+    place: str = ""  # such as `worker:1/cpu`; "" for what each task computes for itself
+    forward_seconds: float = 0.0  # for one micro-batch
+    backward_seconds: float = 0.0
     resident_bytes: int = 0  # parameters, gradients and optimizer state
     activation_bytes: int = 0  # what is kept from forward to backward
-    # the depth of its segment; None where nothing is cut, and for what each task computes
-    depth: int | None = None
+    depth: int | None = None  # that of its segment, where the graph is cut
     late: bool = False  # whether it is in the late one of two segments of this place and depth
 
     @property
@@ -44,12 +41,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value that one node makes and another one reads."""
+    """A value that one node makes and another one reads, by their names."""
 
-    source: str  # the name of the node that makes it
-    target: str  # the name of the node that reads it
+    source: str
+    target: str
     bytes: int  # its size for one micro-batch
-    crosses: bool  # whether it goes from one place to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +53,37 @@ class Transfer:
     """A value that goes from one place to another, once however many nodes read it there."""
 
     value: str  # the name of the node that makes it
-    sender: str  # the place of that node
-    receiver: str  # the place that receives it
+    sender: str
+    receiver: str
     bytes: int  # its size for one micro-batch
     returns: bool  # whether a gradient of the same size comes back
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceUse:
-    """What is predicted for a place in one step."""
+class DeviceUse:
+    """What is predicted for a device in one step."""
 
-    name: str  # the place
-    busy_seconds: float  # how long it computes
-    peak_bytes: int  # the most that it holds at a time
-    limit_bytes: int | None = None  # what it may hold; None for no limit
+    name: str
+    busy_seconds: float
+    peak_bytes: int
+    limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Picture:
     """A model as a graph, from its capture to the predicted step."""
 
-    model: str = ""  # the name of the model's class, or ""
-    captured: tuple[Node, ...] = ()  # the operators as captured, in the order of execution
-    passes: tuple[PassCount, ...] = ()  # what each optimisation did
-    # the optimised graph, in the order of execution; a parameter is before its first reader
-    nodes: tuple[Node, ...] = ()
-    edges: tuple[Edge, ...] = ()  # between these nodes
-    places: tuple[PlaceUse, ...] = ()  # what is predicted for each place
-    transfers: tuple[Transfer, ...] = ()  # between places, in the order of the values
-    reason: str = ""  # why the placement is as it is; "" where nothing is placed
-    # the predicted seconds of a step of each algorithm; None where its placement does not fit
-    tried: Mapping[str, float | None] = field(default_factory=dict)
-    # the predicted duration of a step; None where nothing is placed
-    step_seconds: float | None = None
-    micro_batches: int = 1  # into how many parts a step divides its batch
-    placed: bool = False  # whether nodes have places
-    cut: bool = False  # whether nodes have depths
-    costed: bool = False  # whether nodes have costs
+    nodes: tuple[Node, ...]  # in the order of execution; a parameter is before its first reader
+    edges: tuple[Edge, ...] = ()
+    model: str = ""  # the name of the model's class
+    captured: tuple[Node, ...] = ()  # the operators before the optimisation
+    passes: tuple[PassCount, ...] = ()
+    uses: tuple[DeviceUse, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    reason: str = ""  # why the placement is as it is
+    tried: Mapping[str, float | None] = field(default_factory=dict)  # as of `Placement`
+    step_seconds: float = 0.0
+    micro_batches: int = 1
 
     @property
     def operators(self) -> tuple[Node, ...]:
@@ -106,9 +96,9 @@ class Picture:
         return tuple(node for node in self.nodes if node.operator not in (INPUT, OUTPUT))
 
     @property
-    def place_names(self) -> tuple[str, ...]:
+    def places(self) -> tuple[str, ...]:
         """Every place once: those of the prediction, then any others in the order of the nodes."""
-        names = [place.name for place in self.places]
+        names = [use.name for use in self.uses]
         return tuple(dict.fromkeys([*names, *(node.place for node in self.nodes if node.place)]))
 
     @property

@@ -6,6 +6,7 @@ Software Engineering, 1993), which the program `dot` implements.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,20 @@ from typing import TYPE_CHECKING
 
 from trireme.errors import ConfigurationError
 from trireme.graph.drawing.modules import Module, Totals, module_tree
-from trireme.graph.drawing.palette import COLOURS, NEITHER, TINTS, colour_number
 from trireme.graph.drawing.picture import Node, Picture
-from trireme.graph.drawing.quantities import count, duration, size
+from trireme.graph.drawing.words import count, duration, size
 
 if TYPE_CHECKING:
     from graphviz import Digraph
 
-MOST_OPERATORS = 400
-"""The largest number of operators that are drawn one by one; of more, modules are drawn."""
+# The colours of places, one for each in turn, those of the pages of `trireme report`: on a light
+# page, on a dark page, and as light fills on which text can be read.
+COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#9c36b5", "#0b7285", "#a68a00")
+DARK_COLOURS = ("#7aa7ff", "#ff9d66", "#69d083", "#d79be8", "#5ccbdc", "#e3c64b")
+TINTS = ("#dbe6fd", "#fbe0d4", "#d9ecdc", "#f0dff5", "#d5e8ec", "#f2ecd0")
+_NEITHER = "#eeeeee"  # the fill of what is in no place, or in several
 
+_MOST_OPERATORS = 400  # the largest number that are drawn one by one; of more, modules are drawn
 _BOXES = 200  # how many to draw at most, about, where modules are drawn
 _FONT = "Helvetica,Arial,sans-serif"
 _LINE, _DIM = "#8b9098", "#60646c"
@@ -38,7 +43,7 @@ def svg(picture: Picture, *, legend: bool = True) -> str:
             "install 'trireme-train[graph]', and Graphviz itself, such as by apt-get install "
             "graphviz"
         ) from error
-    drawing = dot(picture, legend=legend)
+    drawing = _Drawing(picture, legend).graph()
     try:
         text = drawing.pipe(format="svg", encoding="utf-8", quiet=True)
     except graphviz.ExecutableNotFound as error:
@@ -60,9 +65,9 @@ def element(document: str) -> str:
     return re.sub(r"<!--.*?-->\n?", "", document[start:], flags=re.DOTALL).strip()
 
 
-def dot(picture: Picture, *, legend: bool = True) -> Digraph:
-    """Returns the drawing in Graphviz's own language."""
-    return _Drawing(picture, legend).graph()
+def colour_number(place: str, places: Sequence[str]) -> int | None:
+    """Returns the number of a place's colour; None for no place."""
+    return places.index(place) % len(COLOURS) if place in places else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,11 @@ class _Drawing:
     def __init__(self, picture: Picture, legend: bool) -> None:
         self._picture = picture
         self._legend = legend
-        self._places = picture.place_names
+        self._places = picture.places
         self._boxes: list[_Box] = []
         self._number: dict[str, int] = {}  # of the box of each node
         self._nodes = tuple(filter(_is_drawn, picture.nodes))
-        by_module = len(picture.operators) > MOST_OPERATORS
+        by_module = len(picture.operators) > _MOST_OPERATORS
         self._depth = _depth_for(self._nodes) if by_module else None
 
     def graph(self) -> Digraph:
@@ -96,7 +101,7 @@ class _Drawing:
         )  # fmt: skip
         graph.attr(
             "node", shape="box", style="filled,rounded", fontname=_FONT, fontsize="10",
-            color=_LINE, fillcolor=NEITHER, margin="0.12,0.05", height="0.3",
+            color=_LINE, fillcolor=_NEITHER, margin="0.12,0.05", height="0.3",
         )  # fmt: skip
         graph.attr(
             "edge", color=_LINE, fontname=_FONT, fontsize="9", fontcolor=_DIM, arrowsize="0.6"
@@ -110,8 +115,8 @@ class _Drawing:
     def _draw_legend(self, graph: Digraph) -> None:
         rows = "".join(
             f'<tr><td bgcolor="{TINTS[number % len(TINTS)]}" '
-            f'color="{COLOURS[number % len(COLOURS)]}" border="1" cellpadding="4">{_markup(place)}'
-            "</td></tr>"
+            f'color="{COLOURS[number % len(COLOURS)]}" border="1" cellpadding="4">'
+            f"{html.escape(place, quote=False)}</td></tr>"
             for number, place in enumerate(self._places)
         )
         table = f'<table border="0" cellborder="0" cellspacing="4">{rows}</table>'
@@ -120,9 +125,7 @@ class _Drawing:
     def _module(self, graph: Digraph, module: Module, depth: int) -> None:
         for box in self._own(module):
             self._add(graph, box)
-        for item in module.items:
-            if not isinstance(item, Module):
-                continue
+        for item in module.modules:
             if depth + 1 == self._depth:
                 for place in dict.fromkeys(node.place for node in item.nodes):
                     members = tuple(node for node in item.nodes if node.place == place)
@@ -154,16 +157,14 @@ class _Drawing:
         self._boxes.append(box)
         self._number.update(dict.fromkeys((node.name for node in box.nodes), number))
         label, details = self._words(box)
-        self._draw(graph, f"n{number}", label, box.place, details)
-
-    def _draw(self, graph: Digraph, name: str, label: str, place: str, details: str = "") -> None:
-        number = colour_number(place, self._places)
+        colour = colour_number(box.place, self._places)
         more = {"class": "none"}
-        if number is not None:
-            more = {"class": f"p{number}", "fillcolor": TINTS[number], "color": COLOURS[number]}
-        graph.node(name, label=label, tooltip=details or label, **more)
+        if colour is not None:
+            more = {"class": f"p{colour}", "fillcolor": TINTS[colour], "color": COLOURS[colour]}
+        graph.node(f"n{number}", label=label, tooltip=details, **more)
 
-    def _words(self, box: _Box) -> tuple[str, str]:
+    @staticmethod
+    def _words(box: _Box) -> tuple[str, str]:
         """Returns the label and the tooltip of a box."""
         node, last = box.nodes[0], box.nodes[-1]
         totals = Totals.of(box.nodes)
@@ -178,7 +179,7 @@ class _Drawing:
             head = node.operator.removeprefix("aten.") if node.is_operator else node.name
             lines = [head, node.shape]
             about = [node.name, node.operator, node.scope, node.shape, node.source, box.place]
-        if self._picture.costed and totals.operators:
+        if totals.operators:
             took = duration(totals.forward_seconds + totals.backward_seconds)
             lines.append(f"{took}, {size(totals.resident_bytes + totals.activation_bytes)}")
         return _lines(lines), _lines(about)
@@ -224,10 +225,6 @@ def _lines(words: Sequence[str]) -> str:
 
     lines: str = nohtml(r"\n".join(_safe(each) for each in words if each))
     return lines  # of a class that Graphviz's package does not take for markup
-
-
-def _markup(words: str) -> str:
-    return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _safe(words: str) -> str:

@@ -105,12 +105,12 @@ class Placed:
     def picture(self, captured: Capture | None = None, parts: Cut | None = None) -> Picture:
         """Returns what is to be shown of it."""
         return picture_of(
-            captured,
             self.optimised,
             self.placement,
-            parts,
             self.costs,
-            hardware=self.hardware,
+            self.hardware,
+            captured=captured,
+            cut=parts,
             micro_batches=self.pieces,
         )
 
