@@ -29,7 +29,7 @@ from trireme.graph.capture.optimise import optimise
 from trireme.graph.capture.source import scope
 from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor, Microbatch
-from trireme.graph.execute.transfers import Place
+from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.measure.cost_graph import OUTPUT, cost_graph, grouping
 from trireme.graph.measure.links import measure_links
 from trireme.graph.measure.measurement import measure
@@ -233,7 +233,7 @@ class _Task:
 
     def load(self, name: str, places: Mapping[str, int], pieces: int) -> None:
         parts = cut(self._module, places, output_place=places[OUTPUT])
-        at = [Place(rank, torch.device("cpu")) for rank in range(TASKS)]
+        at = [TaskDevice(rank, torch.device("cpu")) for rank in range(TASKS)]
         executor = Executor(parts, self._rank, at)
         graph = self._module.graph
         mine = [

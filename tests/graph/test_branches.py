@@ -16,7 +16,7 @@ from trireme.graph.capture.capture import capture
 from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.plan import Event, Message, Schedule, plan
-from trireme.graph.execute.transfers import Place
+from trireme.graph.execute.transfers import TaskDevice
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 CPU = torch.device("cpu")
@@ -121,7 +121,9 @@ def met(rank: int) -> list[Times]:
         ) -> None:
             told[kind, depth, number].append((began, ended))  # noqa: B023 - of this schedule
 
-        executor = Executor(parts, rank, [Place(0, CPU), Place(1, CPU)], schedule=schedule)
+        executor = Executor(
+            parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)], schedule=schedule
+        )
         executor.record = record
         executor.run([Microbatch([torch.ones(2, 4)], torch.sum) for _ in range(2)])
         # Of depth 0 there are the stem and branch a: the latter is last forward, first backward.

@@ -22,7 +22,7 @@ from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.fingerprint import fingerprint
 from trireme.graph.execute.plan import Message, Schedule
-from trireme.graph.execute.transfers import Place, Route, Transfers
+from trireme.graph.execute.transfers import Route, TaskDevice, Transfers
 
 CPU, OTHER_CPU = torch.device("cpu"), torch.device("cpu", 0)
 WIDE = 1 << 20  # two rows of float32 are 8 MiB
@@ -59,7 +59,7 @@ def exchanged(rank: int, width: int, schedule: Schedule) -> float:
     """Returns the sum of the gradient of this task's parameter, over three micro-batches."""
     model, parts = crossing(width)
     batches = [Microbatch([torch.full((2, width), 0.1 * i)], torch.sum) for i in range(3)]
-    Executor(parts, rank, [Place(0, CPU), Place(1, CPU)], schedule=schedule).run(batches)
+    Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)], schedule=schedule).run(batches)
     mine, other = (model.left, model.right) if rank == 0 else (model.right, model.left)
     assert mine.grad is not None
     assert other.grad is None
@@ -83,7 +83,7 @@ def test_large_values_cross_in_both_directions_at_once(
 def dying(rank: int) -> None:
     """Kills task 1 in its second micro-batch; the other one gets to know that."""
     _, parts = crossing(64)
-    executor = Executor(parts, rank, [Place(0, CPU), Place(1, CPU)])
+    executor = Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
 
     def die(kind: str, depth: int, place: int, number: int, began: float, ended: float) -> None:
         if rank == 1 and number == 1:
@@ -104,7 +104,7 @@ def test_the_others_raise_an_error_when_a_task_dies(pair: StandingGroup) -> None
 def stopped(rank: int) -> float:
     """Task 1 never runs; returns how long the other one waits for it."""
     _, parts = crossing(64)
-    executor = Executor(parts, rank, [Place(0, CPU), Place(1, CPU)])
+    executor = Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
     began = time.monotonic()
     if rank == 0:
         with pytest.raises(RuntimeError, match="rank 1, with which"):
@@ -125,7 +125,7 @@ def peak_growth(rank: int, count: int) -> list[float]:
     parts = cut(graph, {"linear": 0, "sigmoid": 1, "linear_1": 1}, output_place=1)
     peaks = []
     for schedule, number in (("1f1b", 1), ("1f1b", count), ("gpipe", count)):
-        places = [Place(0, CPU), Place(1, CPU)]
+        places = [TaskDevice(0, CPU), TaskDevice(1, CPU)]
         executor = Executor(parts, rank, places, schedule=cast("Schedule", schedule))
         executor.run([Microbatch([torch.ones(2, 8)], torch.sum) for _ in range(number)])
         peaks.append(_peak())
@@ -154,7 +154,7 @@ def busy(rank: int) -> list[tuple[float, float]]:
     total = Sum(model)
     graph = capture(total, (torch.randn(512, 512),), verify=False).module
     where = {node.name: int("layers.1" in str(node.meta)) for node in graph.graph.nodes}
-    executor = Executor(cut(graph, where), rank, [Place(0, CPU), Place(1, CPU)])
+    executor = Executor(cut(graph, where), rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
     found = []
     executor.record = lambda *event: found.append(event[-2:])
     executor.run([Microbatch([torch.randn(512, 512)], torch.sum) for _ in range(4)])
@@ -194,7 +194,9 @@ def test_tasks_that_capture_by_themselves_cut_the_same_graph(pair: StandingGroup
 
 def in_one_process(schedule: Schedule = "1f1b") -> tuple[Crossing, Executor]:
     model, parts = crossing(16)
-    return model, Executor(parts, 0, [Place(0, CPU), Place(0, OTHER_CPU)], schedule=schedule)
+    return model, Executor(
+        parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)], schedule=schedule
+    )
 
 
 def test_two_devices_of_one_task_need_no_process_group() -> None:
@@ -217,7 +219,7 @@ def test_a_layer_that_two_places_share_gets_the_sum_of_its_gradients(schedule: S
     model = nn.Sequential(layer, nn.Tanh(), layer)
     graph = capture(model, (torch.randn(3, 4),)).module
     parts = cut(graph, {"linear": 0, "tanh": 0, "linear_1": 1})
-    executor = Executor(parts, 0, [Place(0, CPU), Place(0, OTHER_CPU)], schedule=schedule)
+    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)], schedule=schedule)
     inputs = [torch.randn(size, 4) for size in (2, 3, 4)]
     for _ in range(2):  # gradients are added to those that are there
         executor.run([Microbatch([each], torch.sum) for each in inputs])
@@ -251,7 +253,7 @@ def test_gradients_of_the_same_memory_are_not_changed_together(schedule: Schedul
     graph = capture(model, (torch.randn(3, 4),)).module
     nodes = (each.name for each in graph.graph.nodes)
     where = {name: int(not name.startswith("tanh")) for name in nodes}
-    places = [Place(0, CPU), Place(0, OTHER_CPU)]
+    places = [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)]
     executor = Executor(cut(graph, where, output_place=1), 0, places, schedule=schedule)
     inputs = [torch.randn(size, 4) for size in (2, 3, 4)]
     executor.run([Microbatch([each], lambda out: out.square().sum()) for each in inputs])
@@ -276,7 +278,7 @@ class Unused(nn.Module):
         return h * 2, torch.sqrt(torch.relu(self.unused(h)) * 0) * self.scale
 
 
-def computed_unused(rank: int, places: list[Place]) -> dict[str, torch.Tensor]:
+def computed_unused(rank: int, places: list[TaskDevice]) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     model = Unused()
     graph = capture(model, (torch.randn(3, 4),), verify=False).module
@@ -290,8 +292,8 @@ def computed_unused(rank: int, places: list[Place]) -> dict[str, torch.Tensor]:
 
 def test_what_the_loss_does_not_use_has_no_gradient(pair: StandingGroup) -> None:
     model = Unused()
-    one = computed_unused(0, [Place(0, CPU), Place(0, OTHER_CPU)])
-    both = pair(computed_unused, [Place(0, CPU), Place(1, CPU)])
+    one = computed_unused(0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)])
+    both = pair(computed_unused, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
     wanted = {name for name, _ in model.used.named_parameters("used")}
     assert set(one) == wanted
     assert set().union(*both) == wanted
@@ -316,7 +318,7 @@ def test_a_buffer_that_forward_changes_may_be_used_in_backward() -> None:
     again.load_state_dict(model.state_dict())
     graph = capture(model, (torch.randn(3, 4),)).module
     parts = cut(graph, {each.name: int(each.name == "linear_1") for each in graph.graph.nodes})
-    executor = Executor(parts, 0, [Place(0, CPU), Place(0, OTHER_CPU)], schedule="gpipe")
+    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)], schedule="gpipe")
     inputs = [torch.randn(size, 4) for size in (2, 3)]
     executor.run([Microbatch([each], torch.sum) for each in inputs])
     for each in inputs:
@@ -337,7 +339,7 @@ class Lazy(nn.Module):
         return (z.conj() * (1 + 2j)).real + z.conj().imag * 3
 
 
-def computed_lazily(rank: int, places: list[Place]) -> tuple[Any, dict[str, torch.Tensor]]:
+def computed_lazily(rank: int, places: list[TaskDevice]) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(1)
     model = Lazy()
     graph = capture(model, (torch.randn(3, 4),), verify=False).module
@@ -354,7 +356,7 @@ def test_conjugated_and_negated_values_are_sent(pair: StandingGroup) -> None:
     model = Lazy()
     loss = model(torch.ones(2, 4)).square().sum()
     loss.backward()
-    (value, found), (_, further) = pair(computed_lazily, [Place(0, CPU), Place(1, CPU)])
+    (value, found), (_, further) = pair(computed_lazily, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
     torch.testing.assert_close(value, loss.detach())
     wanted = {name: each.grad for name, each in model.named_parameters()}
     torch.testing.assert_close(found | further, wanted)
@@ -378,7 +380,7 @@ def local_error(rank: int) -> None:
     sent = Message("h", 0, 1, 0, back=False)
     transfers = Transfers(
         rank,
-        [Place(0, CPU), Place(1, CPU)],
+        [TaskDevice(0, CPU), TaskDevice(1, CPU)],
         Route({sent: 0}, {sent: 0}),
         lambda message: torch.empty(1),
         None,
@@ -419,7 +421,7 @@ def test_random_numbers_of_dropout_are_those_of_forward_in_backward() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
     graph = capture(model, (torch.randn(3, 8),)).module
     parts = cut(graph, {"linear": 0, "dropout": 1, "linear_1": 0})
-    executor = Executor(parts, 0, [Place(0, CPU), Place(0, OTHER_CPU)])
+    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)])
     x = torch.randn(4, 8)
     torch.manual_seed(5)
     executor.run([Microbatch([x], torch.sum)])
@@ -433,4 +435,4 @@ def test_random_numbers_of_dropout_are_those_of_forward_in_backward() -> None:
 def test_a_place_without_a_device_is_refused() -> None:
     _, parts = crossing(16)
     with pytest.raises(ConfigurationError, match="cut for 2 places, and 1 are given"):
-        Executor(parts, 0, [Place(0, CPU)])
+        Executor(parts, 0, [TaskDevice(0, CPU)])

@@ -12,10 +12,11 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
-from trireme.graph.execute.cut import Cut, cut, together
+from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.fingerprint import fingerprint
-from trireme.graph.execute.transfers import Place
+from trireme.graph.execute.node_groups import changed, memory_of
+from trireme.graph.execute.transfers import TaskDevice
 
 
 class Towers(nn.Module):
@@ -104,9 +105,9 @@ def test_a_size_that_follows_from_those_of_inputs_is_computed_from_them() -> Non
     parts = cut(module, {name: place % 2 for place, name in enumerate(names)})
     x = torch.randn(5, 4)
     microbatch = Microbatch([x])
-    Executor(parts, 0, [Place(0, torch.device("cpu")), Place(0, torch.device("cpu", 0))]).run(
-        [microbatch]
-    )
+    Executor(
+        parts, 0, [TaskDevice(0, torch.device("cpu")), TaskDevice(0, torch.device("cpu", 0))]
+    ).run([microbatch])
     torch.testing.assert_close(microbatch.outputs, model(x))
 
 
@@ -184,8 +185,9 @@ def test_operations_on_changed_memory_are_in_one_segment_with_what_they_need() -
 
 
 def test_operations_on_changed_memory_are_together() -> None:
-    (group,) = together(capture(nn.BatchNorm1d(4), (torch.randn(3, 4),)).module)[:1]
-    assert any("batch_norm" in name or "num_batches" in name for name in group)
+    module = capture(nn.BatchNorm1d(4), (torch.randn(3, 4),)).module
+    group = changed(module.graph, memory_of(module.graph, module))[0]
+    assert any("batch_norm" in node.name or "num_batches" in node.name for node in group)
 
 
 def test_changed_memory_at_two_places_is_refused_by_name() -> None:
@@ -225,7 +227,9 @@ def test_a_returned_running_buffer_is_that_of_its_micro_batch() -> None:
         expected.append(total)
     microbatches = [Microbatch([batch]) for batch in batches]
     cpu = torch.device("cpu")
-    Executor(parts, 0, [Place(0, cpu), Place(0, torch.device("cpu", 0))]).run(microbatches)
+    Executor(parts, 0, [TaskDevice(0, cpu), TaskDevice(0, torch.device("cpu", 0))]).run(
+        microbatches
+    )
     torch.testing.assert_close([each.outputs[1] for each in microbatches], expected)
 
 

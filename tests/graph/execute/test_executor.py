@@ -16,10 +16,12 @@ from tests.graph.random_models import WIDTH, RandomModel, Step, models
 from tests.graph.shipping import packed, unpacked
 from tests.graph.standing_group import StandingGroup, standing_group
 from trireme.graph.capture.capture import capture
-from trireme.graph.execute.cut import cut, together
+from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor, Microbatch
+from trireme.graph.execute.node_groups import changed, memory_of
 from trireme.graph.execute.plan import Schedule
-from trireme.graph.execute.transfers import Place
+from trireme.graph.execute.transfers import TaskDevice
+from trireme.graph.place.requests import merged
 
 TASKS = 4
 EXAMPLES = 30
@@ -49,7 +51,7 @@ class Case:
     steps: tuple[Step, ...]
     outputs: int
     sizes: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[TaskDevice, ...]
     seed: int
 
     def model(self) -> RandomModel:
@@ -68,8 +70,11 @@ def cases(draw: st.DrawFn) -> Case:
     sizes = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3))
     tasks = draw(st.integers(2, TASKS))
     # Each task has a place; some have more, of the same or of another device.
-    further = st.builds(Place, st.integers(0, tasks - 1), st.sampled_from([CPU, OTHER_CPU]))
-    places = [*(Place(rank, CPU) for rank in range(tasks)), *draw(st.lists(further, max_size=2))]
+    further = st.builds(TaskDevice, st.integers(0, tasks - 1), st.sampled_from([CPU, OTHER_CPU]))
+    places = [
+        *(TaskDevice(rank, CPU) for rank in range(tasks)),
+        *draw(st.lists(further, max_size=2)),
+    ]
     return Case(steps, outputs, tuple(sizes), tuple(places), draw(st.integers(0, 1 << 30)))
 
 
@@ -110,8 +115,9 @@ def by_several(rank: int, case: Case, graph: bytes, schedule: Schedule) -> tuple
     rng, count = random.Random(case.seed), len(case.places)
     nodes = [each for each in module.graph.nodes if each.op in ("call_function", "get_attr")]
     where = {node.name: rng.randrange(count) for node in nodes}
-    for names in together(module):
-        where.update(dict.fromkeys(names, where[names[0]]))
+    groups = changed(module.graph, memory_of(module.graph, module))
+    for names in merged([[node.name for node in nodes] for nodes in groups]):
+        where.update(dict.fromkeys(names, where[min(names & where.keys(), default="")]))
     parts = cut(module, where, output_place=rng.randrange(count))
     microbatches = [Microbatch(batch, loss_of) for batch in case.batches()]
     Executor(parts, rank, case.places, schedule=schedule).run(microbatches)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.graph.execute.cut import Cut, Segment, Value
-from trireme.graph.execute.plan import BATCH, Event, Message, Schedule, plan
+from trireme.graph.execute.plan import BATCH, Message, Schedule, plan
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
@@ -65,20 +65,14 @@ cases = given(
     cut=cuts(),
     trained=st.lists(st.booleans(), min_size=1, max_size=4),
     schedule=st.sampled_from(SCHEDULES),
-    merged=st.booleans(),
 )
-
-
-def planned(cut: Cut, trained: list[bool], schedule: Schedule, merged: bool) -> tuple[Event, ...]:
-    same = [0 if merged and place < 2 else place for place in range(cut.places)]
-    return plan(cut, trained, schedule, same)
 
 
 @cases
 def test_every_message_is_sent_once_and_received_once_and_later(
-    cut: Cut, trained: list[bool], schedule: Schedule, merged: bool
+    cut: Cut, trained: list[bool], schedule: Schedule
 ) -> None:
-    events = planned(cut, trained, schedule, merged)
+    events = plan(cut, trained, schedule)
     sent = [(each, at) for at, event in enumerate(events) for each in event.sends]
     received = [(each, at) for at, event in enumerate(events) for each in event.receives]
     assert Counter(each for each, _ in sent) == Counter(each for each, _ in received)
@@ -92,9 +86,9 @@ def test_every_message_is_sent_once_and_received_once_and_later(
 
 @cases
 def test_every_segment_runs_once_after_what_it_depends_on(
-    cut: Cut, trained: list[bool], schedule: Schedule, merged: bool
+    cut: Cut, trained: list[bool], schedule: Schedule
 ) -> None:
-    events = planned(cut, trained, schedule, merged)
+    events = plan(cut, trained, schedule)
     when = {(each.kind, each.segment, each.microbatch): at for at, each in enumerate(events)}
     assert len(when) == len([each for each in events if each.segment >= 0]) + len(
         {each.kind for each in events if each.segment < 0}
@@ -116,9 +110,9 @@ def test_every_segment_runs_once_after_what_it_depends_on(
 
 @cases
 def test_early_segments_are_before_late_ones_forward_and_after_them_backward(
-    cut: Cut, trained: list[bool], schedule: Schedule, merged: bool
+    cut: Cut, trained: list[bool], schedule: Schedule
 ) -> None:
-    events = planned(cut, trained, schedule, merged)
+    events = plan(cut, trained, schedule)
     when = {(each.kind, each.segment, each.microbatch): at for at, each in enumerate(events)}
     for i, one in enumerate(cut.segments):
         for j, other in enumerate(cut.segments):
@@ -131,10 +125,10 @@ def test_early_segments_are_before_late_ones_forward_and_after_them_backward(
 
 @cases
 def test_values_are_released_after_their_last_use(
-    cut: Cut, trained: list[bool], schedule: Schedule, merged: bool
+    cut: Cut, trained: list[bool], schedule: Schedule
 ) -> None:
     kept: set[tuple[str, int, int]] = set()
-    for event in planned(cut, trained, schedule, merged):
+    for event in plan(cut, trained, schedule):
         key = event.place, event.microbatch
         segment = cut.segments[event.segment] if event.segment >= 0 else None
         if event.kind == "forward" and segment is not None:

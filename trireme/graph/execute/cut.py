@@ -30,12 +30,15 @@ from torch import fx
 from torch.utils._pytree import TreeSpec
 
 from trireme.errors import ConfigurationError
-from trireme.graph.capture.effects import Memory
 from trireme.graph.capture.rebuild import copied, rebuild
-from trireme.graph.execute.changed_memory import COPY, changed, copy_returned_buffers
-from trireme.graph.execute.early import early
-from trireme.graph.execute.everywhere import everywhere
 from trireme.graph.execute.gradients import differentiable
+from trireme.graph.execute.node_groups import (
+    COPY,
+    changed,
+    copy_returned_buffers,
+    everywhere,
+    memory_of,
+)
 from trireme.graph.execute.sizes import read_sizes_of_inputs
 
 
@@ -102,33 +105,6 @@ def cut(module: fx.GraphModule, places: Mapping[str, int], *, output_place: int 
     return _Cutter(module, places, output_place).cut()
 
 
-def replicated(module: fx.GraphModule) -> set[fx.Node]:
-    """Returns the nodes that every place computes for itself, so that none of them is placed.
-
-    They are the model's inputs, constants, the sizes of tensors, and views of all these.
-    """
-    graph = module.graph
-    memory = Memory(graph, lambda node: attrgetter(str(node.target))(module))
-    return everywhere(graph, memory, module)
-
-
-def together(module: fx.GraphModule) -> tuple[tuple[str, ...], ...]:
-    """Returns the names of nodes that one place must compute, group by group.
-
-    They use memory that one of them changes in place: such as a layer that keeps running
-    statistics with its buffers, or an in-place activation with what it reads.
-    """
-    memory = Memory(module.graph, lambda node: attrgetter(str(node.target))(module))
-    groups: list[set[str]] = []
-    for nodes in changed(module.graph, memory):
-        names = {node.name for node in nodes}
-        for other in [each for each in groups if each & names]:
-            groups.remove(other)
-            names |= other
-        groups.append(names)
-    return tuple(tuple(sorted(names)) for names in groups)
-
-
 class _Cutter:
     def __init__(
         self, module: fx.GraphModule, places: Mapping[str, int], output_place: int
@@ -138,18 +114,19 @@ class _Cutter:
         read_sizes_of_inputs(self._graph)
         self._inputs = self._graph.find_nodes(op="placeholder")
         self._output = self._graph.output_node()
-        copy_returned_buffers(self._graph, self._memory_of_graph())
-        self._memory = self._memory_of_graph()
+        copy_returned_buffers(self._graph, memory_of(self._graph, module))
+        self._memory = memory_of(self._graph, module)
         self._groups = changed(self._graph, self._memory)
         self._everywhere = everywhere(self._graph, self._memory, module)
         self._check_numbers()
         self._places = self._placed(places, output_place)
         self._check_changed_memory()
+        self._changed = [  # operations that share changed memory
+            [node for node in nodes if node in self._places and node.op != "get_attr"]
+            for nodes in self._groups
+        ]
         self._depths = self._found_depths()
         self._early = self._found_early()
-
-    def _memory_of_graph(self) -> Memory:
-        return Memory(self._graph, self._value_of)
 
     def _value_of(self, node: fx.Node) -> Any:
         return attrgetter(str(node.target))(self._module)
@@ -191,7 +168,8 @@ class _Cutter:
         return placed
 
     def _check_changed_memory(self) -> None:
-        for nodes in self._changed_groups():
+        for group in self._groups:
+            nodes = [node for node in group if node in self._places]
             if len({self._places[node] for node in nodes}) > 1:
                 names = ", ".join(f"{node.name} (place {self._places[node]})" for node in nodes)
                 raise ConfigurationError(
@@ -200,17 +178,9 @@ class _Cutter:
                     "operation"
                 )
 
-    def _changed_groups(self) -> list[list[fx.Node]]:
-        return [[node for node in nodes if node in self._places] for nodes in self._groups]
-
-    def _changed_operations(self) -> list[list[fx.Node]]:
-        return [
-            [node for node in nodes if node.op != "get_attr"] for nodes in self._changed_groups()
-        ]
-
     def _found_depths(self) -> dict[fx.Node, int]:
         """Returns the depth of each operation; those that share changed memory have the same."""
-        groups = self._changed_operations()
+        groups = self._changed
         least: Counter[fx.Node] = Counter()
         order = [
             node for node in self._graph.nodes if node in self._places and node.op != "get_attr"
@@ -236,19 +206,39 @@ class _Cutter:
                 )
 
     def _found_early(self) -> set[fx.Node]:
-        """Returns the operations of the early segments."""
-        groups = {
-            node: (self._places[node], depth)
-            for node, depth in self._depths.items()
-            if node is not self._output
-        }
-        sent = [
+        """Returns the operations of the early segments: what is sent, and what that needs.
+
+        All of the nodes that share changed memory are among them if one is; likewise all that read
+        a value that is no tensor, such as the several results of one operator: only tensors go from
+        one segment to another.
+        """
+        beside: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for nodes in self._changed:
+            for node in nodes:
+                beside[node] += nodes
+        found: set[fx.Node] = {self._output}  # which is late
+        open_ = [
             each
             for node in self._depths
             for each in node.all_input_nodes
-            if each in groups and not self._is_local(each, node)
+            if each in self._depths and not self._is_local(each, node)
         ]
-        return early(groups, sent, self._changed_operations())
+        while open_:
+            node = open_.pop()
+            if node in found:
+                continue
+            found.add(node)
+            near = [*node.all_input_nodes]
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                near += node.users
+            which = self._depths[node], self._places[node]
+            open_ += [
+                each
+                for each in near
+                if each in self._depths and (self._depths[each], self._places[each]) == which
+            ]
+            open_ += beside[node]
+        return found - {self._output}
 
     def _segment_of(self, node: fx.Node) -> tuple[int, int, int]:
         return self._depths[node], self._places[node], int(node not in self._early)

@@ -23,15 +23,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
 from trireme.errors import ConfigurationError
+from trireme.graph.capture.rebuild import constants_of, copied, rebuild
 from trireme.graph.execute.cut import Cut
-from trireme.graph.execute.devices import on_device
 from trireme.graph.execute.plan import BATCH, Event, Message, Schedule, plan
 from trireme.graph.execute.sizes import numbers, symbols
-from trireme.graph.execute.transfers import Place, Route, Transfers, route
+from trireme.graph.execute.transfers import Route, TaskDevice, Transfers, route
 
 Record = Callable[[str, int, int, int, float, float], None]
 """(kind: forward or backward, depth, place, micro-batch, begin, end): times in seconds of the wall
@@ -69,7 +70,7 @@ class Executor:
         self,
         cut: Cut,
         rank: int,
-        places: Sequence[Place],
+        places: Sequence[TaskDevice],
         group: dist.ProcessGroup | None = None,
         *,
         schedule: Schedule = "1f1b",
@@ -85,9 +86,8 @@ class Executor:
         self._places = tuple(places)
         self._group = group
         self._schedule: Schedule = schedule
-        self._same = [self._places.index(place) for place in self._places]
         self._modules = {
-            index: on_device(segment.module, places[segment.place].device)
+            index: _on_device(segment.module, places[segment.place].device)
             for index, segment in enumerate(cut.segments)
             if places[segment.place].rank == rank
         }
@@ -126,7 +126,7 @@ class Executor:
 
     def _planned(self, trained: tuple[bool, ...]) -> tuple[tuple[tuple[int, Event], ...], Route]:
         if trained not in self._plans:
-            events = plan(self._cut, trained, self._schedule, self._same)
+            events = plan(self._cut, trained, self._schedule)
             mine = (
                 (position, event)
                 for position, event in enumerate(events)
@@ -145,12 +145,11 @@ class _Batch:
         self._record = executor.record
         self._cut = executor._cut
         self._places = executor._places
-        self._same = executor._same
         self._modules = executor._modules
         self._microbatches = microbatches
         self._trains = any(each.loss is not None for each in microbatches)
         self._transfers = transfers
-        # By name, place and micro-batch; shared by the places that are the same device.
+        # By name, place and micro-batch.
         self._leaves: dict[tuple[str, int, int], torch.Tensor] = {}
         self._edges: dict[tuple[int, int], dict[str, GradientEdge]] = {}
         self._scalars: dict[int, torch.Tensor] = {}
@@ -158,7 +157,6 @@ class _Batch:
         self._summed: set[int] = set()
 
     def handle(self, event: Event) -> None:
-        """Handles an event."""
         if event.kind == "forward":
             self._forward(event)
         elif event.kind == "backward":
@@ -168,7 +166,7 @@ class _Batch:
                 self._transfers.send(message, self._attribute(message.name).detach())
         else:
             for message in event.receives:
-                gradient = self._transfers.take_gradient(message)
+                gradient = self._transfers.take(message)
                 if gradient is not None:
                     self._add_gradient(self._attribute(message.name), gradient)
         for name in event.releases:
@@ -179,6 +177,7 @@ class _Batch:
         microbatch, device = self._microbatches[number], self._places[place].device
         for message in event.receives:
             leaf = self._transfers.take(message)
+            assert leaf is not None
             self._leaves[message.name, place, message.microbatch] = leaf.requires_grad_(
                 self._is_trained(message.name, message.microbatch)
             )
@@ -278,7 +277,7 @@ class _Batch:
             if leaf is not None and leaf.grad is not None:
                 totals[name] = leaf.grad
         for message in event.receives:
-            gradient, name = self._transfers.take_gradient(message), message.name
+            gradient, name = self._transfers.take(message), message.name
             if gradient is None:  # the loss does not use the value
                 continue
             totals[name] = totals[name] + gradient if name in totals else gradient
@@ -290,8 +289,6 @@ class _Batch:
         value = self._cut.values[name]
         if not value.attribute:
             return self._leaves[name, place, number]
-        if self._same[value.place] == place:  # of another place that is the same device
-            return self._attribute(name)
         return self._leaves[name, place, BATCH]
 
     def _attribute(self, name: str) -> torch.Tensor:
@@ -308,3 +305,22 @@ class _Batch:
             self._record(
                 event.kind, segment.depth, segment.place, event.microbatch, began, time.time()
             )
+
+
+def _on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """Returns a module that computes the same graph on a device, whatever it was captured on.
+
+    Tensors that operators make are made there, and constants are copied there. Parameters and
+    buffers are the same objects as before: the caller moves them.
+    """
+    if device.type == "cpu":
+        return module
+    graph = copied(module.graph)
+    for node in graph.nodes:
+        if isinstance(node.kwargs.get("device"), torch.device):
+            node.kwargs = {**node.kwargs, "device": device}
+    constants = {
+        str(node.target): attrgetter(str(node.target))(module).to(device)
+        for node in constants_of(module, graph)
+    }
+    return rebuild(module, graph, constants)

@@ -19,11 +19,11 @@ not wait for the gradients of what the early one has sent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from trireme.graph.execute.cut import Cut, Value
+from trireme.graph.execute.cut import Cut, Segment, Value
 
 Schedule = Literal["gpipe", "1f1b"]
 
@@ -35,7 +35,7 @@ BATCH = -1
 class Message:
     """A value, or its gradient, on its way from one place to another one."""
 
-    name: str  # the name of the value
+    name: str  # of the value
     sender: int  # the place that sends
     receiver: int  # the place that receives
     microbatch: int  # the number of the micro-batch; `BATCH` for a parameter or buffer
@@ -49,127 +49,113 @@ class Event:
     # `give`: sends parameters and buffers; `forward` and `backward` of a segment; `take`: receives
     # the gradients of parameters that other places read
     kind: Literal["give", "forward", "backward", "take"]
-    place: int  # the place
+    place: int
     segment: int  # the position of the segment in the cut; -1 for `give` and `take`
     microbatch: int  # the number of the micro-batch; `BATCH` for `give` and `take`
     receives: tuple[Message, ...] = ()  # what it needs
     sends: tuple[Message, ...] = ()  # what it sends when it is done
-    # the names of the values of its place and micro-batch that no later event reads
-    releases: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()  # the values of its micro-batch that no later one reads there
 
 
-def plan(
-    cut: Cut, trained: Sequence[bool], schedule: Schedule, same: Sequence[int] | None = None
-) -> tuple[Event, ...]:
-    """Returns all events of a batch, in the agreed order."""
-    return _Planner(cut, trained, schedule, same or range(cut.places)).events()
+_Messages: TypeAlias = tuple[tuple[Message, ...], tuple[Message, ...], tuple[str, ...]]
+"""What an event receives, sends and releases."""
+
+
+def plan(cut: Cut, trained: Sequence[bool], schedule: Schedule) -> tuple[Event, ...]:
+    """Returns all events of a batch, in the agreed order.
+
+    Args:
+        cut: the cut graph.
+        trained: for each micro-batch, whether it has a backward pass.
+        schedule: the order of forward and backward passes.
+    """
+    planner = _Planner(cut, trained, schedule)
+    kept = [value for value in cut.values.values() if value.attribute]
+    gives, takes = defaultdict[int, list[Message]](list), defaultdict[int, list[Message]](list)
+    for value in kept if trained else ():
+        gives[value.place] += _messages(value, BATCH, back=False)
+        if any(trained) and value.differentiable:
+            takes[value.place] += _messages(value, BATCH, back=True)
+    return (
+        *(Event("give", at, -1, BATCH, sends=tuple(gives[at])) for at in sorted(gives)),
+        *planner.events(),
+        *(Event("take", at, -1, BATCH, receives=tuple(takes[at])) for at in sorted(takes)),
+    )
 
 
 class _Planner:
-    def __init__(
-        self, cut: Cut, trained: Sequence[bool], schedule: Schedule, same: Sequence[int]
-    ) -> None:
+    def __init__(self, cut: Cut, trained: Sequence[bool], schedule: Schedule) -> None:
         self._cut = cut
         self._trained = trained
-        self._same = same
-        self._order = list(_ordered(cut, trained, schedule))
+        self._order = _ordered(cut, trained, schedule)
         # Of each value at each place, by micro-batch: the events that read or make it.
         self._first: dict[tuple[str, int, int], int] = {}
         self._last_forward: dict[tuple[str, int, int], int] = {}
         self._last_backward: dict[tuple[str, int, int], int] = {}
         for number, (backward, index, microbatch) in enumerate(self._order):
             segment = cut.segments[index]
-            place = same[segment.place]
             for name in (*segment.receives, *segment.outputs):
-                key = name, place, self._microbatch(cut.values[name], microbatch)
+                key = name, segment.place, self._microbatch(name, microbatch)
                 if backward:
                     self._last_backward[key] = number
                 else:
                     self._first.setdefault(key, number)
                     self._last_forward[key] = number
 
-    def events(self) -> tuple[Event, ...]:
-        """Returns the events."""
-        found = [
-            self._backward(number, index, microbatch)
-            if backward
-            else self._forward(number, index, microbatch)
-            for number, (backward, index, microbatch) in enumerate(self._order)
-        ]
-        kept = [value for value in self._cut.values.values() if value.attribute]
-        gives, takes = defaultdict[int, list[Message]](list), defaultdict[int, list[Message]](list)
-        for value in kept if self._order else ():
-            place = self._same[value.place]
-            gives[place] += self._messages(value, BATCH, back=False)
-            if any(self._trained) and value.differentiable:
-                takes[place] += self._messages(value, BATCH, back=True)
-        return (
-            *(Event("give", at, -1, BATCH, sends=tuple(gives[at])) for at in sorted(gives)),
-            *found,
-            *(Event("take", at, -1, BATCH, receives=tuple(takes[at])) for at in sorted(takes)),
-        )
+    def events(self) -> Iterator[Event]:
+        for number, (backward, index, microbatch) in enumerate(self._order):
+            kind = self._backward if backward else self._forward
+            messages = kind(number, self._cut.segments[index], microbatch)
+            place = self._cut.segments[index].place
+            yield Event("backward" if backward else "forward", place, index, microbatch, *messages)
 
-    def _forward(self, number: int, index: int, microbatch: int) -> Event:
-        segment = self._cut.segments[index]
-        place = self._same[segment.place]
+    def _forward(self, number: int, segment: Segment, microbatch: int) -> _Messages:
+        place, values = segment.place, self._cut.values
         receives, sends, releases = list[Message](), list[Message](), list[str]()
         for name in segment.receives:
-            value = self._cut.values[name]
-            when, source = self._microbatch(value, microbatch), self._same[value.place]
+            source, when = values[name].place, self._microbatch(name, microbatch)
             if source != place and self._first[name, place, when] == number:
                 receives.append(Message(name, source, place, when, back=False))
         for name in segment.outputs:
-            sends += self._messages(self._cut.values[name], microbatch, back=False)
+            sends += _messages(values[name], microbatch, back=False)
         for name in (*segment.receives, *segment.outputs):
-            value = self._cut.values[name]
+            value = values[name]
             if value.attribute or self._last_forward[name, place, microbatch] != number:
                 continue
             unread = name in segment.outputs  # at this place: this is also its first event
             if unread or not value.differentiable or not self._trained[microbatch]:
                 releases.append(name)
-        return Event(
-            "forward", place, index, microbatch, tuple(receives), tuple(sends), tuple(releases)
-        )
+        return tuple(receives), tuple(sends), tuple(releases)
 
-    def _backward(self, number: int, index: int, microbatch: int) -> Event:
-        segment = self._cut.segments[index]
-        place = self._same[segment.place]
+    def _backward(self, number: int, segment: Segment, microbatch: int) -> _Messages:
+        place, values = segment.place, self._cut.values
         receives, sends, releases = list[Message](), list[Message](), list[str]()
         for name in segment.outputs:
-            value = self._cut.values[name]
-            if value.differentiable:
-                receives += self._messages(value, microbatch, back=True)
-                if (
-                    self._last_forward[name, place, microbatch]
-                    != self._first[name, place, microbatch]
-                ):
+            if values[name].differentiable:
+                receives += _messages(values[name], microbatch, back=True)
+                key = name, place, microbatch
+                if self._last_forward[key] != self._first[key]:
                     releases.append(name)
         for name in segment.receives:
-            value = self._cut.values[name]
-            when, source = self._microbatch(value, microbatch), self._same[value.place]
+            value, when = values[name], self._microbatch(name, microbatch)
             last = self._last_backward[name, place, when] == number
-            if value.differentiable and source != place and last:
-                sends.append(Message(name, place, source, when, back=True))
+            if value.differentiable and value.place != place and last:
+                sends.append(Message(name, place, value.place, when, back=True))
                 if not value.attribute:
                     releases.append(name)
-        return Event(
-            "backward", place, index, microbatch, tuple(receives), tuple(sends), tuple(releases)
-        )
+        return tuple(receives), tuple(sends), tuple(releases)
 
-    def _messages(self, value: Value, microbatch: int, *, back: bool) -> Iterable[Message]:
-        source = self._same[value.place]
-        for place in sorted({self._same[each] for each in value.readers} - {source}):
-            sender, receiver = (place, source) if back else (source, place)
-            yield Message(value.name, sender, receiver, microbatch, back)
-
-    @staticmethod
-    def _microbatch(value: Value, microbatch: int) -> int:
-        return BATCH if value.attribute else microbatch
+    def _microbatch(self, name: str, microbatch: int) -> int:
+        return BATCH if self._cut.values[name].attribute else microbatch
 
 
-def _ordered(
-    cut: Cut, trained: Sequence[bool], schedule: Schedule
-) -> Iterable[tuple[bool, int, int]]:
+def _messages(value: Value, microbatch: int, *, back: bool) -> Iterator[Message]:
+    for place in value.readers:
+        sender, receiver = (place, value.place) if back else (value.place, place)
+        yield Message(value.name, sender, receiver, microbatch, back)
+
+
+def _ordered(cut: Cut, trained: Sequence[bool], schedule: Schedule) -> list[tuple[bool, int, int]]:
     """Returns (whether backward, position of the segment, number of the micro-batch) in order."""
     depths = 1 + max(each.depth for each in cut.segments)
     keyed: list[tuple[tuple[int, ...], tuple[bool, int, int]]] = []

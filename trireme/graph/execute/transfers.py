@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,35 +20,43 @@ dtype, and none that arithmetic makes. So gradients that exist take no further b
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where segments are computed."""
+class TaskDevice:
+    """A device of a task, where segments are computed."""
 
-    rank: int  # the rank of the task in `torch.distributed`, in the default group
-    device: torch.device  # the device
+    rank: int  # of the task in `torch.distributed`, in the default group
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """What a plan says of its messages."""
+    """What a plan says of its messages; equal at all tasks."""
 
-    tags: Mapping[Message, int]  # a number for each message
+    tags: Mapping[Message, int]
     consumers: Mapping[Message, int]  # the position of the event that receives each message
 
 
 def route(events: Sequence[Event]) -> Route:
-    """Returns the numbers of the messages of a plan; they are equal at all tasks."""
+    """Returns the tags and the consumers of the messages of a plan."""
     sent = [message for event in events for message in event.sends]
-    consumers = {each: place for place, event in enumerate(events) for each in event.receives}
+    consumers = {each: position for position, event in enumerate(events) for each in event.receives}
     return Route({message: tag for tag, message in enumerate(sent)}, consumers)
 
 
 class Transfers:
-    """The messages of one batch at one task."""
+    """The messages of one batch at one task.
+
+    Args:
+        rank: the rank of the task.
+        places: the places of all tasks.
+        route: the tags of the messages.
+        allocate: returns an empty tensor for a message, in the memory of the CPU.
+        group: the process group; it must take tensors of the CPU and tags, as gloo does.
+    """
 
     def __init__(
         self,
         rank: int,
-        places: Sequence[Place],
+        places: Sequence[TaskDevice],
         route: Route,
         allocate: Callable[[Message], torch.Tensor],
         group: dist.ProcessGroup | None,
@@ -66,27 +76,25 @@ class Transfers:
         if sender != self._rank and message not in self._coming:
             buffer = self._allocate(message)
             tag = self._route.tags[message]
-            with _Talk(sender, begins=True):
+            with _exchanging(sender, begins=True):
                 self._coming[message] = dist.irecv(buffer, sender, self._group, tag), buffer
 
-    def take(self, message: Message) -> torch.Tensor:
-        """Waits for a value and returns it, on the device of the place that receives it."""
-        found = self.take_gradient(message)
-        assert found is not None
-        return found
+    def take(self, message: Message) -> torch.Tensor | None:
+        """Waits for a value, and returns it on the device of its place; None for no gradient.
 
-    def take_gradient(self, message: Message) -> torch.Tensor | None:
-        """Waits for a message as `take` does; returns None for a gradient that does not exist."""
-        device = self._places[message.receiver].device
+        Raises:
+            RuntimeError: the other task has gone, or the group's timeout is over.
+        """
         if message in self._local:
             return self._local.pop(message)
         self.expect(message)
         work, buffer = self._coming.pop(message)
-        with _Talk(self._places[message.sender].rank):
+        with _exchanging(self._places[message.sender].rank):
             work.wait()
         if message.back and _is_none(buffer):
             return None
-        return _from_cpu(buffer, device)
+        device = self._places[message.receiver].device
+        return buffer if device.type == "cpu" else buffer.to(device)
 
     def send(self, message: Message, tensor: torch.Tensor | None) -> None:
         """Sends a tensor, or that a gradient does not exist, and does not wait for the receiver.
@@ -97,31 +105,25 @@ class Transfers:
         if place.rank == self._rank:
             self._local[message] = None if tensor is None else tensor.to(place.device)
             return
-        tensor = _none(self._allocate(message)) if tensor is None else _on_cpu(tensor)
+        if tensor is None:
+            tensor = _none(self._allocate(message))
+        else:  # as gloo sends it: of the CPU, contiguous, and as its memory says
+            tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
         tag = self._route.tags[message]
-        with _Talk(place.rank, begins=True):
+        with _exchanging(place.rank, begins=True):
             work = dist.isend(tensor, place.rank, self._group, tag)
         consumer = self._route.consumers[message]
         heapq.heappush(self._sent, (consumer, tag, work, tensor, place.rank))
 
-    def release(self, position: int | None = None) -> None:
+    def release(self, position: float = math.inf) -> None:
         """Releases the memory of messages whose receiver is before a position of the plan.
 
         Waits for them if necessary. That keeps the order of the plan, and so never deadlocks.
         """
-        while self._sent and (position is None or self._sent[0][0] < position):
+        while self._sent and self._sent[0][0] < position:
             _, _, work, _, rank = heapq.heappop(self._sent)
-            with _Talk(rank):
+            with _exchanging(rank):
                 work.wait()
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor as gloo sends it: of the CPU, contiguous, and as its memory says."""
-    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
-
-
-def _from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def _none(buffer: torch.Tensor) -> torch.Tensor:
@@ -139,24 +141,19 @@ def _is_none(buffer: torch.Tensor) -> bool:
     return bits[0].item() == _NONE and bool((bits == _NONE).all())
 
 
-class _Talk:
-    """Says in errors of torch.distributed which task they are about."""
+@contextmanager
+def _exchanging(rank: int, *, begins: bool = False) -> Iterator[None]:
+    """Says in errors of torch.distributed which task they are about.
 
-    def __init__(self, rank: int, *, begins: bool = False) -> None:
-        self._rank = rank
-        self._begins = begins
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError) and (not self._begins or _is_of_transport(error)):
-            raise RuntimeError(
-                f"rank {self._rank}, with which this task exchanges values of the graph, has gone "
-                f"or does not answer: {error}"
-            ) from error
-
-
-def _is_of_transport(error: RuntimeError) -> bool:
-    # Of gloo's own errors only the text says what they are.
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+    Where a transfer only `begins`, other errors are this task's own.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Of gloo's own errors only the text says what they are.
+        if begins and not (isinstance(error, dist.DistError) or "gloo" in str(error).lower()):
+            raise
+        raise RuntimeError(
+            f"rank {rank}, with which this task exchanges values of the graph, has gone or does "
+            f"not answer: {error}"
+        ) from error

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from trireme.graph.capture.capture import Capture
-from trireme.graph.execute.cut import replicated, together
+from trireme.graph.execute.node_groups import changed, everywhere, memory_of
 from trireme.graph.measure.measurement import Cost, Measurement, has_tensors
 from trireme.graph.measure.updates import NO_UPDATE, UpdateCost
 from trireme.graph.place.costs import Constraints, CostGraph, Operation
@@ -39,8 +39,8 @@ def cost_graph(
     them.
     """
     module = captured.module
-    everywhere = replicated(module)
-    readers = {node for node in module.graph.nodes if has_tensors(node)} - everywhere
+    replicated = everywhere(module.graph, memory_of(module.graph, module), module)
+    readers = {node for node in module.graph.nodes if has_tensors(node)} - replicated
     operations = dict[fx.Node, Operation]()
 
     def operation(node: fx.Node, cost: Cost) -> Operation:
@@ -63,7 +63,7 @@ def cost_graph(
 
     for node in module.graph.nodes:
         for each in node.all_input_nodes if node in readers else ():
-            if each.op == "get_attr" and each not in operations and each not in everywhere:
+            if each.op == "get_attr" and each not in operations and each not in replicated:
                 value = attrgetter(each.target)(module)
                 if isinstance(value, torch.Tensor):
                     operations[each] = _held(each.name, value, state_factor, update)
@@ -81,41 +81,37 @@ def grouping(captured: Capture, placed: Collection[str] = ()) -> Constraints:
     These are the values of an operator with several ones and the operator; what uses memory that an
     operator changes in place; and a parameter or buffer and the first operator that reads it.
     """
-    module = captured.module
-    names = {node.name for node in module.graph.nodes if node.op in ("call_function", "get_attr")}
-    everywhere = replicated(module)
-    names -= {node.name for node in everywhere}
+    module, graph = captured.module, captured.module.graph
+    memory = memory_of(graph, module)
+    replicated = everywhere(graph, memory, module)
+    operations = {
+        node: None
+        for node in graph.nodes
+        if node.op in ("call_function", "get_attr") and node not in replicated
+    }
     groups: list[tuple[str, ...]] = []
-    for node in module.graph.nodes:
-        if node.target is getitem and has_tensors(node) and node not in everywhere:
+    for node in operations:
+        if node.target is getitem and has_tensors(node):
             groups.append((node.args[0].name, node.name))
-        elif node.op == "get_attr" and node not in everywhere and node.name not in placed:
-            first = next((user for user in module.graph.nodes if user in node.users), None)
+        elif node.op == "get_attr" and node.name not in placed:
+            first = next((user for user in graph.nodes if user in node.users), None)
             held = isinstance(attrgetter(node.target)(module), torch.Tensor)
             if held and first is not None and has_tensors(first):
                 groups.append((node.name, first.name))
-    for group in together(module):
+    for nodes in changed(graph, memory):
         # Also inputs and constants may be of a group: they are no operations.
-        members = tuple(name for name in group if name in names)
-        if len(members) > 1:
-            groups.append(members)
-    return Constraints(together=tuple(groups))
+        groups.append(tuple(node.name for node in nodes if node in operations))
+    return Constraints(together=tuple(group for group in groups if len(group) > 1))
 
 
 def _held(name: str, value: torch.Tensor, state_factor: float, update: UpdateCost) -> Operation:
-    size = value.nbytes
-    if not value.requires_grad:
-        return Operation(
-            name,
-            resident_bytes=size,
-            output_bytes=size,
-            differentiable=False,
-            stored=True,
-        )
+    size, trained = value.nbytes, value.requires_grad
     return Operation(
         name,
-        backward_seconds=update.seconds(size),
-        resident_bytes=round(size * (2 + state_factor)),  # the value, the gradient and the state
+        backward_seconds=update.seconds(size) if trained else 0.0,
+        # Of what is trained, the value, the gradient and the state.
+        resident_bytes=round(size * (2 + state_factor)) if trained else size,
         output_bytes=size,
+        differentiable=trained,
         stored=True,
     )

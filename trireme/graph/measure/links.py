@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from trireme.graph.execute.plan import BATCH, Message
-from trireme.graph.execute.transfers import Place, Route, Transfers
+from trireme.graph.execute.transfers import Route, TaskDevice, Transfers
 from trireme.graph.place.costs import Link
 
 _SMALL_TRIPS = 30
@@ -184,7 +184,7 @@ def _exchanged(
 ) -> tuple[float, float]:
     """Exchanges messages with a process that does the same, while both compute, as in a step."""
     here = dist.get_rank()
-    places = [Place(rank, torch.device("cpu")) for rank in sorted((here, other))]
+    places = [TaskDevice(rank, torch.device("cpu")) for rank in sorted((here, other))]
     ranks = [place.rank for place in places]
     mine, theirs = (
         Message("", ranks.index(one), ranks.index(two), BATCH, back=False)

@@ -22,7 +22,7 @@ from trireme.graph.capture.scopes import requested
 from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor
 from trireme.graph.execute.fingerprint import fingerprint
-from trireme.graph.execute.transfers import Place
+from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.measure.links import measure_links
 from trireme.graph.place.costs import Device, Hardware
 from trireme.parallel.config import GraphConfig, PipelineConfig
@@ -101,7 +101,7 @@ class GraphPart(ModelPart):
         self._group = process_group.group("graph")
         self._ranks = dist.get_process_group_ranks(self._group)
         self._tasks: tuple[int, ...] = ()  # the task of each place
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[TaskDevice, ...] = ()
         self._layers = tuple(zip(model.modules(), self.modules[0].modules(), strict=True))
         self._graphs: dict[tuple[bool, ...], PlacedGraph] = {}
         self._homes: dict[str, int] = {}
@@ -220,7 +220,9 @@ class GraphPart(ModelPart):
             if kind == "cpu" or int(number) < int(told[self._ranks[task]][1]):
                 found.append((task, device))
         self._tasks = tuple(task for task, _ in found)
-        self._places = tuple(Place(self._ranks[task], torch.device(name)) for task, name in found)
+        self._places = tuple(
+            TaskDevice(self._ranks[task], torch.device(name)) for task, name in found
+        )
 
     def _decided(
         self,

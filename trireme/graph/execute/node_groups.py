@@ -1,0 +1,98 @@
+"""The nodes that every place computes for itself, and those that one place computes together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from operator import attrgetter, getitem
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from trireme.graph.capture.effects import Memory, is_impure
+from trireme.graph.capture.rebuild import constants_of
+
+COPY = "trireme_copy"
+"""The metadata of a copy of a returned buffer."""
+
+
+def memory_of(graph: fx.Graph, module: fx.GraphModule) -> Memory:
+    """Returns which values of a graph, whose attributes a module has, may share memory."""
+    return Memory(graph, lambda node: attrgetter(str(node.target))(module))
+
+
+def has_tensors(node: fx.Node) -> bool:
+    """Returns whether the value of a node is or has tensors, or is not known."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(each, torch.Tensor) for each in values) or value is None
+
+
+def everywhere(graph: fx.Graph, memory: Memory, module: fx.GraphModule) -> set[fx.Node]:
+    """Returns the model's inputs, constants, the sizes of tensors, and views of all these.
+
+    A view takes no time, wherever it is made: such as the half of the inputs that a tower reads.
+    Views of memory that some node changes are left out.
+    """
+    constants = constants_of(module, graph)
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value = attrgetter(str(node.target))(module)
+            fixed = node in constants and not memory.changes(node)
+            if fixed or not isinstance(value, torch.Tensor):
+                found.add(node)
+        elif node.op == "placeholder" or (node.op == "call_function" and not has_tensors(node)):
+            found.add(node)
+        elif (
+            _is_view(node)
+            and not memory.changes(node)
+            and node.all_input_nodes
+            and all(each in found for each in node.all_input_nodes)
+        ):
+            found.add(node)
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is getitem:
+        return node.target is getitem
+    if not isinstance(node.target, OpOverload) or is_impure(node):
+        return False
+    shared = [each.alias_info for each in node.target._schema.returns]
+    return bool(shared) and all(each is not None and not each.is_write for each in shared)
+
+
+def copy_returned_buffers(graph: fx.Graph, memory: Memory) -> None:
+    """Copies returned buffers that the graph changes: the next micro-batch changes them again.
+
+    The graph is changed; the copies have `COPY` in their metadata.
+    """
+    buffers = {memory.group(node) for node in graph.find_nodes(op="get_attr")}
+    output = graph.output_node()
+    for node in output.all_input_nodes:
+        if memory.changes(node) and memory.group(node) in buffers:
+            with graph.inserting_before(output):
+                copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta.update(node.meta, **{COPY: True})
+            output.replace_input_with(node, copy)
+
+
+def changed(graph: fx.Graph, memory: Memory) -> list[list[fx.Node]]:
+    """Returns the nodes that share memory which some node changes, with their readers.
+
+    Such as a layer that keeps running statistics with its buffers, or an in-place activation with
+    what it reads. What reads or shares it after the last change is left out: it is a value like any
+    other then.
+    """
+    groups: dict[fx.Node, dict[fx.Node, None]] = defaultdict(dict)
+    for node in graph.nodes:
+        if node.op == "output" or not has_tensors(node) or not memory.changes(node):
+            continue
+        group = memory.group(node)
+        if node.op != "placeholder" and not memory.is_final_at(group, node):  # all have inputs
+            groups[group][node] = None
+        for user in node.users:
+            if user.op != "output" and has_tensors(user) and not memory.is_final_at(group, user):
+                groups[group][user] = None
+    return list(map(list, filter(None, groups.values())))
