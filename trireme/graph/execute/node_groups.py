@@ -38,25 +38,21 @@ def everywhere(graph: fx.Graph, memory: Memory, module: fx.GraphModule) -> set[f
     found = set[fx.Node]()
     for node in graph.nodes:
         if node.op == "get_attr":
-            value = attrgetter(str(node.target))(module)
-            fixed = node in constants and not memory.changes(node)
-            if fixed or not isinstance(value, torch.Tensor):
-                found.add(node)
-        elif node.op == "placeholder" or (node.op == "call_function" and not has_tensors(node)):
-            found.add(node)
-        elif (
-            _is_view(node)
-            and not memory.changes(node)
-            and node.all_input_nodes
-            and all(each in found for each in node.all_input_nodes)
-        ):
+            tensor = isinstance(attrgetter(str(node.target))(module), torch.Tensor)
+            has = not tensor or (node in constants and not memory.changes(node))
+        elif node.op == "call_function" and has_tensors(node):
+            read = node.all_input_nodes
+            has = _is_view(node) and not memory.changes(node) and bool(read) and found >= set(read)
+        else:
+            has = node.op in ("placeholder", "call_function")
+        if has:
             found.add(node)
     return found
 
 
 def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target is getitem:
-        return node.target is getitem
+    if node.target is getitem:
+        return True
     if not isinstance(node.target, OpOverload) or is_impure(node):
         return False
     shared = [each.alias_info for each in node.target._schema.returns]
