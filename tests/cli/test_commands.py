@@ -19,6 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.conftest import PYTHONPATH
 from tests.launch.programs import alive, eventually
 from tests.session.checkpoint.samples import sample_changes, sample_tables
 from trireme.cli import main
@@ -706,3 +707,22 @@ def test_a_program_without_standard_streams_starts_jobs(closed: str) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert "runs" in Path("run/logs/worker-0.log").read_text()
+
+
+@pytest.mark.parametrize("moment", ["trireme.cli.dispatch", "trireme.launch.local"])
+def test_ctrl_c_before_the_job_begins_is_one_line(moment: str) -> None:
+    program = (
+        "import sys\nclass Interrupts:\n    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {moment!r}:\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from trireme.cli import main\nsys.exit(main(['run', 'train.py']))\n"
+    )
+    write("train.py", "")
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        timeout=100,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "trireme: interrupted\n")

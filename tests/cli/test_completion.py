@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from trireme.cli import main
 from trireme.cli.completion import script
-from trireme.cli.dispatch import main
 
 CASES = [
     ("trireme ch", {"checkpoint"}),

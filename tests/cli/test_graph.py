@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.cli.dispatch import main
+from trireme.cli import main
 from trireme.draw_request import DRAWN, DrawRequest
 from trireme.launch.config.task_config import TaskConfig, decode_task, encode_task
 

@@ -8,7 +8,7 @@ import html5lib
 import pytest
 import torch
 
-from trireme.cli.dispatch import main
+from trireme.cli import main
 from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars
 from trireme.dashboards.report import ReportData, page
 from trireme.launch.run_directory import JobRecord

@@ -597,19 +597,67 @@ def test_who_does_not_end_for_the_restart_is_killed() -> None:
     assert supervision.verdict.status == 1
 
 
-def test_who_asks_to_stop_before_the_restart_gets_the_failure() -> None:
+def test_a_request_to_stop_before_the_restart_interrupts_the_job() -> None:
     supervision = supervise(limits=AGAIN)
+    supervision.membership_reported(0, True, {})
     end(supervision, 1, "ps:0", -9)
     actions = supervision.interrupt(2)
     assert "ends instead" in notices(actions)
     assert commands(actions) == [], "the workers may be saving what they hold"
-    assert Terminate("worker:0") in supervision.tick(4), "for so long"
     for name in ("worker:0", "worker:1"):
-        end(supervision, 3, name, 1, raised(kind="victim"))
+        assert commands(end(supervision, 3, name, 1, raised(kind="victim"))) == []
     assert supervision.phase is Phase.DONE
+    assert supervision.verdict.state == "interrupted"
+    assert supervision.verdict.status == 1, "nobody has saved"
+
+
+def test_workers_that_save_before_the_restart_that_is_not_to_be_have_saved() -> None:
+    supervision = supervise(limits=replace(AGAIN, together=True), services=())
+    end(supervision, 1, "worker:0", -9)
+    supervision.interrupt(2)
+    end(supervision, 3, "worker:1", 130)
+    assert supervision.phase is Phase.DONE
+    assert (supervision.verdict.state, supervision.verdict.status) == ("interrupted", 130)
+
+
+LOST = {"worker:0": ExitReason(kind="hung", summary="its connection closed")}
+
+
+def test_a_worker_that_exits_with_status_0_and_never_left_is_lost() -> None:
+    supervision = supervise()
+    supervision.membership_reported(0, True, {})
+    end(supervision, 1, "worker:0", 0)
+    said = notices(supervision.membership_reported(3, True, LOST))
+    assert "worker:0 ended with status 0 in the middle of training, and has not left" in said
+    assert "the job goes on with the 1 left" in said
+    assert not supervision.membership_reported(4, True, LOST)
+    end(supervision, 5, "worker:1", 0)
+    end(supervision, 5, "ps:0", 0)
+    assert supervision.verdict.status == 0
+    assert [each.name for each in supervision.verdict.lost] == ["worker:0"]
+
+
+def test_it_is_started_again_where_restarts_are_allowed() -> None:
+    supervision = supervise(limits=AGAIN)
+    end(supervision, 1, "worker:0", 0)
+    assert commands(supervision.membership_reported(3, True, LOST)) == [Restart("worker:0")]
+
+
+def test_a_job_whose_only_worker_does_that_has_failed_by_it() -> None:
+    supervision = supervise(workers=1)
+    end(supervision, 1, "worker:0", 0)
+    assert "worker:0 ended with status 0" in notices(supervision.membership_reported(3, True, LOST))
+    end(supervision, 3, "ps:0", 1, raised(at=3, kind="victim"))
     assert supervision.verdict.status == 1
     assert supervision.verdict.culprit is not None
-    assert supervision.verdict.culprit.name == "ps:0"
+    assert supervision.verdict.culprit.name == "worker:0"
+
+
+def test_a_worker_that_has_left_is_not_lost_after_the_end() -> None:
+    supervision = supervise()
+    supervision.job_over(1, "finished")
+    end(supervision, 1, "worker:0", 0)
+    assert not supervision.membership_reported(3, True, LOST)
 
 
 def lost_worker(now: float = 1.0, **formed: bool) -> tuple[Supervision, str]:

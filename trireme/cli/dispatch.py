@@ -14,9 +14,8 @@ from trireme.errors import ConfigurationError, TriremeError, UsageError, suggest
 from trireme.printable import printable
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+def dispatch(arguments: Sequence[str]) -> int:
+    """Runs one command; returns 141 if the reader of its output has gone, as with `| head`."""
     _open_standard_streams()
     try:
         try:
@@ -31,8 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except TriremeError as error:
         return _complain(error, 1)
-    except KeyboardInterrupt:
-        return 130
     except OSError:
         if (refused := _refusal_of_output()) is None:
             raise

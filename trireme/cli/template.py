@@ -28,7 +28,7 @@ from typing import NoReturn
 
 import msgspec
 
-from trireme.cli.dispatch import main as run_command
+from trireme.cli import main as run_command
 from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
 from trireme.launch.exit_reason import INTERRUPTED, LEFT
 from trireme.launch.process_setup.leaving import leave

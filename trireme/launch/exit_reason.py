@@ -33,7 +33,9 @@ INTERRUPTED = 130
 LEFT = 143
 """The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""
 
-Kind = Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "victim"]
+Kind = Literal[
+    "usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "silent", "victim"
+]
 
 _VICTIMS = (
     JobFailed,
@@ -81,8 +83,8 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
             errors; `exception`: anything else that was raised; `exit`: it ended with a status
             other than 0; `signal`: it was killed; `hung`: its launcher killed it because it no
             longer did anything; `gone`: so is the host that it ran on, or what watches it there;
-            `left`: it is a worker that left its job when it was asked to; `victim`: another task
-            failed.
+            `left`: it is a worker that left its job when it was asked to; `silent`: it is one that
+            ended with status 0 and did not leave its job; `victim`: another task failed.
         summary: one line, such as `ValueError: boom (train.py:12)`.
         at: the time of day in seconds since 1970; the present by default.
         loss: what the job loses with this failure, in a sentence; "" where this task does not
@@ -99,7 +101,7 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     @property
     def sudden(self) -> bool:
         """Whether the task was killed or asked to end, and did not fail by itself."""
-        return self.kind in ("signal", "hung", "gone", "left")
+        return self.kind in ("signal", "hung", "gone", "left", "silent")
 
     @property
     def worth_a_restart(self) -> bool:
@@ -114,6 +116,14 @@ ENDED_TOO_EARLY = ExitReason(
     at=0.0,
 )
 """Why a worker failed whose program ended well before the job had begun."""
+
+NEVER_LEFT = ExitReason(
+    kind="silent",
+    summary="ended with status 0 in the middle of training, and has not left the job. Does its "
+    "program, or a library, call os._exit?",
+    at=0.0,
+)
+"""Why a worker is lost whose process ended well while the job counted on it."""
 
 NO_WORKER_JOINED = ExitReason(
     kind="usage",

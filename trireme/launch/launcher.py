@@ -186,7 +186,7 @@ class Engine(Protocol):
         """Starts a task, or starts it again. A failure to do so is reported as `TaskEnded`."""
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Asks a task to end by SIGTERM, or ends it and its children at once by SIGKILL.
+        """Asks a task to end by SIGTERM or SIGINT, or ends it and its children by SIGKILL.
 
         A task that has ended already is left alone.
         """
@@ -489,7 +489,10 @@ class Launcher:
                     self._console.say(text, alarm=text.startswith("WARNING"))
                     self._events.append((round(time.monotonic() - self._begin, 1), text))
                 case Terminate(name):
-                    self._engine.send_signal(name, signal.SIGTERM)
+                    # Where nobody else tells the workers why, the signal itself does.
+                    alone = self._coordinator is None and self._stopping.startswith("SIGINT")
+                    number = signal.SIGINT if alone else signal.SIGTERM
+                    self._engine.send_signal(name, number)
                 case StopJob():
                     if self._coordinator is not None:
                         self._coordinator.stop_job(self._stopping)

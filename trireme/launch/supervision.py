@@ -20,6 +20,7 @@ from trireme.launch.exit_reason import (
     ENDED_TOO_EARLY,
     INTERRUPTED,
     LEFT,
+    NEVER_LEFT,
     NO_WORKER_JOINED,
     ExitReason,
 )
@@ -77,14 +78,19 @@ class Supervision:
             return []  # it counted as ended already, and the kernel has ended it after all
         if task.given_up is not None and reason.kind == "signal":
             reason = task.given_up
-        sent = (-signal.SIGTERM,) * task.terminated + (-signal.SIGKILL,) * task.killed
+        sent = (-signal.SIGTERM, -signal.SIGINT) * task.terminated + (
+            -signal.SIGKILL,
+        ) * task.killed
         ended_by_us = status in sent and reason.kind in ("signal", "gone")
         ended_by_us |= task.terminated and not task.worker  # whatever it says of the job's end
         ended_well = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
         failure = None if ended_well or ended_by_us else Failure(name, reason)
-        task.alive, task.due = False, None
+        task.alive, task.due, task.status = False, None, status
         if self.phase is Phase.RESTARTING and task in self._restarting:
-            return self._exited_for_restart(now, failure)
+            task.finished = task.worker and ended_well
+            self._saved_early |= task.finished and status != 0
+            self._restart_causes += [failure] if failure is not None else []
+            return self._proceed_with_restart(now)
         actions: list[Action] = []
         if task.dismissed:
             how = "has left" if failure is None else f"left, and {failure.reason.summary}"
@@ -107,12 +113,6 @@ class Supervision:
             actions = self._server_failed(now, task, failure)
         return actions + self._advance(now)
 
-    def _exited_for_restart(self, now: float, failure: Failure | None) -> list[Action]:
-        """A task has ended that is to be started again together with others."""
-        if failure is not None:
-            self._restart_causes.append(failure)
-        return self._proceed_with_restart(now)
-
     def membership_reported(
         self, now: float, joined: bool, lost: Mapping[str, ExitReason], *, formed: bool = True
     ) -> list[Action]:
@@ -132,7 +132,20 @@ class Supervision:
                 task.given_up = reason
                 comes_back = task.worker or self._limits.outlives_servers
                 task.due = now + (self._limits.settle if comes_back else 0.0)
+        for name in lost:
+            actions += self._never_left(now, self._tasks[name]) if name in self._tasks else []
         return [*actions, *self._kill_the_given_up(now)]
+
+    def _never_left(self, now: float, task: SupervisedTask) -> list[Action]:
+        """A worker is lost whose process has ended well, as if its program had finished."""
+        if task.alive or not task.finished or task.status != 0 or self._job_over:
+            return []
+        task.finished = False
+        failure = Failure(task.name, NEVER_LEFT)
+        if self.phase is not Phase.ENDING:
+            return self._worker_failed(now, task, failure)
+        self._fail(now, failure)
+        return [Notify(f"WARNING: {failure}")]
 
     def resized(
         self, wanted: Iterable[str], dismissed: Iterable[str], *, asked: bool
@@ -204,7 +217,9 @@ class Supervision:
             return [Notify("asked twice: ending at once"), *self._kill(now, self._alive())]
         self._first_request = now
         if self.phase is Phase.RESTARTING:
-            return self._abandon_restart(now)
+            self.verdict.interrupted = True
+            notice = Notify("the job was about to start again, and ends instead")
+            return [notice, *self._proceed_with_restart(now)]
         if self.phase not in (Phase.STARTING, Phase.RUNNING):
             return [Notify("the job is ending already; ask once more to end it at once")]
         self.verdict.interrupted = True
@@ -315,8 +330,8 @@ class Supervision:
     def _worker_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         may_restart = self.restarts_left(task.name) > 0 and failure.reason.worth_a_restart
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
-            left = failure.reason.kind == "left"
-            how = str(failure) if left else f"{task.name} failed: {failure.reason.summary}"
+            told = failure.reason.kind in ("left", "silent")
+            how = str(failure) if told else f"{task.name} failed: {failure.reason.summary}"
             again = f"started again ({task.restarts + 1} of {self._limits.restarts})"
             return [Notify(f"{how}; {again}"), task.restart()]
         if failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING):
@@ -433,7 +448,10 @@ class Supervision:
             self._phase_deadline = min(self._phase_deadline, now + self._limits.give_up)
         if alive:
             return []
-        self._phase_deadline = None
+        if self._first_request is not None:
+            self.phase = Phase.STOPPING
+            return self._advance(now)
+        self._phase_deadline, self._saved_early = None, False
         for task in self._tasks.values():
             task.finished = False
         causes = self._restart_causes
@@ -456,18 +474,12 @@ class Supervision:
         late = [task for task in alive if not task.killed]
         if not late:
             unkillable = f"{_names(alive)} cannot be killed: left to the kernel"
+            self._fail(now, *self._restart_causes)
             notice = Notify(f"{unkillable}, and nothing is started again")
-            return [notice, *self._abandon_restart(now)]
+            return [notice, *self._advance(now)]
         workers = _names([task for task in late if task.worker])
         killed = [Notify(f"{workers} did not end for the restart: killed")] if workers else []
         return [*killed, *self._kill(now, late)]
-
-    def _abandon_restart(self, now: float) -> list[Action]:
-        """Starts nothing again after all: the job has failed."""
-        self._fail(now, *self._restart_causes)
-        # The workers may be saving. They are asked to end only when that takes too long.
-        notice = Notify("the job was about to start again, and ends instead")
-        return [notice, *self._advance(now)]
 
     # The job's begin -------------------------------------------------------------------------
 

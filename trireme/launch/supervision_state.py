@@ -122,6 +122,7 @@ class SupervisedTask:
         terminated: whether SIGTERM was sent to it.
         killed: whether SIGKILL was sent to it.
         finished: whether it is a worker that ended by itself, finished or interrupted.
+        status: the status with which it ended last; None before that.
         dismissed: whether it is to leave, because the job was made smaller, or has left for that.
         awaited: whether another process is to take its place as soon as it has ended, because the
             job was made smaller and then larger again.
@@ -137,6 +138,7 @@ class SupervisedTask:
     terminated: bool = False
     killed: bool = False
     finished: bool = False
+    status: int | None = None
     dismissed: bool = False
     awaited: bool = False
     restarts: int = 0

@@ -19,9 +19,9 @@ class Failure:
 
     def __str__(self) -> str:
         """Returns what happened, such as `worker:1 was killed by SIGKILL`."""
-        verb = "was" if self.reason.sudden else "failed:"
-        if self.reason.kind == "left":
-            verb = "left:"
+        if self.reason.kind == "silent":
+            return f"{self.name} {self.reason.summary}"
+        verb = "left:" if self.reason.kind == "left" else "was" if self.reason.sudden else "failed:"
         return f"{self.name} {verb} {self.reason.summary}"
 
 
@@ -132,6 +132,7 @@ _ADVICE: Mapping[Kind, str] = {
     "signal": f"it crashed in native code, or somebody sent it the signal; {_AGAIN}",
     "gone": f"see whether that node lives (`ray status`), then {_AGAIN}",
     "left": f"see who sent it the signal, then {_AGAIN}",
+    "silent": f"have the program end by itself or by sys.exit, then {_AGAIN}",
     "exception": f"correct what the traceback shows, then {_AGAIN}",
     "usage": "correct the error in its message above: the same command would be refused again",
     "error": f"see its message above; then {_AGAIN}",

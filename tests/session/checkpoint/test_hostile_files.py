@@ -25,7 +25,7 @@ from tests.session.checkpoint.samples import (
     seal,
     write_with_checksums,
 )
-from trireme.cli.dispatch import main
+from trireme.cli import main
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import (
     CheckpointData,

@@ -104,7 +104,7 @@ class TaskAgent:
         self._thread: threading.Thread | None = None
         self._attempt = 0
         # The attempts up to which the task is sent each signal.
-        self._signalled = {signal.SIGKILL: 0.0, signal.SIGTERM: 0.0}
+        self._signalled = dict.fromkeys((signal.SIGKILL, signal.SIGTERM, signal.SIGINT), 0.0)
 
     def inspect(self, node: str, address: str) -> NodeFacts:
         """Returns what this node is, and whether a task can run here."""
