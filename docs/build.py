@@ -29,8 +29,7 @@ import push_path
 import site_pages
 import translations
 
-from trireme.cli.command import COMMANDS
-from trireme.cli.command_parser import Parser
+from trireme.cli.command import COMMANDS, Parser
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import declared

@@ -20,7 +20,7 @@ from tests.chaos.launch import Hosts
 from tests.faults.hosts import Host, Network
 from tests.faults.processes import Tasks
 from tests.integration.shell import TRIREME, Ended, Shell
-from trireme.cli.live import query
+from trireme.cli.runs import query
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError

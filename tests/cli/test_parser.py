@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cli.command import COMMANDS
-from trireme.cli.command_parser import Parser
+from trireme.cli.command import COMMANDS, Parser
 from trireme.cli.dispatch import overview
 from trireme.errors import UsageError
 

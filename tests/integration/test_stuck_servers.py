@@ -19,7 +19,7 @@ from tests.integration.shell import PROGRAMS, TRIREME, Shell
 from tests.integration.test_by_hand import send_garbage
 from tests.integration.test_counting import saved, updates
 from tests.integration.test_lost_servers import counting, counts, release, until
-from trireme.cli.live import query
+from trireme.cli.runs import query
 from trireme.launch.run_directory import read_record
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

@@ -1,13 +1,111 @@
-"""A subcommand of `trireme`, as an entry point declares it."""
+"""A subcommand of `trireme`, as an entry point declares it, and the parser of its arguments."""
 
 from __future__ import annotations
 
+import argparse
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from trireme.cli.command_parser import Parser
+from trireme.errors import UsageError, suggestion
+from trireme.job_config import Option
+from trireme.launch.process_setup.program import MODULE
 from trireme.plugins import Plugins
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command. It raises `UsageError`, and finds where the program begins.
+
+    An option may be written with underscores instead of dashes, as in classic programs.
+
+    Attributes:
+        arguments: the arguments of the command, in the order of the help.
+        module: the word that begins a program which is a module; "" where there is none.
+    """
+
+    def __init__(self, command: str, usage: str, description: str) -> None:
+        self.arguments: list[argparse.Action] = []
+        self.module = ""
+        super().__init__(
+            prog=f"trireme {command}",
+            usage=f"trireme {command} {usage}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(
+                prog, max_help_position=34, width=100
+            ),
+        )
+
+    def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
+        """Adds an argument as `argparse` does, and records it."""
+        action = super().add_argument(*names, **keywords)
+        self.arguments.append(action)
+        return action
+
+    def add_module(self) -> None:
+        """Lets the program be a module, after `-m`."""
+        self.module = MODULE
+        self.add_argument(
+            MODULE,
+            metavar="MODULE",
+            help="run the module MODULE, as python -m does, in place of SCRIPT; after all options, "
+            "as what follows are its arguments",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises an error with the message that `argparse` would print."""
+        raise UsageError(f"{self.prog}: {message}")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Reads the arguments of a command that takes no program."""
+        words: list[str] = []
+        options, rest = self.split(arguments)
+        while rest:
+            words.append(rest[0])
+            head, rest = self.split(rest[1:])
+            options += head
+        return self.parse_args([*options, "--", *words] if words else options)
+
+    def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Splits before the first word that is no option, which is the program."""
+        head: list[str] = []
+        position = 0
+        while position < len(arguments):
+            word = arguments[position]
+            if word == "--":
+                position += 1
+                break
+            if not word.startswith("-") or word in ("-", self.module):
+                break
+            name, equals, value = word.partition("=")
+            name, takes_value = self._known(name)
+            head.append(name + equals + value)
+            position += 1
+            if takes_value and not equals:
+                head += arguments[position : position + 1]
+                position += 1
+        return head, list(arguments[position:])
+
+    def _known(self, name: str) -> tuple[str, bool]:
+        """Returns the name of an option, with dashes for underscores, and if it takes a value."""
+        dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+        known = {each: action for action in self.arguments for each in action.option_strings}
+        if dashed not in known:
+            raise UsageError(
+                f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
+                f"`{self.prog} --help` lists them"
+            )
+        return dashed, known[dashed].nargs is None
+
+
+def add_option(parser: Parser, option: Option) -> None:
+    """Adds an option of a job to a command."""
+    names = [f"--{name}" for name in (option.name, option.classic) if name]
+    if option.metavar:
+        parser.add_argument(*names, metavar=option.metavar, help=option.described)
+    else:
+        parser.add_argument(*names, action="store_const", const="yes", help=option.described)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from trireme.cli.command import COMMANDS
-from trireme.cli.command_parser import Parser
+from trireme.cli.command import COMMANDS, Parser
 from trireme.cli.parser import COMPLETION, SHELLS
 from trireme.cluster.spec import ROLES
 from trireme.errors import UsageError, suggestion

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trireme.cli.command import Command
-from trireme.cli.command_parser import Parser, add_option
+from trireme.cli.command import Command, Parser, add_option
 from trireme.job_config import OPTIONS, TASK_OPTIONS
 from trireme.launch.engines import all_options
 
@@ -284,7 +283,7 @@ RUN = Command(
     "trireme.cli.run:main",
 )
 TASK = Command(
-    "run one task of a job, started by hand on its machine", _task, "trireme.cli.task:main"
+    "run one task of a job, started by hand on its machine", _task, "trireme.cli.tasks.task:main"
 )
 GRAPH = Command(
     "draw the model of a program as a graph, placed on workers", _graph, "trireme.cli.graph:main"

@@ -12,9 +12,9 @@ from pkgutil import resolve_name
 
 import msgspec
 
-from trireme.cli.coordinator import HostedCoordinator
-from trireme.cli.live import job_watch
 from trireme.cli.parser import RUN
+from trireme.cli.runs import job_watch
+from trireme.cli.tasks.coordinator import HostedCoordinator
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import COMMAND_LINE, JobConfig
 from trireme.launch.config.secret import fresh_secret, read_secret

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trireme.cli.live import observer
 from trireme.cli.parser import SCALE
+from trireme.cli.runs import observer
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
 from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, WireError
 from trireme.launch.config.secret import find_secret

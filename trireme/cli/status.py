@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from trireme.cli.live import query
 from trireme.cli.parser import STATUS
-from trireme.cli.remote_run import local_run
+from trireme.cli.runs import local_run, query
 from trireme.cluster.progress import EXCUSE
 from trireme.cluster.spec import task_name
 from trireme.errors import CheckpointError, TriremeError

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from trireme.cli.parser import STOP
-from trireme.cli.remote_run import ELSEWHERE, local_run
+from trireme.cli.runs import ELSEWHERE, local_run
 from trireme.errors import UsageError, WaitTimeout
 from trireme.launch.run_directory import (
     is_running,

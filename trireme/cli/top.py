@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.cli.live import query
 from trireme.cli.parser import TOP
-from trireme.cli.remote_run import local_run
+from trireme.cli.runs import local_run, query
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.monitor.job_state import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trireme.cli.checkpoint import describe_all
-from trireme.cli.remote_run import local_run
+from trireme.cli.runs import local_run
 from trireme.dashboards.entry import REPORT
 from trireme.dashboards.report import ReportData, page
 from trireme.errors import ConfigurationError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from trireme.cli.live import query
+from trireme.cli.runs import query
 from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
 from trireme.doctor.checks import (

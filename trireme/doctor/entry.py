@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.cli.command import Command
-from trireme.cli.command_parser import Parser
+from trireme.cli.command import Command, Parser
 
 
 def _doctor() -> Parser:

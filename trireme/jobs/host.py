@@ -22,8 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from trireme.cli.live import query
 from trireme.cli.run import start
+from trireme.cli.runs import query
 from trireme.errors import TriremeError, UsageError
 from trireme.jobs.messages import Begun, Ended, Line, Order, Progress, Report, Said, progress_of
 from trireme.launch.exit_reason import INTERRUPTED

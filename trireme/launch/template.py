@@ -5,7 +5,7 @@ and has done nothing else. A task that is forked from it does not import them ag
 child of the launcher, and not of the template: the template forks twice, the process in between
 ends, and the kernel gives the task to the launcher, which has asked for orphans
 (`PR_SET_CHILD_SUBREAPER`) during that time. So the launcher alone waits for tasks, and they live on
-when the template dies. `trireme/cli/template.py` is the program of the template.
+when the template dies. `trireme/cli/tasks/template.py` is the program of the template.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TaskTemplate:
         self._socket, theirs = socket.socketpair()
         with theirs:
             command = (
-                *(sys.executable, "-m", "trireme.cli.template"),
+                *(sys.executable, "-m", "trireme.cli.tasks.template"),
                 *("--tied-to", str(os.getpid()), "--socket", str(theirs.fileno())),
                 *("--path", str(path), "--room", "." * ROOM),
             )

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.cli.command import Command
-from trireme.cli.command_parser import Parser
+from trireme.cli.command import Command, Parser
 from trireme.errors import ConfigurationError
 
 

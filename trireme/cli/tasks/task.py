@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trireme.atomic_file import write_atomically
-from trireme.cli.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cli.parser import TASK
+from trireme.cli.tasks.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.job_config import TASK_OPTIONS

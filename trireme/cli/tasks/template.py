@@ -52,7 +52,7 @@ MODULES = (
     "trireme.session.worker.recorder",
     "trireme.ps.server.service",
     "trireme.monitor.records",
-    "trireme.cli.task",
+    "trireme.cli.tasks.task",
 )
 """What tasks need, in the order of its import."""
 
@@ -64,7 +64,9 @@ _MICROSECONDS = 200e-6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves one launcher until it is gone."""
-    parser = argparse.ArgumentParser(prog="python -m trireme.cli.template", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m trireme.cli.tasks.template", description=__doc__
+    )
     parser.add_argument("--tied-to", type=int, required=True)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--path", required=True)

@@ -6,7 +6,7 @@ import io
 import threading
 
 from tests.conformance import PATIENCE
-from trireme.cli.coordinator import HostedCoordinator
+from trireme.cli.tasks.coordinator import HostedCoordinator
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.cluster.spec import OBSERVER
 from trireme.launch.config.task_config import TaskConfig
