@@ -19,7 +19,7 @@ from trireme.errors import FrameError, PeerClosed, WireTimeout
 from trireme.wire.connection import Connection, SharedPayload
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.message import Limits, Message, pack_header
-from trireme.wire.spin_wait import SpinWait
+from trireme.wire.polling import SpinWait
 from trireme.wire.transport import Stream
 from trireme.wire.transports.socket_stream import BUFFER_BYTES, SocketStream
 
@@ -412,7 +412,7 @@ def test_who_spins_takes_what_comes_meanwhile(
         if len(looked) == 3:
             theirs.send(Note("meanwhile"), timeout=PATIENCE)
 
-    monkeypatch.setattr("trireme.wire.spin_wait.os.sched_yield", give_away)
+    monkeypatch.setattr("trireme.wire.polling.os.sched_yield", give_away)
     ours.spin = SpinWait(least=PATIENCE, most=PATIENCE)
     assert ours.receive(timeout=PATIENCE).message == Note("meanwhile")
     assert looked == [0, 1, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.wire.spin_wait import SpinWait
+from trireme.wire.polling import SpinWait
 
 YIELD = 0.25
 
@@ -17,8 +17,8 @@ class World:
         self.comes = float("inf")
         self.looks = 0
         self.slept = 0.0
-        monkeypatch.setattr("trireme.wire.spin_wait.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("trireme.wire.spin_wait.os.sched_yield", self.give_away)
+        monkeypatch.setattr("trireme.wire.polling.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("trireme.wire.polling.os.sched_yield", self.give_away)
 
     def give_away(self) -> None:
         self.now += YIELD

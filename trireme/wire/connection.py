@@ -23,7 +23,7 @@ from trireme.errors import (
 )
 from trireme.wire.frame_reader import Destination, FrameReader, Incoming, again, skip_bytes
 from trireme.wire.message import Catalog, Limits, Message, pack_header
-from trireme.wire.spin_wait import SpinWait
+from trireme.wire.polling import SpinWait
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:

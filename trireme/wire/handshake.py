@@ -59,12 +59,12 @@ class Hello(Message, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 1
     job: str
-    epoch: str
+    epoch: str  # "" if the client has not joined
     task: str
-    incarnation: Number
+    incarnation: Number  # 0 while the client has none
     nonce: bytes
     server: str = ""
-    address: str = ""
+    address: str = ""  # that the client called, as its system reports it
 
 
 class Challenge(Message, frozen=True, array_like=True):
@@ -110,23 +110,16 @@ _ENCODED = Catalog((Hello, Challenge, Proof))  # one canonical form of each, for
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of one end of a connection.
-
-    Attributes:
-        incarnation: the task's; 0 while it has none.
-        epoch: the job's; "" before the task has joined.
-        calls: the task that it addresses over this connection, as one process may be two tasks,
-            such as `ps:0` and `coordinator:0`. It does not count when identities are compared.
-        role, index: of its name; the index is -1 if that is malformed, which handshakes deny.
-    """
+    """The identity of one end of a connection; `calls` does not count when two are compared."""
 
     job: str
     task: str
-    incarnation: int = 0
-    epoch: str = ""
+    incarnation: int = 0  # 0 while it has none
+    epoch: str = ""  # "" before the task has joined
+    # The task that it addresses: one process may be two, such as `ps:0` and `coordinator:0`.
     calls: str = field(default="", repr=False, compare=False)
     role: str = field(init=False, repr=False, compare=False)
-    index: int = field(init=False, repr=False, compare=False)
+    index: int = field(init=False, repr=False, compare=False)  # -1 if the name is malformed
 
     def __post_init__(self) -> None:
         role, _, digits = self.task.partition(":")
@@ -169,11 +162,8 @@ class ServerHandshake:
         self.denied: str | None = None
         self.early = False
         self.certified: Collection[str] | None = None
-        self._job = job
-        self._secret = secret
-        self._epoch = epoch
-        self._serves = serves
-        self._called = called
+        self._job, self._secret, self._epoch = job, secret, epoch
+        self._serves, self._called = serves, called
         self._hello: Hello | None = None
         self._challenge = Challenge(secrets.token_bytes(_NONCE_BYTES))
 
@@ -216,9 +206,8 @@ class ServerHandshake:
             if not self._epoch:
                 return self._deny("early", f"{hello.task} came before this task had joined the job")
             return self._deny("epoch", f"{hello.task} belongs to an earlier start of the job")
-        self.identity = Identity(
-            hello.job, hello.task, hello.incarnation, hello.epoch, hello.server
-        )
+        who = hello.job, hello.task, hello.incarnation, hello.epoch, hello.server
+        self.identity = Identity(*who)
         return Welcome(_digest(self._secret, _SERVER, hello, self._challenge, proof))
 
     def _deny(self, reason: str, explanation: str) -> Denied:
@@ -257,17 +246,20 @@ def authenticate(
     catalog, limits = connection.catalog, connection.limits
     connection.catalog, connection.limits = HANDSHAKE_CATALOG, HANDSHAKE_LIMITS
     hello = Hello(
-        job=identity.job,
-        epoch=identity.epoch,
-        task=identity.task,
-        incarnation=identity.incarnation,
+        *(identity.job, identity.epoch, identity.task, identity.incarnation),
         nonce=secrets.token_bytes(_NONCE_BYTES),
         server=server,
         address=connection.stream.called,
     )
     deadline = connection.clock.now() + timeout
     try:
-        _check_certificate(connection, server)
+        certified = connection.stream.certified
+        if certified is not None and server not in certified:
+            own = " and ".join(certified) or "no task"
+            raise AuthenticationError(
+                f"{connection.peer} has a certificate for {own}, and {server} was to be there: "
+                "check the addresses, and that each task has the certificate of its own name"
+            )
         challenge = _ask(connection, hello, Challenge, hello, deadline)
         proof = Proof(_digest(secret, _CLIENT, hello, challenge))
         welcome = _ask(connection, proof, Welcome, hello, deadline)
@@ -281,16 +273,6 @@ def authenticate(
         connection.close()
         raise
     connection.catalog, connection.limits = catalog, limits
-
-
-def _check_certificate(connection: Connection, server: str) -> None:
-    certified = connection.stream.certified
-    if certified is not None and server not in certified:
-        own = " and ".join(certified) or "no task"
-        raise AuthenticationError(
-            f"{connection.peer} has a certificate for {own}, and {server} was to be there: check "
-            "the addresses, and that each task has the certificate of its own name"
-        )
 
 
 def _ask(

@@ -36,14 +36,10 @@ _HEADER = struct.Struct("!4sBBHIQQ")
 HEADER_SIZE = _HEADER.size
 
 
+# A count, step, sequence number or offset: never negative, and far from overflow.
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-"""A count, step, sequence number or offset: never negative, and far from overflow."""
-
-Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
-"""The index of a task, or of a parameter group."""
-
-Name = Annotated[str, msgspec.Meta(max_length=1024)]
-"""A name of something, or an address."""
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # of a task, or of a parameter group
+Name = Annotated[str, msgspec.Meta(max_length=1024)]  # or an address
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -108,15 +104,11 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
         )
     if flags & ~_LENT:
         raise FrameError(f"a frame has flags 0x{flags:04x}, which this version does not know")
-    if metadata_length > limits.metadata:
+    if metadata_length > limits.metadata or payload_length > limits.payload:
         raise FrameError(
-            f"a frame announces {metadata_length} bytes of metadata; at most "
-            f"{limits.metadata} are accepted here"
-        )
-    if payload_length > limits.payload:
-        raise FrameError(
-            f"a frame announces a payload of {payload_length} bytes; at most "
-            f"{limits.payload} are accepted here"
+            f"a frame announces {metadata_length} bytes of metadata and a payload of "
+            f"{payload_length} bytes; at most {limits.metadata} and {limits.payload} are accepted "
+            "here"
         )
     return Header(kind, metadata_length, payload_length, sequence, flags == _LENT)
 
@@ -126,15 +118,14 @@ class Catalog:
 
     def __init__(self, types: Iterable[type[Message]]) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        # One that goes to many is encoded once.
-        self._last: tuple[Message | None, bytes] = None, b""
+        self._last: tuple[Message | None, bytes] = None, b""  # one for many is encoded once
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         for message_type in types:
             kind = message_type.kind
             if not 0 < kind < 256 or kind in self._decoders:
-                taken = kind in self._decoders
-                taken_by = self._decoders[kind].type.__name__ if taken else "no type may have it"
-                raise ValueError(f"kind {kind} of {message_type.__name__} is not free: {taken_by}")
+                taken = self._decoders.get(kind)
+                why = taken.type.__name__ if taken else "no type may have it"
+                raise ValueError(f"kind {kind} of {message_type.__name__} is not free: {why}")
             self._decoders[kind] = msgspec.msgpack.Decoder(message_type)
 
     def encode(self, message: Message) -> bytes:

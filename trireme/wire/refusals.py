@@ -13,13 +13,9 @@ from trireme.printable import printable
 
 _log = logging.getLogger(__name__)
 
-BURST = 20
-"""The number of lines that may be logged at once after a quiet time."""
-
-LINE_SECONDS = 10.0
-"""After that, one line may be logged in so many seconds."""
-
-_HOSTS = 1024  # how many hosts are remembered
+BURST = 20  # lines that may be logged at once after a quiet time
+LINE_SECONDS = 10.0  # after that, one line in so many seconds
+_HOSTS = 1024  # how many are remembered
 
 
 class Refusals:

@@ -111,9 +111,7 @@ class Service:
         self.service_limits = service_limits
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
-        self._handler_of = {
-            message: handler for handler in handlers for message in handler.messages
-        }
+        self._handler_of = {kind: handler for handler in handlers for kind in handler.messages}
         self.refusals = Refusals()
         self._refused_hosts = RefusedHosts(service_limits.tries, service_limits.try_seconds)
         self._listeners = (listener, *beside)
@@ -211,14 +209,11 @@ class Service:
 
     def _tick(self, now: float) -> None:
         self._accept_connections()
-        self._expire_links(now)
+        for link in list(self._links):
+            link.expire(now)
         self.refusals.tick(now)
         for handler in self.handlers:
             handler.tick(now)
-
-    def _expire_links(self, now: float) -> None:
-        for link in list(self._links):
-            link.expire(now)
 
     def _linger(self) -> None:
         """Sends what was offered, then drops all links."""
@@ -231,7 +226,8 @@ class Service:
         quiet = 0.0  # counted, so that lingering ends even if the clock stands still
         while self._links and quiet < self.service_limits.linger_seconds:
             quiet = 0.0 if self._run_once(pause) else quiet + pause
-            self._expire_links(self.clock.now())
+            for link in list(self._links):
+                link.expire(self.clock.now())
         for link in list(self._links):
             self.drop(link, None)
         self._report_closed_links()
@@ -265,7 +261,9 @@ class Service:
 
     def _admit(self, stream: Stream) -> None:
         full = len(self._links) >= self.service_limits.connections
-        if full or not self._listens_to(stream.peer):
+        # A host that was refused too often is listened to where one of the job's tasks is on it.
+        admitted = self._refused_hosts.admits(self.clock.now(), stream.peer)
+        if full or not (admitted or self._task_networks[network(stream.peer)] > 0):
             stream.close()
             why = f"{len(self._links)} connections are open" if full else "it was refused too often"
             self.refusals.log(self.clock.now(), f"did not listen to {stream.peer}: {why}")
@@ -279,11 +277,6 @@ class Service:
         )
         handshake = self._new_handshake(self.epoch, called=stream.called)
         self._register(Link(self, connection, handshake))
-
-    def _listens_to(self, peer: str) -> bool:
-        """Returns whether a host was not refused too often, or one of the job's tasks is on it."""
-        admitted = self._refused_hosts.admits(self.clock.now(), peer)
-        return admitted or self._task_networks[network(peer)] > 0
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
         """Serves a connection that this process opened and that is authenticated already.
@@ -373,15 +366,12 @@ class Service:
             self._closed_links.append((link, error))
         else:
             del self._strangers[link]
-        if error is not None:
-            routine = isinstance(error, PeerClosed) or (
-                link.departing and isinstance(error, ConnectionBroken)
-            )
-            reason = f"closed the connection of {link.name}: {error}"
-            if routine:
-                _log.debug("%s", reason)
-            else:
-                self._refuse(link, reason)
+        reason = f"closed the connection of {link.name}: {error}"
+        leaves = link.departing and isinstance(error, ConnectionBroken)
+        if leaves or isinstance(error, PeerClosed):
+            _log.debug("%s", reason)
+        elif error is not None:
+            self._refuse(link, reason)
 
     def _refuse(self, link: Link, reason: str) -> None:
         now = self.clock.now()

@@ -43,8 +43,8 @@ from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
+from trireme.wire.polling import SpinWait
 from trireme.wire.shared_memory import Lending, SharedMemory
-from trireme.wire.spin_wait import SpinWait
 from trireme.wire.transport import Stream, connect
 from trireme.wire.transports.shm import shm_address
 

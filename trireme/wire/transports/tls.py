@@ -35,8 +35,7 @@ from trireme.wire.transports.tcp import bind, dial, prepare, url
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-RECORD_BYTES = 1 << 14
-"""The most that one record of TLS holds."""
+RECORD_BYTES = 1 << 14  # the most that one record of TLS holds
 
 KEY_BYTES = 1 << 38
 """How many bytes the keys of one connection protect, in each direction. By RFC 8446, section 5.5,
@@ -45,10 +44,13 @@ AES-GCM stays safe for 2^24.5 full records, which is 388 GB. Then the connection
 _CHUNK = 1 << 18  # bytes from and to the system in one call
 _AT_ONCE = 1 << 22  # bytes that one read or write may process, so that other peers have their turn
 _HANDSHAKE_READS = 16  # how often a handshake reads before other peers have their turn
-_EXPIRED, _NOT_YET_VALID = 10, 9  # of X509_V_ERR_...
 
 _WRONG_VERSION = b"\x15\x03\x03\x00\x02\x02\x46"  # the alert protocol_version
 
+_UNVERIFIED = {  # by X509_V_ERR_NOT_YET_VALID, X509_V_ERR_HAS_EXPIRED
+    9: "is not valid yet: check the clocks of both hosts",
+    10: "has expired: issue a new one with `trireme certs issue`, and check the clocks",
+}
 _VERDICTS = {
     "UNKNOWN_CA": "it is of another job's authority",
     "CERTIFICATE_EXPIRED": "it has expired, by the clock there",
@@ -187,14 +189,11 @@ class TlsStream(Stream):
                     self._seal()  # tells the peer why
                 raise failure from error
             else:
-                self._complete()
+                self._established = True
+                self.certified, self.hosts = names(self._tls.getpeercert() or {})
+                self._space = memoryview(bytearray(_CHUNK))
+                self._seal()
         return self._established
-
-    def _complete(self) -> None:
-        self._established = True
-        self.certified, self.hosts = names(self._tls.getpeercert() or {})
-        self._space = memoryview(bytearray(_CHUNK))
-        self._seal()
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -285,10 +284,8 @@ class TlsStream(Stream):
     def _seal(self) -> bool:
         """Sends what was encrypted; returns whether the system has taken all of it."""
         if self._outgoing.pending:
-            if self._sealed:
-                self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
-            else:
-                self._sealed = memoryview(self._outgoing.read())
+            more = self._outgoing.read()
+            self._sealed = memoryview(bytes(self._sealed) + more if self._sealed else more)
         return self.flush()
 
     # The end -------------------------------------------------------------------------------------
@@ -350,7 +347,7 @@ def _explain(error: ssl.SSLError, peer: str) -> WireError:
     if "ALERT" in reason:
         # The peer reads this side's certificate after this side has completed its handshake.
         return _refused(reason, peer)
-    if isinstance(error, ssl.SSLEOFError) or reason == "UNEXPECTED_EOF_WHILE_READING":
+    if _is_cut(error):
         return ConnectionBroken(f"the connection to {peer} was cut: its end did not say that it is")
     return ConnectionBroken(
         f"the connection to {peer} broke: what arrived is not what was sent ({_words(reason)})"
@@ -360,7 +357,13 @@ def _explain(error: ssl.SSLError, peer: str) -> WireError:
 def _explain_handshake(error: ssl.SSLError, peer: str) -> WireError:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _unverified(error, peer)
+        others = (
+            f"is not of this job's authority ({error.verify_message}): issue the certificates of "
+            "all tasks from one directory, and check the address"
+        )
+        return AuthenticationError(
+            f"the certificate of {peer} {_UNVERIFIED.get(error.verify_code, others)}"
+        )
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return AuthenticationError(f"{peer} has no certificate")
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"):
@@ -370,7 +373,7 @@ def _explain_handshake(error: ssl.SSLError, peer: str) -> WireError:
         )
     if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
         return AuthenticationError(f"{peer} speaks an older TLS than 1.3")
-    if isinstance(error, ssl.SSLEOFError) or reason == "UNEXPECTED_EOF_WHILE_READING":
+    if _is_cut(error):
         return ConnectionBroken(
             f"{peer} closed the connection during the TLS handshake: it ends, is busy, or does not "
             "speak TLS; see its log"
@@ -380,23 +383,15 @@ def _explain_handshake(error: ssl.SSLError, peer: str) -> WireError:
     return FrameError(f"{peer} does not speak TLS as this side does ({_words(reason)})")
 
 
-def _unverified(error: ssl.SSLCertVerificationError, peer: str) -> AuthenticationError:
-    why = {
-        _EXPIRED: "has expired: issue a new one with `trireme certs issue`, and check the clocks",
-        _NOT_YET_VALID: "is not valid yet: check the clocks of both hosts",
-    }.get(
-        error.verify_code,
-        f"is not of this job's authority ({error.verify_message}): issue the certificates of all "
-        "tasks from one directory, and check the address",
-    )
-    return AuthenticationError(f"the certificate of {peer} {why}")
+def _is_cut(error: ssl.SSLError) -> bool:
+    return isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING"
 
 
 def _refused(reason: str, peer: str) -> WireError:
-    what = reason.partition("ALERT_")[2]
-    if what in ("INTERNAL_ERROR", "USER_CANCELLED", "CLOSE_NOTIFY"):
-        return ConnectionBroken(f"{peer} gave the connection up ({_words(what)})")
-    why = _VERDICTS.get(what, _words(what))
+    alert = reason.partition("ALERT_")[2]
+    if alert in ("INTERNAL_ERROR", "USER_CANCELLED", "CLOSE_NOTIFY"):
+        return ConnectionBroken(f"{peer} gave the connection up ({_words(alert)})")
+    why = _VERDICTS.get(alert, _words(alert))
     return AuthenticationError(f"{peer} refused this task's certificate: {why}")
 
 
