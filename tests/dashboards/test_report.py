@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from trireme.cli import main
-from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars
+from trireme.dashboards.charts import bar_chart, line_chart, smoothed, stacked_bars, thinned
 from trireme.dashboards.report import ReportData, page
+from trireme.dashboards.totals import slowest, staleness_of, worker_totals
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.checkpoint_row import CheckpointRow
-from trireme.monitor.curves import read_curves, smoothed, thinned
+from trireme.monitor.curves import read_curves
 from trireme.monitor.numbers import number
 from trireme.monitor.records import Begin, Record, Start
-from trireme.monitor.worker_totals import slowest, staleness_of, worker_totals
 from trireme.session.session import Session
 
 RECORD = JobRecord(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -41,29 +42,23 @@ class Journal:
 
     def __init__(self, path: Path, *, resumes: bool) -> None:
         self._path = path
-        self._encoder = msgspec.msgpack.Encoder()
         self.state: State | None = None
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = sqlite3.connect(
-                path, isolation_level=None, timeout=0.0, check_same_thread=False
-            )
-        except (OSError, sqlite3.Error) as error:
-            raise self._failure(error) from error
-        try:
-            self._begin(resumes=resumes)
-        except (OSError, sqlite3.Error) as error:
-            self.close()
-            raise self._failure(error) from error
-        except ConfigurationError:
-            self.close()
-            raise
-        if resumes and self.state is None:
-            self.close()
-            raise ConfigurationError(
-                f"the coordinator's journal {path} holds nothing, and the job has begun: bring the "
-                "file of this job there, or start the whole job again with another file"
-            )
+        with ExitStack() as failed:
+            try:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._database = sqlite3.connect(
+                    path, isolation_level=None, timeout=0.0, check_same_thread=False
+                )
+                failed.callback(self.close)
+                self._begin(resumes=resumes)
+            except (OSError, sqlite3.Error) as error:
+                raise self._failure(error) from error
+            if resumes and self.state is None:
+                raise ConfigurationError(
+                    f"the coordinator's journal {path} holds nothing, and the job has begun: bring "
+                    "the file of this job there, or start the whole job again with another file"
+                )
+            failed.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +73,7 @@ class Journal:
             ClusterError: it cannot be written.
         """
         tasks = {name: replace(task, status={}) for name, task in state.tasks.items()}
-        content = self._encoder.encode(replace(state, tasks=tasks))
+        content = msgspec.msgpack.encode(replace(state, tasks=tasks))
         try:
             self._database.execute(
                 "INSERT OR REPLACE INTO state (id, content, digest) VALUES (1, ?, ?)",
@@ -138,9 +133,7 @@ class Journal:
                 f"another process has the coordinator's journal {self._path} open: the job has a "
                 "coordinator already; end that one first"
             )
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(
-            error, sqlite3.OperationalError
-        ):
+        if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.OperationalError):
             return ConfigurationError(
                 f"{self._path} is no journal of a coordinator, or damaged ({error}): remove it and "
                 "start the whole job again, or name another file"
@@ -160,11 +153,10 @@ def resumed(now: float, state: State) -> State:
     """
     tasks = {}
     for name, task in state.tasks.items():
-        away = task.state in ("live", "disconnected")
+        if task.active:
+            task = replace(task, state="disconnected", reason="the coordinator was started again")
         tasks[name] = replace(
             task,
-            state="disconnected" if away else task.state,
-            reason="the coordinator was started again" if away else task.reason,
             connection=None,
             since=now,
             heard=now,

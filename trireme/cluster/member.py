@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 from trireme.certificates import Certificates
 from trireme.cluster.member_protocol import (
@@ -55,6 +55,8 @@ from trireme.wire.transport import connect
 
 _log = logging.getLogger(__name__)
 
+_Answer = TypeVar("_Answer", bound=Message)
+
 _CLOSE_SECONDS = 1.0
 _START_BITS = 60
 _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this much longer
@@ -74,19 +76,11 @@ class Member(MemberState):
         self._config = config
         self._wakeup = Wakeup()  # woken when another thread has changed the state
         self._logged_at = time.monotonic()
-        self._protocol = MemberProtocol(
-            config,
-            self,
-            self._logged_at,
-            config.host or socket.gethostname(),
-            os.getpid(),
-            start=1 + secrets.randbits(_START_BITS),
-        )
-        self._thread = threading.Thread(
-            target=self._run,
-            name=f"trireme-member-{config.name}",
-            daemon=True,
-        )
+        where = config.host or socket.gethostname(), os.getpid()
+        start = 1 + secrets.randbits(_START_BITS)
+        self._protocol = MemberProtocol(config, self, self._logged_at, *where, start=start)
+        name = f"trireme-member-{config.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
         return self
@@ -385,10 +379,7 @@ class Observer:
 
     def query_status(self) -> ClusterStatus:
         """Returns the job's status."""
-        answer = self._ask(StatusQuery())
-        if not isinstance(answer, ClusterStatus):
-            raise self._senseless(answer)
-        return answer
+        return self._ask(StatusQuery(), ClusterStatus)
 
     def scale(self, servers: int | None = None, workers: int | None = None) -> Scaled:
         """Asks for other numbers of tasks; None for as many as there are.
@@ -396,25 +387,18 @@ class Observer:
         Raises:
             ConfigurationError: the job cannot be scaled so.
         """
-        answer = self._ask(Scale(servers, workers))
-        if isinstance(answer, RequestRefused):
-            raise ConfigurationError(f"the job is not scaled: {answer.reason}")
-        if not isinstance(answer, Scaled):
-            raise self._senseless(answer)
-        return answer
+        return self._ask(Scale(servers, workers), Scaled)
 
-    def _ask(self, request: Message) -> Message:
+    def _ask(self, request: Message, expected: type[_Answer]) -> _Answer:
         stream = connect(self.coordinator, timeout=self.timeout, certificates=self.certificates)
         with Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0)) as connection:
-            authenticate(
-                connection,
-                Identity(self.job, OBSERVER),
-                self.secret,
-                server="coordinator:0",
-                timeout=self.timeout,
-            )
+            who, server = Identity(self.job, OBSERVER), "coordinator:0"
+            authenticate(connection, who, self.secret, server=server, timeout=self.timeout)
             connection.send(request, sequence=1, timeout=self.timeout)
-            return connection.receive(timeout=self.timeout).message
-
-    def _senseless(self, answer: Message) -> FrameError:
-        return FrameError(f"{self.coordinator} answered a question with {type(answer).__name__}")
+            answer = connection.receive(timeout=self.timeout).message
+        if isinstance(answer, RequestRefused):
+            raise ConfigurationError(f"the job is not scaled: {answer.reason}")
+        if not isinstance(answer, expected):
+            name = type(answer).__name__
+            raise FrameError(f"{self.coordinator} answered a question with {name}")
+        return answer

@@ -181,7 +181,9 @@ def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Messag
     elif isinstance(message, Signalled):
         take_signal(builder, task, message)
     elif isinstance(message, LastStepSaved) and task.role == "worker":
-        _last_step_saved(builder, task, message.step)
+        if task.saved != message.step:
+            builder.update_task(replace(task, saved=message.step))
+            builder.add_reason(f"{task} has saved the last step, {message.step}")
     elif isinstance(message, CaughtUp) and task.role == "ps":
         take_caught_up(builder, task, message)
     elif isinstance(message, CopyLost) and task.role == "ps":
@@ -234,21 +236,17 @@ def _admit(
 ) -> None:
     if known.connection is not None and known.connection != connection:
         builder.close(known.connection)
+    task = known
     if not resumes:
         task = Task(
-            role=known.role,
-            index=known.index,
-            state="live",
-            reason="it joined",
+            *(known.role, known.index, "live", "it joined"),
             incarnation=known.incarnation + 1,
             host=join.host,
             pid=join.pid,
             address=join.address,
             start=join.start,
         )
-    elif known.state == "left":
-        task = known
-    else:
+    elif known.state != "left":
         task = replace(known, state="live", reason="it connected again")
     pace = replace(task.pace, moved=builder.now)
     task = replace(task, connection=connection, heard=builder.now, pace=pace, silent=False)
@@ -257,17 +255,9 @@ def _admit(
     builder.update_task(task)
     builder.add_reason(f"{task} is connected as incarnation {task.incarnation}")
     policy = builder.state.policy
-    builder.send(
-        connection,
-        Joined(
-            task.incarnation,
-            policy.heartbeat_interval,
-            policy.heartbeat_timeout,
-            builder.state.epoch,
-            builder.state.term,
-            policy.rejoin_timeout,
-        ),
-    )
+    beats = policy.heartbeat_interval, policy.heartbeat_timeout
+    start = builder.state.epoch, builder.state.term
+    builder.send(connection, Joined(task.incarnation, *beats, *start, policy.rejoin_timeout))
     builder.newcomers.append(connection)
 
 
@@ -357,12 +347,6 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
         builder.end(JobOver(how, task.name, f"{said}, while workers still needed its parameters"))
 
 
-def _last_step_saved(builder: DecisionBuilder, task: Task, step: int) -> None:
-    if task.saved != step:
-        builder.update_task(replace(task, saved=step))
-        builder.add_reason(f"{task} has saved the last step, {step}")
-
-
 def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
     """Returns the job's end. A worker may have failed only because a server just went away."""
     gone = [server for server in builder.state.of("ps") if server.state == "disconnected"]
@@ -405,14 +389,9 @@ def _extend_deadlines(builder: DecisionBuilder, seconds: float) -> None:
     """Extends the deadlines of the tasks, because the coordinator itself was stalled."""
     for task in builder.state.tasks.values():
         waited = seconds if task.state in ("disconnected", "lost") else 0.0
-        builder.update_task(
-            replace(
-                task,
-                heard=task.heard + seconds,
-                since=task.since + waited,
-                pace=replace(task.pace, moved=task.pace.moved + seconds),
-            )
-        )
+        pace = replace(task.pace, moved=task.pace.moved + seconds)
+        task = replace(task, heard=task.heard + seconds, since=task.since + waited, pace=pace)
+        builder.update_task(task)
     resumed = builder.state.resumed
     if resumed is not None:
         builder.state = replace(builder.state, resumed=resumed + seconds)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from trireme.monitor.curves import Points, smoothed, thinned
+from trireme.monitor.curves import Points
 from trireme.monitor.numbers import number
 
 if TYPE_CHECKING:
@@ -134,3 +135,23 @@ def _tick(value: float) -> str:
         return f"{value:.10g}"
     digits, _, power = f"{value:.2e}".partition("e")
     return f"{float(digits):g}e{int(power)}"
+
+
+def thinned(points: Points, most: int) -> Points:
+    """Returns about `most` of the points at most: the lowest and the highest of each stretch."""
+    if len(points) <= most:
+        return points
+    kept: list[tuple[float, float]] = []
+    length = math.ceil(2 * len(points) / most)
+    for start in range(0, len(points), length):
+        stretch = points[start : start + length]
+        kept += sorted({min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))})
+    return kept
+
+
+def smoothed(points: Points, fraction: float = 0.03) -> Points:
+    """Returns an exponential moving mean over a fraction of the points."""
+    weight = 1 / max(1.0, fraction * len(points))
+    values = (value for _, value in points)
+    means = accumulate(values, lambda mean, value: mean + weight * (value - mean))
+    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]

@@ -7,15 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars, template
+from trireme.dashboards.totals import (
+    ServerTotals,
+    WorkerTotals,
+    failovers,
+    paces,
+    server_totals,
+    slowest,
+    staleness_of,
+    worker_totals,
+)
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.curves import Curves
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
-from trireme.monitor.server_totals import ServerTotals, failovers, server_totals
 from trireme.monitor.table_totals import table_totals
-from trireme.monitor.worker_totals import WorkerTotals, paces, slowest, staleness_of, worker_totals
 
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")

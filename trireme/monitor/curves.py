@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 
 Points = Sequence[tuple[float, float]]
@@ -36,23 +34,3 @@ def read_curves(directory: Path) -> Curves:
             if finite:
                 curves.setdefault(tag, {})[run.relative_to(directory).as_posix()] = finite
     return curves
-
-
-def thinned(points: Points, most: int) -> Points:
-    """Returns about `most` of the points at most: the lowest and the highest of each stretch."""
-    if len(points) <= most:
-        return points
-    kept: list[tuple[float, float]] = []
-    length = math.ceil(2 * len(points) / most)
-    for start in range(0, len(points), length):
-        stretch = points[start : start + length]
-        kept += sorted({min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))})
-    return kept
-
-
-def smoothed(points: Points, fraction: float = 0.03) -> Points:
-    """Returns an exponential moving mean over a fraction of the points."""
-    weight = 1 / max(1.0, fraction * len(points))
-    values = (value for _, value in points)
-    means = accumulate(values, lambda mean, value: mean + weight * (value - mean))
-    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]

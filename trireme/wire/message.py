@@ -104,13 +104,13 @@ def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: 
         )
     if flags & ~_LENT:
         raise FrameError(f"a frame has flags 0x{flags:04x}, which this version does not know")
-    if metadata_length > limits.metadata or payload_length > limits.payload:
-        raise FrameError(
-            f"a frame announces {metadata_length} bytes of metadata and a payload of "
-            f"{payload_length} bytes; at most {limits.metadata} and {limits.payload} are accepted "
-            "here"
-        )
-    return Header(kind, metadata_length, payload_length, sequence, flags == _LENT)
+    if metadata_length > limits.metadata:
+        what, most = f"{metadata_length} bytes of metadata", limits.metadata
+    elif payload_length > limits.payload:
+        what, most = f"a payload of {payload_length} bytes", limits.payload
+    else:
+        return Header(kind, metadata_length, payload_length, sequence, flags == _LENT)
+    raise FrameError(f"a frame announces {what}; at most {most} are accepted here")
 
 
 class Catalog:

@@ -1,4 +1,4 @@
-"""Totals of a run for each worker, from the records of its tasks."""
+"""Totals of a run for each worker and each server, and the failovers, from the tasks' records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trireme.monitor.curves import Points
 from trireme.monitor.job_state import PHASES
 from trireme.monitor.numbers import number_of
+from trireme.monitor.placement import held
 from trireme.monitor.records import Record, Start
 
 _LEAST_SECONDS = 0.3
@@ -42,14 +43,10 @@ class WorkerTotals:
 
 def worker_totals(starts: Sequence[Start]) -> list[WorkerTotals]:
     """Returns the totals of each worker with records."""
-    by_name: dict[str, list[Start]] = {}
-    for start in starts:
-        if start.begin.task.startswith("worker") and start.records:
-            by_name.setdefault(start.begin.task, []).append(start)
-    return [_totals(name, own) for name, own in by_name.items()]
+    return [_worker_totals(*each) for each in _by_name("worker", starts).items()]
 
 
-def _totals(name: str, starts: Sequence[Start]) -> WorkerTotals:
+def _worker_totals(name: str, starts: Sequence[Start]) -> WorkerTotals:
     last = [start.records[-1] for start in starts]
     seconds = {
         phase: sum(record.seconds.get(phase, 0.0) for record in last)
@@ -118,3 +115,77 @@ def _range(low: float, high: float) -> str:
     if high == float("inf"):
         return f"{first}+"
     return str(first) if first == int(high) else f"{first}-{int(high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTotals:
+    """The totals of one server over all its starts."""
+
+    name: str
+    host: str
+    starts: int
+    held: str
+    takeovers: int
+    entries: int
+    nbytes: float
+    memory: float
+
+
+def server_totals(starts: Sequence[Start]) -> list[ServerTotals]:
+    """Returns the totals of each server with records."""
+    return [_server_totals(*each) for each in _by_name("ps", starts).items()]
+
+
+def failovers(starts: Sequence[Start]) -> list[tuple[float, str]]:
+    """Returns the takeovers and rollbacks, each with the seconds since the first record began."""
+    servers = [start for own in _by_name("ps", starts).values() for start in own]
+    began = min((start.begin.time for start in starts), default=0.0)
+    found = [event for start in servers for event in _takeovers(start)]
+    found += _rollbacks(servers)
+    return [(time - began, text) for time, text in sorted(found)]
+
+
+def _server_totals(name: str, starts: Sequence[Start]) -> ServerTotals:
+    last = [start.records[-1].status for start in starts]
+    memory = (number_of(each.status, "memory_bytes") for start in starts for each in start.records)
+    return ServerTotals(
+        name=name,
+        host=starts[-1].begin.host,
+        starts=len(starts),
+        held=held(last[-1]),
+        takeovers=int(sum(number_of(status, "takeovers") for status in last)),
+        entries=int(sum(number_of(status, "log_entries") for status in last)),
+        nbytes=sum(number_of(status, "log_bytes") for status in last),
+        memory=max(memory),
+    )
+
+
+def _takeovers(start: Start) -> Iterator[tuple[float, str]]:
+    known = 0.0
+    for record in start.records:
+        takeovers = number_of(record.status, "takeovers")
+        if takeovers > known:
+            ago = number_of(record.status, "took_over_seconds")
+            text = f"{start.begin.task} took over {record.status.get('took_over', '')}"
+            yield record.time - ago, text
+        known = takeovers
+
+
+def _rollbacks(servers: Sequence[Start]) -> Iterator[tuple[float, str]]:
+    """Yields each rollback once, by the first server that has noted it."""
+    lives: dict[int, float] = {}
+    for record in (record for start in servers for record in start.records):
+        life = int(number_of(record.status, "life"))
+        lives[life] = min(record.time, lives.get(life, record.time))
+    for life, time in lives.items():
+        if life:
+            yield time, "all copies of a shard were lost: the job went back"
+
+
+def _by_name(role: str, starts: Sequence[Start]) -> dict[str, list[Start]]:
+    """Returns the starts with records of the tasks of a role, by the task's name."""
+    found: dict[str, list[Start]] = {}
+    for start in starts:
+        if start.begin.task.startswith(f"{role}:") and start.records:
+            found.setdefault(start.begin.task, []).append(start)
+    return found

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from trireme.dashboards.totals import failovers, server_totals
 from trireme.monitor.records import Begin, Record, Start
-from trireme.monitor.server_totals import failovers, server_totals
 
 
 def start(name: str, time: float, *statuses: dict[str, float | str]) -> Start:
