@@ -101,7 +101,7 @@ def test_the_program_on_the_front_page_runs_as_it_stands(tmp_path: Path) -> None
     accuracy = re.search(r"'accuracy': ([\d.]+)", ended.stdout)
     assert accuracy is not None, ended.stdout
     assert float(accuracy[1]) > 0.95
-    assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-000002000").is_dir()
+    assert (tmp_path / "runs" / "digits" / "checkpoints" / "step-000002000-writer-1").is_dir()
 
 
 def test_the_tests_that_the_page_of_faults_names_exist() -> None:

@@ -88,7 +88,7 @@ def test_the_supervised_program(tmp_path: Path, mnist_dir: Path) -> None:
     )
     assert reached(output) >= 0.9
     assert len(re.findall(r"^step [1-6]00 \(global [1-6]00/600\) loss", output, re.MULTILINE)) == 6
-    assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000600").is_dir()
+    assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000600-writer-1").is_dir()
 
 
 @pytest.mark.thorough
@@ -115,7 +115,7 @@ def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:
     reached(output)
     line = r"^step [12]0, loss = \d\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)$"
     assert len(re.findall(line, output, re.MULTILINE)) == 2
-    assert (tmp_path / "runs/cifar10/checkpoints/step-000000020").is_dir()
+    assert (tmp_path / "runs/cifar10/checkpoints/step-000000020-writer-1").is_dir()
 
 
 def apart(output: str) -> list[float]:
@@ -164,7 +164,7 @@ def test_between_graph_replication_over_whole_and_over_divided_workers(tmp_path:
     run(tmp_path, *synchronous, *program, "whole")
     run(tmp_path, *synchronous, "--mesh", "graph=2", *program, "divided")
     one, whole, divided = (
-        load(tmp_path / name / "checkpoints/step-000000020").model
+        load(tmp_path / name / "checkpoints/step-000000020-writer-1").model
         for name in ("one", "whole", "divided")
     )
     for name, values in one.items():
@@ -205,7 +205,7 @@ def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
     found = perplexities(output)
     assert len(found) >= 2
     assert all(value < 1.5 for value in found[-1].values())
-    assert (tmp_path / "run/checkpoints/step-000000050").is_dir()
+    assert (tmp_path / "run/checkpoints/step-000000050-writer-1").is_dir()
 
 
 def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a reader sees all of the old content or of the new."""
+"""Files that a reader sees whole, the old content or the new, and directories on the disk."""
 
 from __future__ import annotations
 
@@ -34,3 +34,29 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and its parents, and syncs them to the disk.
+
+    Raises:
+        OSError: as `os.mkdir` and `os.fsync`.
+    """
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory are on the disk.
+
+    Raises:
+        OSError: as `os.fsync`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -58,7 +58,11 @@ class RemotePath:
         return Path("runs", scheme, *(part for part in parts if part not in ("", ".", "..")))
 
 
-def location(place: str | Path | RemotePath) -> Path | RemotePath:
+Location = Path | RemotePath
+"""A local directory, or one of an object store."""
+
+
+def location(place: str | Location) -> Location:
     """Returns a local directory as a `Path`, and one of an object store as a `RemotePath`.
 
     Args:
@@ -99,7 +103,7 @@ def location(place: str | Path | RemotePath) -> Path | RemotePath:
     return RemotePath(f"{scheme}://{rest}")
 
 
-def local_directory(place: str | Path | RemotePath) -> Path:
+def local_directory(place: str | Location) -> Path:
     """Returns the directory of what a job keeps on its own host; see `RemotePath.scratch`.
 
     Raises:

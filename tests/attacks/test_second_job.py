@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.shell import PYTHON, TRIREME, Ended, Running, Shell
-from trireme.session.checkpoint import list_checkpoints, verify
+from trireme.session.checkpoint import list_checkpoints, step_of, verify
 from trireme.session.checkpoint.run_lock import WRITERS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -109,4 +109,4 @@ def until_saved(running: Running, run_dir: Path, step: int) -> None:
 
 
 def newest(run_dir: Path) -> int:
-    return max((int(p.name.removeprefix("step-")) for p in list_checkpoints(run_dir)), default=0)
+    return max(map(step_of, list_checkpoints(run_dir)), default=0)

@@ -609,8 +609,8 @@ def run_dir(tmp_path: Path) -> str:
 def test_checkpoints_are_listed_oldest_first(run_dir: str, capsys) -> None:
     assert main(["checkpoint", "ls", run_dir]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
-        "step-000000010",
-        "step-000000020",
+        "step-000000010-writer-1",
+        "step-000000020-writer-2",
     ]
 
 
@@ -655,10 +655,10 @@ def test_the_newest_checkpoint_is_shown_verified_and_exported(run_dir: str, caps
 
 
 def test_a_damaged_or_missing_checkpoint_is_said(run_dir: str, capsys, fails) -> None:
-    state = Path(run_dir) / "checkpoints" / "step-000000020" / "state.json"
+    state = Path(run_dir) / "checkpoints" / "step-000000020-writer-2" / "state.json"
     state.write_bytes(state.read_bytes()[:-5])
     assert main(["checkpoint", "ls", run_dir]) == 1
-    assert "step-000000020  DAMAGED: " in capsys.readouterr().out
+    assert "step-000000020-writer-2  DAMAGED: " in capsys.readouterr().out
     assert "damaged" in fails("checkpoint", "verify", run_dir, status=1)
     assert "it has: 10, 20" in fails("checkpoint", "show", run_dir, "--step", "15", status=1)
     for action in ("ls", "show", "verify", "export"):

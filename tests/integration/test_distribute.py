@@ -36,7 +36,7 @@ def test_two_processes_train_one_model(
     assert said.keys() == {"0", "1"} and said["0"] == said["1"]
     (saved,) = Path(shell.directory, "run/checkpoints").iterdir()
     state = json.loads((saved / "state.json").read_text())["state"]
-    assert saved.name == "step-000000012" and state["workers"] == 2
+    assert saved.name == "step-000000012-writer-1" and state["workers"] == 2
     if command is TRIREME:
         workers = [each for each in read_starts(saved.parents[1]) if "worker" in each.begin.task]
         assert [start.records[-1].status["global_step"] for start in workers] == [12, 12]

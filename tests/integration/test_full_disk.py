@@ -74,7 +74,7 @@ def test_training_goes_on_and_the_alarm_is_loud(shell: Shell, small_disk: Path) 
         *(PROGRAMS / "train.py", "--out", shell.directory),
         *("--max-steps", 10**9, "--every-steps", 50),
     )
-    running.until(r"worker:0 \| saved \S+/step-0+50\n")
+    running.until(r"worker:0 \| saved \S+/step-0+50-writer-1\n")
     with Filler(small_disk):
         said = running.until(
             r"warning: the checkpoint of step (\d+) is NOT SAVED: .*No space left on device.*"
@@ -90,12 +90,14 @@ def test_training_goes_on_and_the_alarm_is_loud(shell: Shell, small_disk: Path) 
         assert alarm.startswith("worker:0: the checkpoint of step ")
         for path in list_checkpoints(run):
             verify(path)
-    running.until(r"NOT SAVED[\s\S]*worker:0 \| saved \S+/step-\d+\n")
+    running.until(r"NOT SAVED[\s\S]*worker:0 \| saved \S+/step-\d+-writer-1\n")
     running.send(signal.SIGTERM)
     ended = running.ended()
     assert ended.status == 130
     assert "Traceback" not in ended.text
-    saved = [int(step) for step in re.findall(r"worker:0 \| saved \S+/step-(\d+)\n", ended.out)]
+    saved = [
+        int(step) for step in re.findall(r"worker:0 \| saved \S+/step-(\d+)-writer-1\n", ended.out)
+    ]
     found = latest(run, lambda path, why: pytest.fail(f"{path}: {why}"))
     assert found is not None
     assert found.step == max(saved) > refused

@@ -38,7 +38,7 @@ def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     assert ended.status == 0, ended.text
     assert len(re.findall(r"^test accuracy: ", ended.out, re.MULTILINE)) == 1
     assert ended.out.count("step-000000060") == 1
-    state = shell.directory / "runs/digits/checkpoints/step-000000060/state.json"
+    state = shell.directory / "runs/digits/checkpoints/step-000000060-writer-1/state.json"
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
@@ -108,7 +108,7 @@ def test_processes_that_others_start_train_together(shell: Shell, launcher: str)
     assert (chief.status, other.status) == (0, 0), chief.text + other.text
     assert "test accuracy: " in chief.out
     assert other.out == ""  # one of them speaks, saves and records
-    state = shell.directory / "runs/digits/checkpoints/step-000000060/state.json"
+    state = shell.directory / "runs/digits/checkpoints/step-000000060-writer-1/state.json"
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 

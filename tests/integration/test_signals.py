@@ -29,7 +29,7 @@ def test_ctrl_c_saves_and_ends_with_130(shell: Shell) -> None:
     assert "Traceback" not in ended.text and "error" not in ended.text
     data = latest(shell.directory / "run", lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None and data.step >= 10
-    assert f"saved run/checkpoints/step-{data.step:09d}" in ended.text
+    assert f"saved run/checkpoints/step-{data.step:09d}-writer-1" in ended.text
 
 
 @pytest.mark.slow

@@ -86,7 +86,10 @@ def test_one_worker_leaves_and_the_others_go_on_until_all_are_asked(shell: Shell
     }, [end.text[-1500:] for end in ends.values()]  # fmt: skip
     assert ends["ps:1"].out.splitlines()[-1] == "ps:1 ends: the job is interrupted"
     step = check_saved(shell.directory, 10)
-    assert f"saved run/checkpoints/step-{step:09d}" in ends["worker:0"].text + ends["worker:1"].text
+    assert (
+        f"saved run/checkpoints/step-{step:09d}-writer-"
+        in ends["worker:0"].text + ends["worker:1"].text
+    )
 
 
 @pytest.mark.thorough

@@ -187,5 +187,5 @@ def test_programs_name_servers_that_were_started_by_hand(shell: Shell) -> None:
     for each in started[2:]:
         assert "totals [[20, 0], [20, 20]]" in each.ended().out
     assert [path.name for path in list_checkpoints(shell.directory / "run")][-1:] == [
-        "step-000000040"
+        "step-000000040-writer-1"
     ]

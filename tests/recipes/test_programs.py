@@ -20,7 +20,7 @@ from tests.recipes.ways import (
     run,
     skip_without,
 )
-from trireme.session.checkpoint import list_checkpoints
+from trireme.session.checkpoint import list_checkpoints, step_of
 
 CASES = [
     (name, way)
@@ -72,9 +72,9 @@ def test_it_runs(name: str, way: str, ran: Run) -> None:
         for place, value in enumerate(sorted(values)):
             assert abs(value - sorted(alone * workers)[place]) <= 1e-4
     if way not in ("plain", "python"):
-        newest = list_checkpoints(directory / "run")[-1].name
+        newest = step_of(list_checkpoints(directory / "run")[-1])
         times = 2 if recipe.loops and way == "async" else 1
-        assert newest == f"step-{recipe.steps * times:09d}"
+        assert newest == recipe.steps * times
     if name == "mlflow_hook" and way != "plain":
         with sqlite3.connect(directory / "mlflow.db") as database:
             assert database.execute("select status from runs").fetchall() == [("FINISHED",)]

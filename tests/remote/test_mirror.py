@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_what_is_named_and_no_secret_is_uploaded_at_the_end(tmp_path: Path) -> N
     import os
 
     os.utime(tmp_path / "logs" / "before.log", (1, 1))
-    with mirror(bucket, tmp_path):
+    with closing(mirror(bucket, tmp_path)):
         for name in ("job.json", "job.secret", "logs/a.log", "other/b"):
             write(tmp_path / name, "x")
         (tmp_path / "logs" / "link.log").symlink_to(tmp_path / "job.secret")
@@ -36,7 +37,7 @@ def test_what_is_named_and_no_secret_is_uploaded_at_the_end(tmp_path: Path) -> N
 
 def test_a_process_that_may_not_write_uploads_nothing(tmp_path: Path) -> None:
     bucket = Bucket()
-    with mirror(bucket, tmp_path, allowed=lambda: False):
+    with closing(mirror(bucket, tmp_path, allowed=lambda: False)):
         write(tmp_path / "job.json", "x")
     assert bucket.keys == []
 
@@ -48,6 +49,6 @@ def test_a_failed_upload_is_told_and_does_no_harm(
         raise TimeoutError("no answer")
 
     names = ("job.json",)
-    with Mirror(Bucket().store(before=fail), tmp_path, names, seconds=3600):
+    with closing(Mirror(Bucket().store(before=fail), tmp_path, names, seconds=3600)):
         write(tmp_path / "job.json", "x")
     assert "no answer" in caplog.text

@@ -59,7 +59,7 @@ def test_a_run_is_resumed_and_equals_one_that_was_not_interrupted(url: str) -> N
         train(whole)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(part.model.state_dict()[name], value), name
-    seven = session(url, resume=f"{url}/checkpoints/step-000000007", max_steps=30)
+    seven = session(url, resume=f"{url}/checkpoints/step-000000007-writer-1", max_steps=30)
     with pytest.raises(ConfigurationError, match="newer than step 7"), seven:
         pass
 
@@ -71,7 +71,7 @@ def test_records_and_curves_are_uploaded_and_nothing_else(url: str, tmp_path: Pa
     (run.run_dir / "job.secret").write_text("x")
     store = ObjectStore(RemotePath(url))
     folders = {key.split("/")[0] for key in store.list("")}
-    assert folders == {"checkpoints", "ledger", "records", "tensorboard"}
+    assert folders == {"checkpoints", "records", "tensorboard", "writers"}
     download(store, tmp_path / "copy")
     assert read_starts(tmp_path / "copy")[0].records[-1].status["global_step"] == 3
 

@@ -49,7 +49,7 @@ def test_an_interrupted_loop_saves_and_ends_though_it_never_asks(tmp_path: Path)
     with pytest.raises(SystemExit, match="130"):
         optimizer.close()
     optimizer.close()
-    assert saved(tmp_path) == [f"step-{optimizer.global_step:09d}"]
+    assert saved(tmp_path) == [f"step-{optimizer.global_step:09d}-writer-1"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -58,7 +58,7 @@ def test_a_step_after_the_end_says_what_to_do_and_loses_nothing(tmp_path: Path) 
     with pytest.raises(ConfigurationError, match=r"ended at step 3: .*should_stop\(\)"):
         for _ in range(5):
             step(model, optimizer)
-    assert saved(tmp_path) == ["step-000000003"]
+    assert saved(tmp_path) == ["step-000000003-writer-1"]
     optimizer.close()
 
 
@@ -69,7 +69,7 @@ def test_what_is_left_of_the_last_iteration_makes_no_update(tmp_path: Path) -> N
         step(model, optimizer)
     optimizer.close()
     assert optimizer.global_step == 5
-    assert saved(tmp_path) == ["step-000000005"]
+    assert saved(tmp_path) == ["step-000000005-writer-1"]
 
 
 def test_should_stop_without_parentheses_answers_and_warns() -> None:
@@ -193,4 +193,4 @@ def test_an_exception_at_a_prompt_is_not_the_end_of_the_program(tmp_path: Path) 
     )
     assert ended.stderr.count("ZeroDivisionError") == 2 and "failed" not in ended.stderr
     assert ended.returncode == 0
-    assert saved(tmp_path / "run") == ["step-000000001"]
+    assert saved(tmp_path / "run") == ["step-000000001-writer-1"]

@@ -48,7 +48,7 @@ def test_a_loop_is_recorded_without_a_line_of_its_own(
     assert steps == [2, 4, 6, 8, 10]
     assert len(curve(tmp_path / "tensorboard", "speed/examples_per_second")) == 5
     said = capsys.readouterr().out
-    assert f"saved {tmp_path}/checkpoints/step-000000010" in said
+    assert f"saved {tmp_path}/checkpoints/step-000000010-writer-1" in said
     assert "10 global steps in" in said and "loss" not in said
 
 

@@ -321,7 +321,7 @@ def test_a_checkpoint_has_tied_parameters_under_all_their_names(tmp_path: Path) 
     with session(2) as first:
         for _ in range(2):
             first.step((torch.ones(3, 4), torch.zeros(3, 4)))
-    saved = load_file(tmp_path / "checkpoints" / "step-000000002" / "model.safetensors")
+    saved = load_file(tmp_path / "checkpoints" / "step-000000002-writer-1" / "model.safetensors")
     Tied().load_state_dict(saved, strict=True)
     assert torch.equal(saved["a.weight"], first.model.a.weight)
     with session(3) as second:

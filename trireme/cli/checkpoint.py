@@ -135,13 +135,15 @@ def _listed(given: Namespace) -> list[Path | RemotePath]:
 
 
 def _chosen(given: Namespace) -> Path | RemotePath:
-    """Returns the checkpoint of --step; the newest without it."""
+    """Returns the newest checkpoint, of --step where that is given."""
     from trireme.session.checkpoint import step_of
 
-    paths = {str(step_of(path)): path for path in _listed(given)}
-    step = [*paths][-1] if given.step is None else given.step
-    if step not in paths:
+    listed = _listed(given)
+    if given.step is None:
+        return listed[-1]
+    paths = {str(step_of(path)): path for path in listed}
+    if given.step not in paths:
         raise CheckpointError(
-            f"{given.run} has no checkpoint of step {step}; it has: {', '.join(paths)}"
+            f"{given.run} has no checkpoint of step {given.step}; it has: {', '.join(paths)}"
         )
-    return paths[step]
+    return paths[given.step]

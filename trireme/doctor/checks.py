@@ -27,7 +27,7 @@ from trireme.errors import TriremeError
 from trireme.file_lock import try_lock
 from trireme.launch.environment.detect import detect
 from trireme.launch.run_directory import is_running, read_record
-from trireme.session.checkpoint.run_lock import read_writer
+from trireme.session.checkpoint.run_lock import LocalClaims
 from trireme.wire.shared_memory import available
 from trireme.wire.transport import connect, listen
 
@@ -303,7 +303,7 @@ def check_disk(free: int, path: Path) -> Check:
 
 
 def _check_users(path: Path) -> Check:
-    entry = read_writer(path) if path.is_dir() else None
+    entry = LocalClaims(path).newest()[1] if path.is_dir() else None
     if entry is not None and (entry.released or entry.gone):
         entry = None
     if entry is not None and entry.stopped:

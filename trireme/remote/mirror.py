@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+
+import msgspec
 
 from trireme.remote.object_store import ObjectStore
 from trireme.stores import Uploads
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Mirror(Uploads):
-    """Uploads the named files and folders of a directory, as long as the context lasts.
+    """Uploads the named files and folders of a directory, until it is closed.
 
     Args:
         store: where.
@@ -62,17 +63,6 @@ class Mirror(Uploads):
         self._begun_at = time.time_ns() - _COARSE_NS
         self._thread = threading.Thread(target=self._run, name="trireme-mirror", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Mirror:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Uploads what has changed, for a minute at most, or less where the last upload failed.
@@ -119,6 +109,20 @@ class Mirror(Uploads):
             for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
                 if each.is_file() and not each.is_symlink():
                     yield each
+
+
+def job_of(store: ObjectStore) -> str:
+    """Returns the id of the job that writes to a run directory, or wrote last; "" for none.
+
+    Raises:
+        OSError: the store refuses.
+    """
+    numbers = sorted(key for key in store.list("writers") if key.endswith("/writer.json"))
+    return msgspec.json.decode(store.read(numbers[-1]), type=_JobOf).job if numbers else ""
+
+
+class _JobOf(msgspec.Struct):
+    job: str
 
 
 def download(store: ObjectStore, directory: Path) -> None:

@@ -1,43 +1,36 @@
 """A run directory in an object store.
 
     s3://bucket/run/
-      ledger/000000000042.json                          who writes, and which checkpoints there are
-      checkpoints/step-000001234-1f2e3d4c/state.json    the files of a checkpoint, as on a disk
+      writers/000003/writer.json, alive                    a claim, and its writer's sign of life
+      checkpoints/step-000001234-writer-3/state.json       the files of a checkpoint, as on a disk
 
-Each save has a folder of its own, with a random name, which nobody reads until an entry of the
-ledger says that it is the checkpoint of a step. So a checkpoint is there as a whole or not at all,
-and never a mixture of two. Folders that no entry names were left by killed processes or lost races;
-the next save deletes them.
+A folder is a checkpoint once it has `state.json`, which is written last, and deleted first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trireme.errors import CheckpointError, ConfigurationError
-from trireme.location import RemotePath
-from trireme.remote.ledger import Ledger
-from trireme.remote.lock import RemoteLock
+from trireme.location import Location, RemotePath
+from trireme.remote.claims import RemoteClaims
 from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint.manifest import (
+    CHECKPOINTS,
     STATE,
     Manifest,
     check_record,
+    order_of,
     read_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Fill, Location, Place, fetched_errors
-from trireme.session.checkpoint.run_lock import Writer, writer_here
+from trireme.session.checkpoint.place import Fetched, Fill, Place
 from trireme.session.checkpoint.tensors import FileRecord, write_file
-
-CHECKPOINTS = "checkpoints"
 
 _CONNECTIONS = 6
 _PART_BYTES = 16 << 20  # of an object, that one request reads
@@ -54,124 +47,90 @@ class RemotePlace(Place):
 
     def __init__(self, store: ObjectStore) -> None:
         self.run_dir: RemotePath = store.root
+        self.claims = RemoteClaims(store)
         self._store = store
-        self._lock: RemoteLock | None = None
+
+    def open(self, *, first: bool) -> None:
+        if first:
+            self._store.check_writable()
+
+    def prepare(self) -> None:
+        """Does nothing: `open` has written there."""
+
+    def folders(self) -> Iterable[Location]:
+        return [self.run_dir / CHECKPOINTS / name for name in self._folders(whole=True)]
+
+    def _folders(self, *, whole: bool) -> set[str]:
+        """Returns the names of the folders that are checkpoints, or of those that are not."""
+        keys = [key.split("/") for key in self._store.list(CHECKPOINTS)]
+        done = {key[1] for key in keys if key[2:] == [STATE]}
+        return done if whole else {key[1] for key in keys if len(key) > 2} - done
 
     # -- writing --------------------------------------------------------------------------------
 
-    def claim(self, writer: Writer, *, first: bool = True) -> RemoteLock:
-        if first:
-            self._store.check_writable()
-        self._lock = RemoteLock.claim(self._store, writer, first=first)
-        return self._lock
+    def write(self, name: str, fill: Fill) -> Location:
+        folder, records = f"{CHECKPOINTS}/{name}", dict[str, FileRecord]()
+        with suppress(FileNotFoundError):  # its writer has saved the step, and went back behind it
+            self._store.delete([f"{folder}/{STATE}"])
 
-    def prepare(self) -> None:
-        """Does nothing: `claim` has written there."""
+        def write(path: RemotePath, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+            with TemporaryDirectory(prefix="trireme-") as temporary:
+                file = Path(temporary, path.name)
+                records[path.name] = write_file(file, chunks, durable=False)
+                self._store.upload(f"{folder}/{path.name}", file)
+            return records[path.name]
 
-    def checkpoint(self, name: str) -> Location:
-        return self.run_dir / CHECKPOINTS / name
+        def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
+            for file_name, record in files.items():
+                self._store.copy(
+                    f"{CHECKPOINTS}/{source.name}/{file_name}", f"{folder}/{file_name}"
+                )
+                records[file_name] = record
 
-    def write(self, name: str, fill: Fill, allowed: Callable[[], None]) -> Location:
-        final = self.checkpoint(name)
-        with self._locked() as lock:
-            allowed()
-            self._sweep(lock)
-            folder = f"{name}-{secrets.token_hex(4)}"
-            records: dict[str, FileRecord] = {}
-
-            def write(path: RemotePath, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-                with TemporaryDirectory(prefix="trireme-") as temporary:
-                    file = Path(temporary, path.name)
-                    records[path.name] = write_file(file, chunks, durable=False)
-                    self._store.upload(f"{CHECKPOINTS}/{folder}/{path.name}", file)
-                return records[path.name]
-
-            def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
-                before = self._folder(source)
-                for file_name, record in files.items():
-                    key = f"{CHECKPOINTS}/{folder}/{file_name}"
-                    self._store.copy(f"{before}/{file_name}", key)
-                    records[file_name] = record
-
-            fill(final, write, reuse)
+        final = self.run_dir / CHECKPOINTS / name
+        fill(final, write, reuse)
+        try:
             self._check_sizes(folder, records)
-            allowed()
-            before = lock.checkpoints.get(name)
-            lock.commit({**lock.checkpoints, name: folder})
-            if before is not None:
-                self._delete(before)
+        except BaseException:
+            self.remove(final)  # a later writer has deleted files of it before it was whole
+            raise
+        self._sweep(name)
         return final
 
-    @contextmanager
-    def _locked(self) -> Iterator[RemoteLock]:
-        """Yields the lock; outside a job, one that is taken for the moment."""
-        if self._lock is not None:
-            yield self._lock
-            return
-        writer = writer_here("program", "program", epoch=uuid.uuid4().hex)
-        lock = RemoteLock.claim(self._store, writer)
-        try:
-            yield lock
-        finally:
-            lock.release()
-
-    def _sweep(self, lock: RemoteLock) -> None:
-        """Deletes what killed processes have left behind."""
-        found = {key.split("/")[1] for key in self._store.list(CHECKPOINTS) if key.count("/") > 1}
+    def _sweep(self, name: str) -> None:
+        """Deletes what the writer of a name, and those before it, have left unfinished."""
+        writer = (order_of(name) or (0, 0))[0]
         uploads = self._store.unfinished_uploads(CHECKPOINTS)
-        # Who takes the directory after this makes other folders than those that were listed before.
-        lock.check()
-        self._store.abort_uploads(uploads)
-        for folder in found - set(lock.checkpoints.values()):
-            self._delete(folder)
+        mine = [each for each in uploads if self._writer_of(each["key"]) <= writer]
+        self._store.abort_uploads(mine)
+        for folder in self._folders(whole=False):
+            if self._writer_of(folder) <= writer:
+                self._delete(folder)
+
+    @staticmethod
+    def _writer_of(key: str) -> int:
+        orders = (order_of(part) for part in key.split("/"))
+        return max((order[0] for order in orders if order), default=0)
 
     def _delete(self, folder: str) -> None:
-        """Deletes a folder that no entry names, as far as the store lets it."""
         with suppress(OSError):  # the next save tries again
             self._store.delete(self._store.list(f"{CHECKPOINTS}/{folder}"))
 
-    def _check_sizes(self, folder: str, records: dict[str, FileRecord]) -> None:
-        found = {
-            key.rpartition("/")[2]: size
-            for key, size in self._store.list(f"{CHECKPOINTS}/{folder}").items()
-        }
+    def _check_sizes(self, folder: str, records: Mapping[str, FileRecord]) -> None:
+        sizes = self._store.list(folder)
         for name, record in records.items():
-            if found.get(name) != record.size:
+            found = sizes.get(f"{folder}/{name}")
+            if found != record.size:
                 raise OSError(
-                    f"{self.run_dir / CHECKPOINTS / folder / name} has {found.get(name, 'no')} "
-                    f"bytes after the upload of {record.size}"
+                    f"{self.run_dir / folder / name} has {'no' if found is None else found} bytes "
+                    f"after the upload of {record.size}"
                 )
 
     def remove(self, path: Location) -> None:
-        with self._locked() as lock:
-            left = dict(lock.checkpoints)
-            folder = left.pop(path.name, None)
-            if folder is not None:
-                lock.commit(left)
-                self._delete(folder)
+        self._store.delete([f"{CHECKPOINTS}/{path.name}/{STATE}"])
+        self._delete(path.name)
 
     # -- reading --------------------------------------------------------------------------------
-
-    def list(self) -> dict[str, Location]:
-        _, entry = Ledger(self._store).newest()
-        names = () if entry is None else entry.checkpoints
-        return {name: self.run_dir / CHECKPOINTS / name for name in names}
-
-    def _folder(self, path: Location) -> str:
-        """Returns the folder of a checkpoint.
-
-        Raises:
-            CheckpointError: there is no such checkpoint.
-            ConfigurationError: the store cannot be read now.
-        """
-        with self._reading(path):
-            _, entry = Ledger(self._store).newest()
-        folder = None if entry is None else entry.checkpoints.get(path.name)
-        if folder is None:
-            raise CheckpointError(
-                f"there is no checkpoint {path}: the ledger of {self.run_dir} does not name it"
-            )
-        return f"{CHECKPOINTS}/{folder}"
 
     @contextmanager
     def _reading(self, path: Location) -> Iterator[None]:
@@ -184,7 +143,7 @@ class RemotePlace(Place):
             raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
     def fetch(self, path: Location, *, content: bool = True) -> Fetched:
-        folder = self._folder(path)
+        folder = f"{CHECKPOINTS}/{path.name}"
         temporary = TemporaryDirectory(prefix="trireme-")
         fetched = Fetched(Path(temporary.name, path.name), path, temporary)
         fetched.path.mkdir()
@@ -193,8 +152,8 @@ class RemotePlace(Place):
                 sizes = self._store.list(folder)
                 if (key := f"{folder}/{STATE}") in sizes:
                     (fetched.path / STATE).write_bytes(self._store.read(key))
-            with fetched_errors(fetched):
-                manifest = read_manifest(fetched.path)
+            with fetched.reading(close=False) as directory:
+                manifest = read_manifest(directory)
             with self._reading(path):
                 for name in manifest.files:
                     size = sizes.get(f"{folder}/{name}")
@@ -225,7 +184,7 @@ class RemotePlace(Place):
                 done.result()
 
     def verify_content(self, path: Location, manifest: Manifest) -> None:
-        folder = self._folder(path)
+        folder = f"{CHECKPOINTS}/{path.name}"
         with self._reading(path):
             sizes = self._store.list(folder)
         for name, record in manifest.files.items():

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trireme.location import RemotePath
-from trireme.remote.ledger import Ledger
-from trireme.remote.mirror import Mirror, download
+from trireme.remote.mirror import Mirror, download, job_of
 from trireme.remote.object_store import ObjectStore
 from trireme.stores import Store
 
@@ -30,4 +29,4 @@ class RemoteStore(Store):
         download(self._objects, directory)
 
     def job(self) -> str:
-        return Ledger(self._objects).job()
+        return job_of(self._objects)

@@ -99,7 +99,7 @@ def test_what_is_loaded_is_what_was_saved(
 
 def test_names_and_files(tmp_path: Path) -> None:
     path = save(tmp_path, sample(1234))
-    assert path == tmp_path / "checkpoints" / "step-000001234"
+    assert path == tmp_path / "checkpoints" / "step-000001234-writer-1"
     assert sorted(os.listdir(path)) == [
         "average.safetensors",
         "average.safetensors.index.json",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ from hypothesis import strategies as st
 
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError
-from trireme.session.checkpoint import latest, list_checkpoints, prune, save, step_of
+from trireme.session.checkpoint import latest, list_checkpoints, prune, step_of
+from trireme.session.checkpoint import save as save_under
+
+save = partial(save_under, writer=1)
 
 
 def steps(run: Path) -> list[int]:
@@ -58,7 +62,10 @@ def test_latest_falls_back_aloud(tmp_path: Path) -> None:
     found = latest(tmp_path, lambda path, reason: passed_over.append((path.name, str(reason))))
     assert found is not None
     assert_same(found, sample(1))
-    assert [name for name, _ in passed_over] == ["step-000000003", "step-000000002"]
+    assert [name for name, _ in passed_over] == [
+        "step-000000003-writer-1",
+        "step-000000002-writer-1",
+    ]
     assert "state.json is damaged" in passed_over[0][1]
     assert "model.safetensors is damaged: it has 7 bytes" in passed_over[1][1]
 

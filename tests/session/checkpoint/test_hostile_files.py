@@ -92,12 +92,12 @@ def sparse(path: Path) -> None:
 def of_another_step(path: Path) -> None:
     """All files of step 1, whose checksums are right, in the directory of step 2."""
     shutil.rmtree(path)
-    shutil.copytree(path.parent / "step-000000001", path)
+    shutil.copytree(path.parent / "step-000000001-writer-1", path)
 
 
 def mixed(path: Path, *names: str) -> None:
     for name in names:
-        shutil.copy(path.parent / "step-000000001" / name, path / name)
+        shutil.copy(path.parent / "step-000000001-writer-1" / name, path / name)
 
 
 def swapped(path: Path, one: str, other: str) -> None:
@@ -155,7 +155,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
         path, '"files": {', '"files": {"model.safetensors": {"size": 0, "sha256": ""}, '
     ),
     "a field twice": lambda path: with_field(path, '"step": 2'),
-    "a file outside": lambda path: rewritten(path, '"model.saf', '"../step-000000001/model.saf'),
+    "a file outside": lambda path: rewritten(
+        path, '"model.saf', '"../step-000000001-writer-1/model.saf'
+    ),
     "a file with foreign digits": lambda path: rewritten(
         path, '"model.saf', '"model-\u0661\u0661\u0661\u0661\u0661-of-00001.saf'
     ),
@@ -213,7 +215,7 @@ def test_it_is_passed_over_aloud_in_little_memory(run: Path, name: str) -> None:
     assert found is not None
     assert_same(found, checkpoint(1))
     assert len(said) == 1
-    assert said[0].startswith("step-000000002: ")
+    assert said[0].startswith("step-000000002-writer-2: ")
     assert peak < MEMORY
 
 
@@ -244,7 +246,7 @@ def test_every_reader_and_command_says_one_clear_error(
     assert main(["checkpoint", "ls", str(run)]) == seen
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 2
-    assert listed[1].startswith("step-000000002  DAMAGED: ") == seen
+    assert listed[1].startswith("step-000000002-writer-2  DAMAGED: ") == seen
 
 
 def test_a_link_to_the_right_bytes_is_no_damage(run: Path, tmp_path: Path) -> None:
@@ -268,6 +270,7 @@ def test_files_that_the_state_does_not_name_are_no_part_of_it(run: Path) -> None
     [
         "step-000000009-copy",
         "step-000000009.bak",
+        "step-000000009-writer-",
         "step-0000000009",
         "step-" + 8 * "\u0660" + "\u0669",
         "step-000000009\n",
@@ -294,7 +297,7 @@ def test_what_is_replaced_while_it_is_read_is_no_mixture(
 
     def read_tensors(*given: object) -> object:
         found = original(*given)  # type: ignore[arg-type]
-        save(run, replace(checkpoint(8), step=2))
+        save(run, replace(checkpoint(8), step=2), writer=2)
         return found
 
     monkeypatch.setattr(module, "read_tensors", read_tensors)

@@ -1,17 +1,17 @@
-"""What holds in every place where checkpoints live: on a disk, and in an object store."""
+"""What holds in every place where checkpoints live, here on a disk; plug-ins run it with theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.remote.bucket import Bucket
 from tests.session.checkpoint.samples import assert_same, sample
-from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
-from trireme.remote.place import RemotePlace
+from trireme.errors import CheckpointError, ConfigurationError
+from trireme.location import Location
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,
@@ -23,51 +23,46 @@ from trireme.session.checkpoint import (
     save,
     verify,
 )
-from trireme.session.checkpoint import format as checkpoint_format
-from trireme.session.checkpoint.local_place import LocalPlace
-from trireme.session.checkpoint.place import Location, Lock, Place
-from trireme.session.checkpoint.run_lock import Writer, writer_here
+from trireme.session.checkpoint.place import Place
+from trireme.session.checkpoint.places import LocalPlace
+from trireme.session.checkpoint.run_lock import RunLock, Writer, writer_here
 
 
 class Run:
-    """A run directory that several processes open."""
+    """A run directory that several processes open.
 
-    def __init__(self, path: Path | None) -> None:
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.bucket = Bucket()
-        self.locks: list[Lock] = []
+        self.locks: list[RunLock] = []
 
     def open(self) -> Place:
-        return RemotePlace(self.bucket.store()) if self.path is None else LocalPlace(self.path)
+        return LocalPlace(self.path)
 
-    def claimed(self, writer: Writer) -> tuple[Place, Lock]:
+    def claimed(self, writer: Writer) -> tuple[Place, RunLock]:
         place = self.open()
         self.locks.append(place.claim(writer))
         return place, self.locks[-1]
 
     def damage(self, name: str) -> None:
         """Changes the last byte of a file of the newest checkpoint."""
-        if self.path is not None:
-            file = max(self.path.glob(f"checkpoints/*/{name}"))
-            content = file.read_bytes()
-            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-            return
-        key = max(key for key in self.bucket.objects if key.endswith(name))
-        file = self.bucket.objects[key]
-        content = file.getvalue()
-        file.seek(len(content) - 1)
-        file.write(bytes([content[-1] ^ 1]))
+        file = max(self.path.glob(f"checkpoints/*/{name}"))
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    def close(self) -> None:
+        for lock in self.locks:
+            lock.release()
 
 
-@pytest.fixture(params=["disk", "object store"])
-def run(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Run]:
-    run = Run(tmp_path / "run" if request.param == "disk" else None)
-    monkeypatch.setattr(checkpoint_format, "place_of_checkpoint", lambda path: (run.open(), path))
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path / "run")
     yield run
-    for lock in run.locks:
-        lock.release()
+    run.close()
 
 
 def writer(epoch: str, *, view: int = 0) -> Writer:
@@ -75,9 +70,9 @@ def writer(epoch: str, *, view: int = 0) -> Writer:
 
 
 def test_a_checkpoint_is_read_as_it_was_saved(run: Run, tmp_path: Path) -> None:
-    place, _ = run.claimed(writer("a"))
-    path = save(place, sample(), shard_bytes=16)
-    assert path.name == "step-000000007"
+    place, lock = run.claimed(writer("a"))
+    path = save(place, sample(), writer=lock.number, shard_bytes=16)
+    assert path.name == "step-000000007-writer-1"
     assert_same(load(path), sample())
     streamed = load(path, streamed=True)
     assert torch.equal(streamed.model["fc.weight"], sample().model["fc.weight"])
@@ -87,26 +82,30 @@ def test_a_checkpoint_is_read_as_it_was_saved(run: Run, tmp_path: Path) -> None:
     assert export(path, tmp_path / "out.safetensors").stat().st_size > 24
 
 
+def names(paths: list[Location]) -> list[str]:
+    return [path.name.removeprefix("step-00000000") for path in paths]
+
+
 def test_checkpoints_are_listed_replaced_and_pruned(run: Run) -> None:
-    place, _ = run.claimed(writer("a"))
-    for step in (10, 2, 30, 4):
-        save(place, sample(step))
+    place, lock = run.claimed(writer("a"))
+    for step in (9, 2, 7, 4):
+        save(place, sample(step), writer=lock.number)
     newer = CheckpointData(4, sample(5).model)
-    path = save(place, newer)
-    assert [each.name[-2:] for each in list_checkpoints(run.open())] == ["02", "04", "10", "30"]
+    path = save(place, newer, writer=lock.number)  # it went back behind the step, and made it again
+    assert names(list_checkpoints(run.open())) == [f"{step}-writer-1" for step in (2, 4, 7, 9)]
     assert_same(load(path), newer)
     gone = prune(place, 2, good=list_checkpoints(place)[-1])
-    assert [each.name[-2:] for each in gone] == ["02", "04"]
-    assert [each.name[-2:] for each in list_checkpoints(run.open())] == ["10", "30"]
+    assert names(gone) == ["2-writer-1", "4-writer-1"]
+    assert names(list_checkpoints(run.open())) == ["7-writer-1", "9-writer-1"]
     with pytest.raises(CheckpointError):
         load(path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
 def test_damage_is_noticed_and_the_checkpoint_before_is_taken(run: Run, name: str) -> None:
-    place, _ = run.claimed(writer("a"))
-    save(place, sample(1))
-    path = save(place, sample(2))
+    place, lock = run.claimed(writer("a"))
+    save(place, sample(1), writer=lock.number)
+    path = save(place, sample(2), writer=lock.number)
     run.damage(name)
     with pytest.raises(CheckpointError, match=f"{path}.*damaged"):
         verify(path)
@@ -118,11 +117,11 @@ def test_damage_is_noticed_and_the_checkpoint_before_is_taken(run: Run, name: st
 
 
 def test_a_save_that_fails_leaves_what_was_there(run: Run) -> None:
-    place, _ = run.claimed(writer("a"))
-    path = save(place, sample(1))
+    place, lock = run.claimed(writer("a"))
+    path = save(place, sample(1), writer=lock.number)
     bad = CheckpointData(1, {"a": torch.ones(3), "b": torch.ones(2).to_sparse()})
     with pytest.raises(CheckpointError, match="sparse"):
-        save(place, bad)
+        save(place, replace(bad, step=2), writer=lock.number)
     assert_same(load(path), sample(1))
     assert list_checkpoints(run.open()) == [path]
 
@@ -137,14 +136,29 @@ def test_another_job_is_refused_while_one_writes(run: Run) -> None:
     assert other.held
 
 
-def test_a_later_chief_takes_over_and_the_earlier_one_cannot_publish(run: Run) -> None:
+def test_a_program_claims_the_directory_for_its_save(run: Run) -> None:
+    _, lock = run.claimed(writer("a"))
+    with pytest.raises(ConfigurationError, match="writes to the run directory"):
+        save(run.open(), sample(1))
+    lock.release()
+    assert names([save(run.open(), sample(1))]) == ["1-writer-2"]
+
+
+def test_what_a_replaced_chief_ends_late_is_an_older_checkpoint(run: Run) -> None:
     place, lock = run.claimed(writer("a", view=1))
-    save(place, sample(1), allowed=lock.check)
+    save(place, sample(1), writer=lock.number)
     later, successor = run.claimed(writer("a", view=2))
-    with pytest.raises(CheckpointLockLost, match="may no longer write"):
-        save(place, sample(2), allowed=lock.check)
-    save(later, sample(3), allowed=successor.check)
-    assert [each.name[-1] for each in list_checkpoints(run.open())] == ["1", "3"]
+    assert successor.held
+    path = save(later, sample(3), writer=successor.number)
+    save(place, sample(4), writer=lock.number)
+    save(place, sample(3), writer=lock.number)
+    assert names(list_checkpoints(run.open())) == [
+        "1-writer-1",
+        "3-writer-1",
+        "4-writer-1",
+        "3-writer-2",
+    ]
+    assert names(prune(place, 1, good=path)) == ["1-writer-1", "3-writer-1", "4-writer-1"]
     with pytest.raises(ConfigurationError, match="may write there no more"):
         run.claimed(writer("a", view=1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,15 @@ from trireme.errors import CheckpointError, Rejected
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec, ParameterSpec
 from trireme.ps.snapshot import ModelState, disassemble
-from trireme.session.checkpoint import CheckpointData, latest, save
-from trireme.session.checkpoint.restored import job_state, local_states
+from trireme.session.checkpoint import (
+    CheckpointData,
+    latest,
+    list_checkpoints,
+    load,
+    save,
+    verify,
+)
+from trireme.session.checkpoint.restored import converted, job_state, local_states
 
 INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
@@ -143,3 +151,43 @@ def test_the_optimizer_of_no_worker(name: str) -> None:
     data = CheckpointData(1, {}, local={"1/w/step": torch.tensor(3.0), name: torch.tensor(3.0)})
     with pytest.raises(CheckpointError, match=f"has state '{name}' of a worker's optimizer"):
         local_states(data, 2)
+
+
+STORED = Path(__file__).parent / "stored"
+"""A run of `trireme run --ps 1 --workers 2 --strategy averaging --every 2 --compress int8`.
+
+It was saved before saves were named by their writers, when servers published int8 values.
+"""
+
+
+def test_a_stored_checkpoint_of_an_earlier_version_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(STORED, tmp_path, dirs_exist_ok=True)
+    (path,) = list_checkpoints(tmp_path)
+    verify(path)
+    assert {"weight/published", "bias/published"} == set(load(path).optimizer)
+    assert converted(load(path))[0].optimizer == {}
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    session = trireme.Session(
+        nn.Linear(4, 2),
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        run_dir=tmp_path,
+        max_steps=8,
+    )
+    with session:
+        assert torch.equal(session.parameters["weight"], load(path).model["weight"])
+        spans = []
+        data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+        for batch in session.loader(data, batch_size=4):
+            spans += batch.spans
+            session.step(batch)
+    assert session.restored_from == 6
+    assert spans == [(48, 52), (52, 56)]
+    said = capsys.readouterr()
+    assert "had in int8 beside those of the servers: they are dropped" in said.out + said.err
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "step-000000006",
+        "step-000000008-writer-1",
+    ]

@@ -3,13 +3,13 @@ from __future__ import annotations
 import errno
 import threading
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.session.checkpoint.samples import assert_same, sample
-from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
+from trireme.errors import CheckpointError, ConfigurationError
+from trireme.location import Location
 from trireme.session.checkpoint import (
     CheckpointData,
     list_checkpoints,
@@ -17,6 +17,8 @@ from trireme.session.checkpoint import (
     save,
     step_of,
 )
+from trireme.session.checkpoint.place import Place
+from trireme.session.checkpoint.places import LocalPlace
 from trireme.session.checkpoint.saver import Saver, Schedule
 from trireme.session.options import Checkpoint
 
@@ -32,19 +34,19 @@ class HeldDisk:
         self.written: list[int] = []
         self.failures: list[Exception] = []
 
-    def __call__(self, run_dir: Path, data: CheckpointData) -> Path:
+    def __call__(self, place: Place, data: CheckpointData, writer: int) -> Location:
         self.begun.release()
         assert self.let_go.acquire(timeout=SOON)
         if self.failures:
             raise self.failures.pop()
         self.written.append(data.step)
-        return save(run_dir, data)
+        return save(place, data, writer=writer)
 
 
 def test_saving_writes_and_prunes(tmp_path: Path) -> None:
     saver = Saver(tmp_path, Checkpoint(keep=2))
     for step in (1, 2, 3):
-        saver.submit(sample(step))
+        saver.submit(sample(step), 1)
         saver.wait(SOON)
     assert [result.step for result in saver.results()] == [1, 2, 3]
     assert saver.results() == []
@@ -56,10 +58,10 @@ def test_saving_writes_and_prunes(tmp_path: Path) -> None:
 def test_submit_does_not_wait_and_the_newest_request_wins(tmp_path: Path) -> None:
     disk = HeldDisk()
     saver = Saver(tmp_path, Checkpoint(), disk)
-    saver.submit(sample(1))
+    saver.submit(sample(1), 1)
     assert disk.begun.acquire(timeout=SOON)
     for step in (2, 3, 4):
-        saver.submit(sample(step))
+        saver.submit(sample(step), 1)
     disk.let_go.release(2)
     saver.close(SOON)
     assert disk.written == [1, 4]
@@ -68,7 +70,7 @@ def test_submit_does_not_wait_and_the_newest_request_wins(tmp_path: Path) -> Non
 def test_wait_keeps_to_its_deadline_and_names_the_step(tmp_path: Path) -> None:
     disk = HeldDisk()
     saver = Saver(tmp_path, Checkpoint(), disk)
-    saver.submit(sample(5))
+    saver.submit(sample(5), 1)
     assert disk.begun.acquire(timeout=SOON)
     with pytest.raises(CheckpointError, match=r"step 5 was not on the disk after 0\.001 s"):
         saver.wait(0.001)
@@ -89,7 +91,7 @@ def test_whoever_waits_is_told_that_the_newest_is_not_there(tmp_path: Path) -> N
     disk = HeldDisk()
     disk.failures = [full()]
     saver = Saver(tmp_path, Checkpoint(), disk)
-    saver.submit(sample(1))
+    saver.submit(sample(1), 1)
     disk.let_go.release()
     with pytest.raises(CheckpointError, match="the disk is full"):
         saver.wait(SOON)
@@ -104,7 +106,7 @@ def test_a_save_that_failed_does_not_hinder_the_next(tmp_path: Path) -> None:
     disk.failures = [full()]
     saver = Saver(tmp_path, Checkpoint(), disk)
     for step in (1, 2, 3):
-        saver.submit(sample(step))
+        saver.submit(sample(step), 1)
         assert disk.begun.acquire(timeout=SOON)
         disk.let_go.release()
         with suppress(CheckpointError):
@@ -119,7 +121,7 @@ def test_the_last_save_is_tried_again_while_the_disk_is_full(tmp_path: Path) -> 
     disk.failures = [full(), full()]
     disk.let_go.release(3)
     saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
-    saver.submit(sample(7), delays=(1.0, 2.0, 4.0))
+    saver.submit(sample(7), 1, delays=(1.0, 2.0, 4.0))
     saver.close(SOON)
     assert disk.written == [7]
     assert slept == [1.0, 2.0]
@@ -131,7 +133,7 @@ def test_the_last_save_fails_when_no_attempt_is_left(tmp_path: Path) -> None:
     disk.failures = [full(), full()]
     disk.let_go.release(2)
     saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
-    saver.submit(sample(7), delays=(1.0,))
+    saver.submit(sample(7), 1, delays=(1.0,))
     with pytest.raises(CheckpointError, match="the disk is full"):
         saver.close(SOON)
     assert slept == [1.0]
@@ -142,7 +144,7 @@ def test_what_is_no_fault_of_the_disk_is_not_tried_again(tmp_path: Path) -> None
     disk.failures = [CheckpointError("a tensor is sparse")]
     disk.let_go.release()
     saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
-    saver.submit(sample(7), delays=(1.0, 2.0))
+    saver.submit(sample(7), 1, delays=(1.0, 2.0))
     with pytest.raises(CheckpointError, match="sparse"):
         saver.close(SOON)
     assert slept == []
@@ -151,19 +153,19 @@ def test_what_is_no_fault_of_the_disk_is_not_tried_again(tmp_path: Path) -> None
 def test_closing_finishes_what_waits_and_ends_the_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     saver = Saver(tmp_path, Checkpoint())
-    saver.submit(sample(1))
+    saver.submit(sample(1), 1)
     saver.close(SOON)
     saver.close(SOON)
     assert threading.active_count() == before
     assert len(list_checkpoints(tmp_path)) == 1
     with pytest.raises(CheckpointError, match="step 2 cannot be saved"):
-        saver.submit(sample(2))
+        saver.submit(sample(2), 1)
 
 
 def test_closing_tells_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     saver = Saver(tmp_path, Checkpoint())
-    saver.submit(sample(1))
+    saver.submit(sample(1), 1)
     with pytest.raises(CheckpointError, match="step 1 could not be written"):
         saver.close(SOON)
 
@@ -171,39 +173,32 @@ def test_closing_tells_of_a_failure(tmp_path: Path) -> None:
 def test_a_failing_prune_does_not_deny_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(place: LocalPlace, path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     save(tmp_path, sample(1))
-    monkeypatch.setattr("trireme.session.checkpoint.atomic_directories.remove", refuse)
+    monkeypatch.setattr(LocalPlace, "remove", refuse)
     saver = Saver(tmp_path, Checkpoint(keep=1))
-    saver.submit(sample(2))
+    saver.submit(sample(2), 1)
     saver.wait(SOON)
     (result,) = saver.results()
     assert result.path is not None and step_of(result.path) == 2
-    assert "step-000000001 could not be deleted" in str(result.error)
+    assert "step-000000001-writer-1 could not be deleted" in str(result.error)
     saver.close(SOON)
 
 
-def test_who_may_no_longer_write_neither_publishes_nor_prunes(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save(tmp_path, sample(step))
-
-    def lost() -> None:
-        raise CheckpointLockLost("worker:1 writes here now")
-
-    saver = Saver(tmp_path, Checkpoint(keep=1), partial(save, allowed=lost), allowed=lost)
-    saver.submit(sample(3))
-    with pytest.raises(CheckpointLockLost, match="worker:1"):
-        saver.wait(SOON)
-    with suppress(CheckpointLockLost):
-        saver.close(SOON)
-    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1, 2]
-    late = Saver(tmp_path, Checkpoint(keep=1), allowed=lost)  # it is lost after publishing
-    late.submit(sample(3))
-    late.close(SOON)
-    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1, 2, 3]
-    assert [result.error for result in late.results()] == [None]
+def test_a_save_is_named_by_the_writer_that_began_it(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    saver = Saver(tmp_path, Checkpoint(), disk)
+    saver.submit(sample(3), 1)
+    assert disk.begun.acquire(timeout=SOON)
+    save(tmp_path, sample(2), writer=2)  # a chief that has taken over, and is behind
+    disk.let_go.release()
+    saver.close(SOON)
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "step-000000003-writer-1",
+        "step-000000002-writer-2",
+    ]
 
 
 def test_after_a_failure_the_next_is_due_soon() -> None:

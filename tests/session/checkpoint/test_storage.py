@@ -22,13 +22,12 @@ from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.records import read_starts
 from trireme.session.checkpoint import (
     CheckpointData,
-    atomic_directories,
     list_checkpoints,
     load,
     save,
     step_of,
 )
-from trireme.session.checkpoint.run_lock import WRITERS, RunLock, writer_here
+from trireme.session.checkpoint.run_lock import WRITERS, LocalClaims, RunLock, writer_here
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import make_progress
 from trireme.session.options import Options
@@ -45,16 +44,17 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: Callable[[int], bool]) -> None:
         self.refused: list[int] = []
         self._refuses = refuses
-        self._publish = atomic_directories.publish
-        monkeypatch.setattr("trireme.session.checkpoint.atomic_directories.publish", self)
+        self._rename = os.rename
+        monkeypatch.setattr("os.rename", self)
         monkeypatch.setattr("trireme.session.checkpoint.storage.LAST_DELAYS", (0.0, 0.0))
 
-    def __call__(self, staged: Path, final: Path, *rest: Any) -> None:
-        step = step_of(final)
-        if self._refuses(step):
-            self.refused.append(step)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._publish(staged, final, *rest)
+    def __call__(self, source: Path, target: Path) -> None:
+        if target.parent.name == "checkpoints":
+            step = step_of(target)
+            if self._refuses(step):
+                self.refused.append(step)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._rename(source, target)
 
 
 def session(run_dir: Path, steps: int = 6, **options: Any) -> trireme.Session:
@@ -196,7 +196,7 @@ def test_a_chief_of_another_job_publishes_nothing(
         stopped.worker.storage.settle()
         shutil.rmtree(tmp_path / WRITERS)  # as a file system does that has lost its locks
         other = writer_here("worker:0", "another", epoch="another", stop="kill 1")
-        lock = RunLock.claim(tmp_path, other)
+        lock = RunLock.claim(LocalClaims(tmp_path), other)
         stopped.step(DATA[:10])
         stopped.worker.storage.settle()
         stopped.step(DATA[:10])

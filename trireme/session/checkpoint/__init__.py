@@ -10,13 +10,11 @@ from trireme.session.checkpoint.format import (
     verify,
 )
 from trireme.session.checkpoint.history import latest, list_checkpoints, prune, step_of
-from trireme.session.checkpoint.manifest import checkpoint_directory
 from trireme.session.checkpoint.parquet import export_tables
 
 __all__ = [
     "CheckpointData",
     "Description",
-    "checkpoint_directory",
     "describe",
     "export",
     "export_tables",

@@ -1,6 +1,6 @@
 """The format of checkpoints: writes, reads, verifies, describes and exports them.
 
-    checkpoints/step-000001234/
+    checkpoints/step-000001234-writer-3/
       model.safetensors, model.safetensors.index.json          parameters and buffers by name
       optimizer.safetensors, optimizer.safetensors.index.json  by "PARAMETER/STATE"
       average.safetensors, average.safetensors.index.json      the moving average, if there is one
@@ -25,26 +25,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trireme.atomic_file import make_directory, sync_directory
 from trireme.errors import CheckpointError
+from trireme.location import Location
 from trireme.ps.snapshot import TableMark
-from trireme.session.checkpoint import atomic_directories
 from trireme.session.checkpoint.chain import merged
 from trireme.session.checkpoint.manifest import (
+    CHECKPOINTS,
     LAST_STEP,
     Manifest,
     changes_group,
-    directory_name,
+    checkpoint_name,
+    order_of,
     read_manifest,
     verify_files,
     write_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Location, Place, ReuseFiles, fetched_errors
+from trireme.session.checkpoint.place import Fetched, Place, ReuseFiles
 from trireme.session.checkpoint.places import RunDir, place_of, place_of_checkpoint
 from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.checkpoint.tensors import (
@@ -131,35 +135,33 @@ def save(
     run_dir: RunDir,
     data: CheckpointData,
     *,
+    writer: int | None = None,
     shard_bytes: int = _SHARD_BYTES,
-    allowed: Callable[[], None] = lambda: None,
 ) -> Location:
     """Writes a checkpoint, and syncs it to the disk, or uploads it.
 
-    An earlier checkpoint of the same step is replaced once the new one is complete.
-
     Args:
-        run_dir: the run's directory; made if it is not there. In an object store, a URL or the
-            place whose lock this process holds.
+        run_dir: the run's directory, its URL or its place; made if it is not there.
         data: the checkpoint. Its tensors must not change meanwhile.
+        writer: the number of the claim of the directory under which it is saved; None to claim it
+            for this save.
         shard_bytes: the largest size of a file of several tensors.
-        allowed: called right before the checkpoint is published; raises where this process may no
-            longer write to the directory.
 
     Returns:
-        The checkpoint's directory, `RUN_DIR/checkpoints/step-000001234`.
+        The checkpoint's directory, `RUN_DIR/checkpoints/step-000001234-writer-3`.
 
     Raises:
         CheckpointError: a tensor or a value of the state is of a kind that a checkpoint cannot
             hold, or writing failed; or there is no checkpoint of step `data.since` whose tables it
             could follow. Earlier checkpoints are unharmed.
+        ConfigurationError: it claims the directory, and another process writes there.
     """
     if not 0 <= data.step <= LAST_STEP:
         raise CheckpointError(
             f"step {data.step} cannot be saved: steps count from 0, up to {LAST_STEP}"
         )
     _check_json(dict(data.state), "state")
-    place, name = place_of(run_dir), directory_name(data.step)
+    place = place_of(run_dir)
 
     def fill(directory: Location, write: WriteFile, reuse: ReuseFiles) -> None:
         files: dict[str, FileRecord] = {}
@@ -168,8 +170,8 @@ def save(
                 files |= write_tensors(directory, group, getattr(data, group), shard_bytes, write)
         chain: list[int] = []
         if data.since is not None:
-            before, chain = _followed(place, data.since)
-            reuse(place.checkpoint(directory_name(data.since)), before)
+            path, before, chain = _followed(place, data.since, writer)
+            reuse(path, before)
             chain.append(data.step)
             changes = data.tables or {_NOTHING: torch.empty(0, dtype=torch.int64)}
             group = changes_group(data.step)
@@ -177,25 +179,35 @@ def save(
         write_manifest(directory, data.step, files, data.state, write, chain)
 
     try:
-        return place.write(name, fill, allowed)
+        with place.claimed() if writer is None else nullcontext(writer) as number:
+            return place.write(checkpoint_name(data.step, number), fill)
     except (OSError, ValueError) as error:
-        final = f"{place.run_dir}/checkpoints/{name}"
         raise CheckpointError(
-            f"the checkpoint of step {data.step} could not be written to {final}: {error}. "
-            "Earlier checkpoints are unharmed"
+            f"the checkpoint of step {data.step} could not be written to "
+            f"{place.run_dir / CHECKPOINTS}: {error}. Earlier checkpoints are unharmed"
         ) from error
 
 
-def _followed(place: Place, step: int) -> tuple[dict[str, FileRecord], list[int]]:
-    """Returns the files and the chain of the tables of a checkpoint that another one follows."""
-    with place.fetch(place.checkpoint(directory_name(step)), content=False) as fetched:
-        manifest = read_manifest(fetched.path)
+def _followed(
+    place: Place, step: int, writer: int | None
+) -> tuple[Location, dict[str, FileRecord], list[int]]:
+    """Returns the checkpoint that another follows, and the files and the chain of its tables."""
+    orders = {path: order_of(path.name) or (0, 0) for path in place.list()}
+    found = [p for p, o in orders.items() if o[1] == step and writer in (None, o[0])]
+    if not found:
+        raise CheckpointError(
+            f"there is no checkpoint of step {step} in {place.run_dir} whose tables this one "
+            "could follow"
+        )
+    path = found[-1]
+    with place.fetch(path, content=False).reading() as directory:
+        manifest = read_manifest(directory)
     files = {
         name: record
         for name, record in manifest.files.items()
         if name.startswith(("tables.", "tables-", "changes-"))
     }
-    return files, [*(manifest.chain or (step,))]
+    return path, files, [*(manifest.chain or (step,))]
 
 
 def _check_json(value: object, where: str) -> None:
@@ -236,11 +248,8 @@ def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:
     """
     place, path = place_of_checkpoint(path)
     fetched = place.fetch(path)
-    if not streamed:
-        with fetched:
-            return _read(fetched, read_tensors)
-    with fetched_errors(fetched):
-        return _read(fetched, stream_tensors)
+    with fetched.reading(close=not streamed):
+        return _read(fetched, stream_tensors if streamed else read_tensors)
 
 
 def _read(fetched: Fetched, read: Callable[..., Mapping[str, torch.Tensor]]) -> CheckpointData:
@@ -281,10 +290,10 @@ def verify(path: str | Location) -> None:
         ConfigurationError: an object store cannot be read now.
     """
     place, path = place_of_checkpoint(path)
-    with place.fetch(path, content=False) as fetched:
-        manifest = read_manifest(fetched.path)
+    with place.fetch(path, content=False).reading() as directory:
+        manifest = read_manifest(directory)
         place.verify_content(path, manifest)
-        _shapes(fetched.path, manifest)
+        _shapes(directory, manifest)
 
 
 def describe(path: str | Location) -> Description:
@@ -297,9 +306,9 @@ def describe(path: str | Location) -> Description:
         ConfigurationError: an object store cannot be read now.
     """
     place, path = place_of_checkpoint(path)
-    with place.fetch(path, content=False) as fetched:
-        manifest = read_manifest(fetched.path)
-        verify_files(fetched.path, manifest, lambda name: name.endswith(INDEX))
+    with place.fetch(path, content=False).reading() as directory:
+        manifest = read_manifest(directory)
+        verify_files(directory, manifest, lambda name: name.endswith(INDEX))
         return Description(
             path=path,
             step=manifest.step,
@@ -308,7 +317,7 @@ def describe(path: str | Location) -> Description:
             versions=manifest.versions,
             state=manifest.state,
             chain=manifest.chain,
-            **_shapes(fetched.path, manifest),
+            **_shapes(directory, manifest),
         )
 
 
@@ -329,10 +338,10 @@ def export(path: str | Location, output: str | Path) -> Path:
     output = Path(output)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        atomic_directories.make_directory(output.parent)
+        make_directory(output.parent)
         write_tensors_file(partial, data.model)
         os.replace(partial, output)
-        atomic_directories.sync_directory(output.parent)
+        sync_directory(output.parent)
     except OSError as error:
         raise CheckpointError(f"the model could not be written to {output}: {error}") from error
     finally:

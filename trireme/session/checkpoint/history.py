@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from trireme.errors import CheckpointError
-from trireme.session.checkpoint import atomic_directories
+from trireme.location import Location
 from trireme.session.checkpoint.format import CheckpointData, load, verify
-from trireme.session.checkpoint.manifest import step_in
-from trireme.session.checkpoint.place import Location
+from trireme.session.checkpoint.manifest import CHECKPOINTS, order_of
 from trireme.session.checkpoint.places import RunDir, place_of
 
 
@@ -21,22 +20,19 @@ def list_checkpoints(run_dir: RunDir) -> list[Location]:
     """
     place = place_of(run_dir)
     try:
-        found = place.list()
+        return place.list()
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoints in {place.run_dir}/checkpoints cannot be read: {error}"
+            f"the checkpoints in {place.run_dir / CHECKPOINTS} cannot be read: {error}"
         ) from error
-    steps = {step_in(name): path for name, path in found.items()}
-    by_step = {step: path for step, path in steps.items() if step is not None}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def step_of(path: Location) -> int:
     """Returns the global step of a checkpoint from its directory's name."""
-    step = step_in(atomic_directories.published_name(path.name))
-    if step is None:
+    order = order_of(path.name)
+    if order is None:
         raise ValueError(f"{path} does not have the name of a checkpoint")
-    return step
+    return order[1]
 
 
 def latest(
@@ -69,7 +65,7 @@ def latest(
     if not paths:
         return None
     raise CheckpointError(
-        f"every checkpoint in {place.run_dir}/checkpoints is damaged ({len(paths)} of them): "
+        f"every checkpoint in {place.run_dir / CHECKPOINTS} is damaged ({len(paths)} of them): "
         "restore one from a copy, or move them away to begin anew"
     )
 
@@ -80,7 +76,6 @@ def prune(
     keep_every_steps: int | None = None,
     *,
     good: Location | None = None,
-    allowed: Callable[[], None] = lambda: None,
     left_alone: Sequence[Location] = (),
 ) -> list[Location]:
     """Deletes old checkpoints of a run.
@@ -93,7 +88,6 @@ def prune(
         keep: the number of newest checkpoints to keep, 1 or more.
         keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
         good: a checkpoint known to be undamaged, such as the last one written; saves verification.
-        allowed: called before each deletion; raises where this process may no longer delete.
         left_alone: checkpoints that stay for now.
 
     Returns:
@@ -114,7 +108,6 @@ def prune(
         doomed = [path for path in doomed if path != spared]
     doomed = [path for path in doomed if path not in left_alone]
     for path in doomed:
-        allowed()
         try:
             place.remove(path)
         except OSError as error:

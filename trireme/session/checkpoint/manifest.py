@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
 from itertools import pairwise
@@ -24,11 +24,13 @@ import msgspec
 import torch
 
 from trireme.errors import CheckpointError
-from trireme.location import RemotePath
-from trireme.session.checkpoint import strict_json
-from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
+from trireme.location import Location
+from trireme.session.checkpoint.tensors import FileRecord, WriteFile, strict_json, write_file
 from trireme.version import __version__
 from trireme.wire.message import Number
+
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints in a run directory."""
 
 STATE = "state.json"
 """The name of the file."""
@@ -39,7 +41,10 @@ LAST_STEP = 1 << 62
 _FORMAT = 1
 _FORMAT_OF_CHANGES = 2  # older releases would take what has changed for all there is
 _CHUNK = 1 << 20
-_DIRECTORY = re.compile(r"step-([0-9]{9,19})")
+# Without a writer, and in object stores with a random number in its place, are those that were
+# written before saves were named by their writers.
+_NAME = re.compile(r"step-([0-9]{9,19})(?:-writer-([0-9]{1,9})|-[0-9a-f]{8})?")
+
 _CHECKSUM = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"\n\}\n')
 
 _FileName = Annotated[
@@ -86,25 +91,27 @@ def changes_group(step: int) -> str:
     return f"changes-{step:09d}"
 
 
-def checkpoint_directory(run_dir: str | Path) -> Path:
-    """Returns the directory of a run's checkpoints."""
-    return Path(run_dir) / "checkpoints"
+def checkpoint_name(step: int, writer: int) -> str:
+    """Returns the name of the folder of a save."""
+    return f"step-{step:09d}-writer-{writer}"
 
 
-def directory_name(step: int) -> str:
-    """Returns the name of the directory of a step's checkpoint, such as `step-000001234`."""
-    return f"step-{step:09d}"
+def order_of(name: str) -> tuple[int, int] | None:
+    """Returns the writer's number and the step of a checkpoint's name; None for other names."""
+    match = _NAME.fullmatch(name)
+    if match is None or (len(match[1]) > 9 and match[1][0] == "0"):
+        return None
+    return int(match[2] or 0), int(match[1])
 
 
-def step_in(name: str) -> int | None:
-    """Returns the step that a directory's name stands for; None if it is no checkpoint's name."""
-    match = _DIRECTORY.fullmatch(name)
-    step = None if match is None else int(match[1])
-    return step if step is not None and directory_name(step) == name else None
+def in_order(paths: Iterable[Location]) -> list[Location]:
+    """Returns those paths that have names of checkpoints, oldest first."""
+    orders = {path: order_of(path.name) for path in paths}
+    return sorted((p for p, order in orders.items() if order), key=lambda path: orders[path] or ())
 
 
 def write_manifest(
-    directory: Path | RemotePath,
+    directory: Location,
     step: int,
     files: dict[str, FileRecord],
     state: Mapping[str, Any],
@@ -150,11 +157,11 @@ def read_manifest(directory: Path) -> Manifest:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     manifest = _decoded(path, content)
-    named = step_in(directory.name)
-    if named is not None and named != manifest.step:
+    named = order_of(directory.name)
+    if named is not None and named[1] != manifest.step:
         raise CheckpointError(
-            f"{path} is of step {manifest.step}, and the directory of step {named}: the files of "
-            "another checkpoint were put there"
+            f"{path} is of step {manifest.step}, and the directory of step {named[1]}: the files "
+            "of another checkpoint were put there"
         )
     return manifest
 
@@ -240,7 +247,7 @@ def _digest(file: BufferedReader, length: int) -> str:
 
 def _decoded(path: Path, content: bytes) -> Manifest:
     try:
-        fields = strict_json.decode(content)
+        fields = strict_json(content)
         version = fields.get("format") if isinstance(fields, dict) else None
         if version in (None, _FORMAT, _FORMAT_OF_CHANGES):
             manifest = msgspec.convert(fields, Manifest)

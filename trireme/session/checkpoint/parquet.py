@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trireme.atomic_file import make_directory, sync_directory
 from trireme.errors import CheckpointError, ConfigurationError
-from trireme.session.checkpoint import atomic_directories
+from trireme.location import Location
 from trireme.session.checkpoint.chain import DROPPED, ROWS, WAITING, Part, check_lengths, merge
 from trireme.session.checkpoint.manifest import Manifest, read_manifest, verify_files
-from trireme.session.checkpoint.place import Location
 from trireme.session.checkpoint.places import place_of_checkpoint
 from trireme.session.checkpoint.tensors import TensorSlices, slice_tensors
 
@@ -43,14 +43,14 @@ def export_tables(path: str | Location, output: str | Path, *, state: bool = Fal
     _pyarrow()
     output = Path(output)
     place, path = place_of_checkpoint(path)
-    with place.fetch(path) as fetched:
-        manifest = read_manifest(fetched.path)
-        verify_files(fetched.path, manifest)
-        tables = _parts(fetched.path, manifest)
+    with place.fetch(path).reading() as directory:
+        manifest = read_manifest(directory)
+        verify_files(directory, manifest)
+        tables = _parts(directory, manifest)
         if not tables:
             raise CheckpointError(f"{path} has no sparse tables: nothing is exported")
         try:
-            atomic_directories.make_directory(output)
+            make_directory(output)
             return [_export(output, name, parts, state=state) for name, parts in tables.items()]
         except OSError as error:
             raise CheckpointError(f"tables could not be written to {output}: {error}") from error
@@ -130,7 +130,7 @@ def _export(output: Path, name: str, parts: Sequence[_TablePart], *, state: bool
                 exact = [array.cast(column.type) for array, column in kinds]
                 writer.write_batch(pa.record_batch(exact, schema=pa.schema(schema)))
         os.replace(partial, target)
-        atomic_directories.sync_directory(output)
+        sync_directory(output)
     finally:
         partial.unlink(missing_ok=True)
     return target

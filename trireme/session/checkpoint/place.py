@@ -1,24 +1,28 @@
-"""The interface of where a run's checkpoints live: a local directory, or an object store."""
+"""Where a run's checkpoints live, a local directory or an object store, and how each is named.
+
+    RUN/writers/000003/writer.json                  who writes: the newest entry (see `run_lock`)
+    RUN/checkpoints/step-000001234-writer-3/        what writer 3 saved of step 1234
+
+A save has a folder of its own, named by its step and by the number of its writer's claim. So no
+writer touches what another one saves, and nobody has to be stopped from saving: a chief that was
+replaced, and ends a save later than its successor, adds a checkpoint that counts as older, since
+checkpoints are in the order of their writers' numbers, and then of their steps.
+"""
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Protocol
 
 from trireme.errors import CheckpointError
-from trireme.location import RemotePath
-from trireme.session.checkpoint.manifest import Manifest
-from trireme.session.checkpoint.run_lock import Writer
+from trireme.location import Location
+from trireme.session.checkpoint.manifest import Manifest, in_order, order_of
+from trireme.session.checkpoint.run_lock import Claims, RunLock, Writer, writer_here
 from trireme.session.checkpoint.tensors import FileRecord, WriteFile
-
-Location = Path | RemotePath
-"""A local directory, or one of an object store."""
 
 ReuseFiles = Callable[[Location, Mapping[str, FileRecord]], None]
 """Puts files of another checkpoint of the run into one that is written, given their records."""
@@ -27,55 +31,40 @@ Fill = Callable[[Location, WriteFile, ReuseFiles], None]
 """Writes all files of a checkpoint into a directory, by the functions that it is given."""
 
 
-class Lock(Protocol):
-    """The right to write to a run directory; see `RunLock` and `RemoteLock`."""
-
-    writer: Writer
-
-    @property
-    def held(self) -> bool:
-        """Whether this process may write."""
-        ...
-
-    def check(self) -> None:
-        """Checks that this process may write.
-
-        Raises:
-            CheckpointLockLost: another process may; names it.
-        """
-        ...
-
-    def release(self) -> None:
-        """Releases the lock. May be called again."""
-        ...
-
-
-@dataclass
 class Fetched:
-    """A checkpoint in a local directory, to be read there; as a context, closes itself.
+    """A checkpoint in a local directory, to be read there.
 
-    Attributes:
+    Args:
         path: the local directory.
         origin: where the checkpoint lives.
+        temporary: what is deleted when this object is closed, or nobody has it any more.
     """
 
-    path: Path
-    origin: Location
-    _temporary: TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Fetched:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+    def __init__(
+        self, path: Path, origin: Location, temporary: TemporaryDirectory[str] | None = None
     ) -> None:
-        self.close()
-        if isinstance(error, CheckpointError) and self.path != self.origin:
+        self.path, self.origin = path, origin
+        self._temporary = temporary
+
+    @contextmanager
+    def reading(self, *, close: bool = True) -> Iterator[Path]:
+        """Yields the local directory; a `CheckpointError` of the block names the checkpoint.
+
+        Args:
+            close: whether the copy is deleted after the block, and not only after an error.
+        """
+        failed = True
+        try:
+            yield self.path
+            failed = False
+        except CheckpointError as error:
+            if self.path == self.origin:
+                raise
             named = str(error).replace(str(self.path), str(self.origin))
             raise type(error)(named) from error
+        finally:
+            if close or failed:
+                self.close()
 
     def close(self) -> None:
         """Deletes what was copied."""
@@ -83,30 +72,20 @@ class Fetched:
             self._temporary.cleanup()
 
 
-@contextmanager
-def fetched_errors(fetched: Fetched) -> Iterator[None]:
-    """Names the checkpoint, and not its copy, in a `CheckpointError` of the block."""
-    try:
-        yield
-    except CheckpointError as error:
-        fetched.__exit__(type(error), error, error.__traceback__)
-        raise
-
-
 class Place(ABC):
     """Where a run's checkpoints live.
 
-    A checkpoint appears whole or not at all, and once published it does not change. Its name is
-    `RUN/checkpoints/step-000001234`, in every place.
+    A checkpoint appears whole or not at all, and once published it does not change.
 
     Attributes:
         run_dir: the run directory.
+        claims: those of its writers.
     """
 
     run_dir: Location
+    claims: Claims
 
-    @abstractmethod
-    def claim(self, writer: Writer, *, first: bool = True) -> Lock:
+    def claim(self, writer: Writer, *, first: bool = True) -> RunLock:
         """Takes the run directory for this process; makes it if it is not there.
 
         Args:
@@ -115,6 +94,37 @@ class Place(ABC):
 
         Raises:
             ConfigurationError: another process writes there; names it.
+            OSError: it cannot be written.
+        """
+        self.open(first=first)
+        orders = (order_of(path.name) for path in self.list())
+        return RunLock.claim(
+            self.claims, writer, first=first, above=max((o[0] for o in orders if o), default=0)
+        )
+
+    @contextmanager
+    def claimed(self) -> Iterator[int]:
+        """Yields the number of a claim that a program has for a moment, outside of a job."""
+        lock = self.claim(writer_here("program", "program", epoch=uuid.uuid4().hex))
+        try:
+            yield lock.number
+        finally:
+            lock.release()
+
+    def list(self) -> list[Location]:
+        """Returns the run's checkpoints, oldest first, damaged ones too.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+        return in_order(self.folders())
+
+    @abstractmethod
+    def open(self, *, first: bool) -> None:
+        """Makes the run directory, and checks, if the job begins, that claims can be made.
+
+        Raises:
+            ConfigurationError: they cannot be told apart there.
             OSError: it cannot be written.
         """
 
@@ -127,37 +137,29 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def list(self) -> dict[str, Location]:
-        """Returns the directories of checkpoints, damaged ones and others, by name.
+    def folders(self) -> Iterable[Location]:
+        """Returns the published directories of checkpoints, and perhaps others.
 
         Raises:
             OSError: they cannot be listed.
         """
-
-    @abstractmethod
-    def checkpoint(self, name: str) -> Location:
-        """Returns where the checkpoint of a name such as `step-000001234` is, or would be."""
 
     def has(self, path: Location) -> bool:
         """Returns whether a checkpoint is there still, and whole, as far as is easily seen."""
         return True
 
     @abstractmethod
-    def write(self, name: str, fill: Fill, allowed: Callable[[], None]) -> Location:
-        """Writes a checkpoint and publishes it; it replaces an earlier one of its name.
+    def write(self, name: str, fill: Fill) -> Location:
+        """Writes a checkpoint, publishes it, and returns where it is.
+
+        What the writer, or one before it, has left unfinished is deleted before.
 
         Args:
-            name: such as `step-000001234`.
-            fill: writes the files.
-            allowed: called right before the checkpoint is published; raises where this process may
-                no longer write.
-
-        Returns:
-            Where it is.
+            name: the name of the save; of one writer only one process at a time writes.
+            fill: writes the files, `state.json` last.
 
         Raises:
             OSError: it cannot be written; nothing is published.
-            CheckpointLockLost: another process writes there.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -16,7 +17,7 @@ import torch
 from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
 from trireme.session.checkpoint import CheckpointData
-from trireme.session.checkpoint.streamed import shapes_of
+from trireme.session.checkpoint.streamed import renamed, shapes_of
 from trireme.tables.spec import TableSpec
 from trireme.wire.message import Index, Name, Number
 
@@ -72,6 +73,22 @@ def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
         with suppress(ValueError):
             found[name] = base64.b64decode(text, validate=True)
     return found
+
+
+def converted(data: CheckpointData) -> tuple[CheckpointData, str]:
+    """Returns a checkpoint that an earlier version may have written as this one writes it.
+
+    Returns:
+        The checkpoint; and what of it is dropped, in a sentence, or "" for nothing.
+    """
+    dropped = {name for name in data.optimizer if name.endswith("/published")}
+    if not dropped:
+        return data, ""
+    kept = renamed(data.optimizer, {n: n for n in data.optimizer if n not in dropped})
+    return replace(data, optimizer=kept), (
+        f"the checkpoint of step {data.step} has the values that workers had in int8 beside those "
+        "of the servers: they are dropped, as workers get the servers' values now"
+    )
 
 
 def job_state(data: CheckpointData) -> JobState:

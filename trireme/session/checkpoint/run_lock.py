@@ -1,18 +1,15 @@
 """The lock of a run directory: decides which process may write checkpoints and records there.
 
-`RUN/writers` has one numbered entry for each claim, which names the writer in JSON. The newest
-entry names the present writer, and that process holds a lock on it for as long as it may write.
-Other jobs are refused meanwhile. A chief that takes over within the same job adds the next entry,
-whether its predecessor has ended or is only stopped.
+A run directory has one numbered entry for each claim, `writers/000003/writer.json`, which names the
+writer in JSON. An entry is made whole, in one atomic step, and only if no entry has its number; it
+is never replaced or deleted. The newest one names the present writer. While that lives, other jobs
+are refused; a chief that takes over within the same job adds the next entry without waiting,
+whether its predecessor has ended or is only stopped. Of two processes that decide at once, one
+finds the number taken, and decides again.
 
-An entry appears complete and locked in one atomic step, and only if no entry has its number; it is
-never replaced or deleted. A process that has decided by the newest entry, and was stopped before it
-added its own, finds the number taken and decides again. A writer loses its right as soon as there
-is an entry after its own. It checks its right before it publishes a checkpoint, and its successor
-removes what it was writing. So no chief publishes over its successor, wherever it was stopped.
-
-Whether a process may take over is decided by the job's epoch, which no other job has, and by the
-numbers of the views in which the two processes were chief.
+Nobody checks anything when a checkpoint is published: it is named by its writer's number (see
+`place`). Whether a process may take over is decided by the job's epoch, which no other job has, and
+by the numbers of the views in which the two processes were chief.
 """
 
 from __future__ import annotations
@@ -23,6 +20,8 @@ import secrets
 import shutil
 import socket
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
@@ -30,21 +29,18 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from trireme.atomic_file import sync_directory
 from trireme.clock import Clock, MonotonicClock
-from trireme.errors import CheckpointLockLost, ConfigurationError
+from trireme.errors import ConfigurationError
 from trireme.file_lock import open_lock, try_lock
-from trireme.location import RemotePath
+from trireme.location import Location
 from trireme.process_birth import process_birth
-from trireme.session.checkpoint.atomic_directories import evict, sync_directory
-from trireme.session.checkpoint.manifest import checkpoint_directory
 
 WRITERS = "writers"
 
 _FILE = "writer.json"
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
-
 _DYING_SECONDS = 5.0
-_POLL_SECONDS = 0.05
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,168 +135,205 @@ def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "
     )
 
 
-class RunLock:
-    """The right to write to a run directory, until `release` or the end of the process.
+class Claims(ABC):
+    """The numbered entries of a run directory.
 
     Attributes:
-        run_dir: the directory.
-        number: the number of this claim in the directory.
-        writer: this process.
+        run_dir: the run directory.
+        poll_seconds: the time between two looks at a writer of which it is not known if it lives.
     """
 
-    def __init__(self, run_dir: Path, number: int, file: FileIO, writer: Writer) -> None:
-        self.run_dir = run_dir
-        self.number = number
-        self.writer = writer
-        self._file = file
-        # Forked children, such as data loaders, must not keep the lock.
-        os.register_at_fork(after_in_child=file.close)
+    run_dir: Location
+    poll_seconds = 0.05
 
-    @classmethod
-    def claim(
-        cls, run_dir: Path, writer: Writer, *, first: bool = True, clock: Clock | None = None
-    ) -> RunLock:
-        """Takes a run directory for this process; the directory exists.
+    @abstractmethod
+    def newest(self) -> tuple[int, Writer | None]:
+        """Returns the newest entry's number and writer; 0 where there is none.
 
-        Args:
-            run_dir: the directory.
-            writer: this process, with the view in which it is chief.
-            first: whether the job begins. A job that continues does not take back a directory that
-                another job has taken since this process began.
-            clock: measures how long an ended process may take to lose its lock.
+        The writer is None where it cannot be read.
 
         Raises:
-            ConfigurationError: another process writes to the directory, or a later chief of this
-                job does or did; names it.
-            OSError: the directory cannot be written.
+            OSError: the entries cannot be read.
         """
-        clock = MonotonicClock() if clock is None else clock
-        deadline = clock.now() + _DYING_SECONDS
-        while True:
-            number = _newest(run_dir)
-            holder, free = _look(run_dir, number)
-            if holder is not None and succeeds(holder, writer):
-                raise ConfigurationError(
-                    f"{holder.words} has taken over the run directory {run_dir} as chief of view "
-                    f"{holder.view} of this job: {writer.task}, which was chief of view "
-                    f"{writer.view}, may write there no more"
-                )
-            if free and not first and came_between(holder, writer):
-                raise ConfigurationError(refusal(run_dir, holder))
-            if free or (holder is not None and succeeds(writer, holder)):
-                lock = cls._enter(run_dir, number + 1, writer)
-                if lock is not None:
-                    return lock
-                continue  # another process was faster
-            ending = holder is None or holder.released or holder.gone
-            if not ending or clock.now() >= deadline:
-                raise ConfigurationError(refusal(run_dir, holder))
-            time.sleep(_POLL_SECONDS)
 
-    @classmethod
-    def _enter(cls, run_dir: Path, number: int, writer: Writer) -> RunLock | None:
-        """Adds this writer's locked entry; returns None if another entry was added first."""
-        named = msgspec.structs.replace(writer, token=secrets.token_hex(8), since=time.time())
-        (run_dir / WRITERS).mkdir(exist_ok=True)
-        entry = _entry(run_dir, number)
-        beside = entry.with_name(f".{entry.name}.{named.token}")
+    @abstractmethod
+    def add(self, number: int, writer: Writer) -> bool:
+        """Adds an entry, as that of a living writer; returns False where there is one already.
+
+        Raises:
+            OSError: it cannot be added.
+        """
+
+    @abstractmethod
+    def ended(self, number: int, writer: Writer | None, clock: Clock) -> bool | None:
+        """Returns whether a writer writes no more; None where that will soon be known.
+
+        Raises:
+            OSError: that cannot be found out.
+        """
+
+    @abstractmethod
+    def holds(self, number: int, writer: Writer) -> bool:
+        """Returns whether this process's entry is still the newest one, as far as it knows."""
+
+    @abstractmethod
+    def release(self, number: int, writer: Writer) -> None:
+        """Marks a writer's entry as released, and shows no more that it lives."""
+
+
+class LocalClaims(Claims):
+    """Those of a directory. A writer holds the lock of its entry's file for as long as it lives.
+
+    Args:
+        run_dir: the run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir: Path = run_dir
+        self._files: dict[int, FileIO] = {}
+        self._dying: tuple[int, float] | None = None  # an ended writer's entry, and until when
+
+    def newest(self) -> tuple[int, Writer | None]:
+        try:
+            names = os.listdir(self.run_dir / WRITERS)
+        except FileNotFoundError:
+            return 0, None
+        number = max((int(name) for name in names if name.isdecimal()), default=0)
+        try:
+            content = (self._entry(number) / _FILE).read_bytes()
+            return number, msgspec.json.decode(content, type=Writer)
+        except (OSError, msgspec.MsgspecError, UnicodeError):
+            return number, None
+
+    def add(self, number: int, writer: Writer) -> bool:
+        (self.run_dir / WRITERS).mkdir(exist_ok=True)
+        entry = self._entry(number)
+        beside = entry.with_name(f".{entry.name}.{writer.token}")
         beside.mkdir()
-        with ExitStack() as undo, suppress(CheckpointLockLost):
+        with ExitStack() as undo:
             undo.callback(shutil.rmtree, beside, ignore_errors=True)
             file = undo.enter_context(FileIO(beside / _FILE, "x+", opener=open_lock))
-            _is_free(file, None)
-            file.write(msgspec.json.encode(named))
+            with suppress(OSError):  # without file locks, the content decides
+                try_lock(file.fileno())
+            file.write(msgspec.json.encode(writer))
             os.fsync(file.fileno())
             sync_directory(beside)
             try:
                 os.rename(beside, entry)
             except OSError as error:
                 if error.errno in _TAKEN:
-                    return None
+                    return False
                 raise
             undo.pop_all()
-            lock = cls(run_dir, number, file, named)
-            undo.callback(lock.release)
-            with suppress(FileNotFoundError):
-                evict(checkpoint_directory(run_dir), lock.check)
-            undo.pop_all()
-            return lock
-        return None
+        self._files[number] = file
+        # Forked children, such as data loaders, must not keep the lock.
+        os.register_at_fork(after_in_child=file.close)
+        return True
+
+    def ended(self, number: int, writer: Writer | None, clock: Clock) -> bool | None:
+        says_so = writer is None or writer.released or writer.gone
+        try:
+            with FileIO(self._entry(number) / _FILE, "r+") as file:
+                if try_lock(file.fileno()):
+                    return True
+        except FileNotFoundError:
+            return True
+        except OSError:  # no locks
+            return says_so
+        if not says_so:
+            return False
+        if self._dying is None or self._dying[0] != number:  # an ended process loses it soon
+            self._dying = number, clock.now() + _DYING_SECONDS
+        return None if clock.now() < self._dying[1] else False
+
+    def holds(self, number: int, writer: Writer) -> bool:
+        newest = self.newest()[1]
+        return newest is not None and newest.token == writer.token
+
+    def release(self, number: int, writer: Writer) -> None:
+        with self._files.pop(number) as file, suppress(OSError):  # on a full disk, too
+            content = msgspec.json.encode(msgspec.structs.replace(writer, released=True))
+            os.pwrite(file.fileno(), content.ljust(os.fstat(file.fileno()).st_size), 0)
+
+    def _entry(self, number: int) -> Path:
+        return self.run_dir / WRITERS / f"{number:06d}"
+
+
+class RunLock:
+    """The right to write to a run directory, until `release` or the end of the process.
+
+    Attributes:
+        number: the number of this claim in the directory.
+        writer: this process.
+    """
+
+    def __init__(self, claims: Claims, number: int, writer: Writer) -> None:
+        self.number = number
+        self.writer = writer
+        self._claims = claims
+        self._released = False
+
+    @classmethod
+    def claim(
+        cls,
+        claims: Claims,
+        writer: Writer,
+        *,
+        first: bool = True,
+        above: int = 0,
+        clock: Clock | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> RunLock:
+        """Takes a run directory for this process.
+
+        Args:
+            claims: the claims of the directory.
+            writer: this process, with the view in which it is chief.
+            first: whether the job begins. A job that continues does not take back a directory that
+                another job has taken since this process began.
+            above: the number of this claim is higher: checkpoints of other directories may have
+                been put into this one.
+            clock: measures how long another writer may be silent.
+            sleep: waits between two looks at it.
+
+        Raises:
+            ConfigurationError: another process writes to the directory, or a later chief of this
+                job does or did; names it.
+            OSError: the directory cannot be written.
+        """
+        clock, run_dir = MonotonicClock() if clock is None else clock, claims.run_dir
+        while True:
+            number, holder = claims.newest()
+            if holder is not None and succeeds(holder, writer):
+                raise ConfigurationError(
+                    f"{holder.words} has taken over the run directory {run_dir} as chief of view "
+                    f"{holder.view} of this job: {writer.task}, which was chief of view "
+                    f"{writer.view}, may write there no more"
+                )
+            ended = not number or claims.ended(number, holder, clock)
+            if ended and not first and came_between(holder, writer):
+                raise ConfigurationError(refusal(run_dir, holder))
+            if ended or (holder is not None and succeeds(writer, holder)):
+                number = max(number, above) + 1
+                token = secrets.token_hex(8)
+                named = msgspec.structs.replace(writer, token=token, since=time.time())
+                if claims.add(number, named):
+                    return cls(claims, number, named)
+            elif ended is None:
+                sleep(claims.poll_seconds)
+            else:
+                raise ConfigurationError(refusal(run_dir, holder))
 
     @property
     def held(self) -> bool:
-        """Whether this process may write."""
-        own = _read(_entry(self.run_dir, self.number))
-        mine = own is not None and own.token == self.writer.token
-        superseded = _entry(self.run_dir, self.number + 1).exists()
-        return not self._file.closed and mine and not superseded
-
-    def check(self) -> None:
-        """Checks that this process may write.
-
-        Raises:
-            CheckpointLockLost: another process may; names it.
-        """
-        if not self.held:
-            now = read_writer(self.run_dir)
-            who = "nobody" if now is None else now.words
-            raise CheckpointLockLost(
-                f"{self.writer.task} (process {self.writer.pid}) may no longer write to "
-                f"{self.run_dir}: {who} does, after the newest entry of {WRITERS} there"
-            )
+        """Whether this process may write: nobody else has claimed the directory since."""
+        return not self._released and self._claims.holds(self.number, self.writer)
 
     def release(self) -> None:
         """Releases the lock. May be called again."""
-        if self._file.closed:
-            return
-        with self._file as file, suppress(OSError):  # on a full disk the lock is released too
-            content = msgspec.json.encode(msgspec.structs.replace(self.writer, released=True))
-            os.pwrite(file.fileno(), content.ljust(os.fstat(file.fileno()).st_size), 0)
-
-
-def read_writer(run_dir: Path) -> Writer | None:
-    """Returns the present or last writer of a run directory; None if it is unknown."""
-    return _read(_entry(run_dir, _newest(run_dir)))
-
-
-def _entry(run_dir: Path, number: int) -> Path:
-    return run_dir / WRITERS / f"{number:06d}"
-
-
-def _newest(run_dir: Path) -> int:
-    """Returns the number of the newest entry; 0 where there is none."""
-    try:
-        names = os.listdir(run_dir / WRITERS)
-    except FileNotFoundError:
-        return 0
-    return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def _look(run_dir: Path, number: int) -> tuple[Writer | None, bool]:
-    """Returns an entry's writer, None if unknown, and whether its lock is free."""
-    entry = _entry(run_dir, number)
-    try:
-        with FileIO(entry / _FILE, "r+") as file:
-            holder = _read(entry)
-            return holder, _is_free(file, holder)
-    except FileNotFoundError:
-        return None, True
-
-
-def _read(entry: Path) -> Writer | None:
-    """Returns the writer that an entry names; None if it cannot be read."""
-    try:
-        return msgspec.json.decode((entry / _FILE).read_bytes(), type=Writer)
-    except (OSError, msgspec.MsgspecError, UnicodeError):
-        return None
-
-
-def _is_free(file: FileIO, holder: Writer | None) -> bool:
-    """Takes the file's lock if it is free; without file locks, decides by the file's content."""
-    try:
-        return try_lock(file.fileno())
-    except OSError:
-        return holder is None or holder.released or holder.gone
+        if not self._released:
+            self._released = True
+            self._claims.release(self.number, self.writer)
 
 
 def came_between(holder: Writer | None, writer: Writer) -> bool:
@@ -313,7 +346,7 @@ def succeeds(one: Writer, other: Writer) -> bool:
     return one.epoch == other.epoch and one.view > other.view
 
 
-def refusal(run_dir: Path | RemotePath, holder: Writer | None) -> str:
+def refusal(run_dir: Location, holder: Writer | None) -> str:
     """Returns why another process cannot write to a run directory, and what to do."""
     if holder is None:
         return (

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trireme.errors import CheckpointError, CheckpointLockLost
+from trireme.errors import CheckpointError
+from trireme.location import Location
 from trireme.ps.snapshot import TableMark
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
-from trireme.session.checkpoint.place import Location, Place
+from trireme.session.checkpoint.place import Place
 from trireme.session.checkpoint.places import RunDir, place_of
 from trireme.session.checkpoint.streamed import shapes_of
 from trireme.session.options import Checkpoint
@@ -104,6 +105,19 @@ class Base(NamedTuple):
     changed: int
 
 
+class _Waiting(NamedTuple):
+    """A checkpoint that is to be written; see `Saver.submit`, and `Saver.forget_base`."""
+
+    data: CheckpointData
+    writer: int
+    delays: Sequence[float]
+    history: int
+
+
+def _save(place: Place, data: CheckpointData, writer: int) -> Location:
+    return save(place, data, writer=writer)
+
+
 class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
@@ -116,8 +130,7 @@ class Saver:
     Args:
         run_dir: the run's directory.
         options: how many checkpoints to keep.
-        write: writes one checkpoint and returns its directory.
-        allowed: raises where this process may no longer write to the directory.
+        write: writes one checkpoint under a writer's number, and returns its directory.
         sleep: waits between the attempts of a last save.
     """
 
@@ -125,18 +138,16 @@ class Saver:
         self,
         run_dir: RunDir,
         options: Checkpoint,
-        write: Callable[[Place, CheckpointData], Location] = save,
+        write: Callable[[Place, CheckpointData, int], Location] = _save,
         *,
-        allowed: Callable[[], None] = lambda: None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._place = place_of(run_dir)
         self._options = options
         self._write = write
-        self._allowed = allowed
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._waiting: tuple[CheckpointData, Sequence[float], int] | None = None
+        self._waiting: _Waiting | None = None
         self._writing: int | None = None  # the step; None where no thread writes
         self._closed = False
         self._newest: Exception | None = None  # why the last save failed
@@ -168,11 +179,12 @@ class Saver:
             self._base = self._followed = None
             self._history += 1
 
-    def submit(self, data: CheckpointData, delays: Sequence[float] = ()) -> None:
+    def submit(self, data: CheckpointData, writer: int, delays: Sequence[float] = ()) -> None:
         """Submits a checkpoint and returns at once.
 
         Args:
             data: the checkpoint. Its tensors must not change afterwards.
+            writer: the number of the claim under which it is saved.
             delays: the seconds before each further attempt, if writing fails.
 
         Raises:
@@ -184,7 +196,7 @@ class Saver:
                     f"step {data.step} cannot be saved: the saver of {self._place.run_dir} is "
                     "closed"
                 )
-            self._waiting = data, delays, self._history
+            self._waiting = _Waiting(data, writer, delays, self._history)
             if self._writing is None:
                 self._writing = data.step
                 self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
@@ -211,7 +223,7 @@ class Saver:
             self._thread.join(timeout)
             if self._thread.is_alive():
                 waiting = self._waiting
-                step = waiting[0].step if waiting else self._writing
+                step = waiting.data.step if waiting else self._writing
                 raise CheckpointError(
                     f"the checkpoint of step {step} was not on the disk after {timeout:g} s: "
                     f"{self._place.run_dir} is slow or hangs; earlier checkpoints are unharmed"
@@ -236,18 +248,18 @@ class Saver:
                 if self._waiting is None:
                     self._writing = None
                     return
-                (data, delays, history), self._waiting = self._waiting, None
-                self._writing = data.step
-            result = self._save(data, delays, history)
+                begun, self._waiting = self._waiting, None
+                self._writing = begun.data.step
+            result = self._save(begun)
             with self._lock:
                 self._results.append(result)
                 self._newest = result.error if result.path is None else None
 
-    def _save(self, data: CheckpointData, delays: Sequence[float], history: int) -> SaveResult:
-        further = iter(delays)
+    def _save(self, begun: _Waiting) -> SaveResult:
+        data, further = begun.data, iter(begun.delays)
         while True:
             try:
-                path = self._write(self._place, data)
+                path = self._write(self._place, data, begun.writer)
             except Exception as error:  # reported by `results`, `wait` and `close`
                 if data.since is not None and not _is_full(error.__cause__):
                     self.forget_base()  # it may be that which cannot be followed
@@ -258,12 +270,10 @@ class Saver:
                 self._sleep(delay)
             else:
                 break
-        followed = self._written(data, path, history)
+        followed = self._written(data, path, begun.history)
         keep, every = self._options.keep, self._options.keep_every_steps
         try:
-            prune(self._place, keep, every, good=path, allowed=self._allowed, left_alone=followed)
-        except CheckpointLockLost:  # the present writer deletes old checkpoints
-            pass
+            prune(self._place, keep, every, good=path, left_alone=followed)
         except Exception as error:  # the checkpoint itself is written
             return SaveResult(data.step, path, error)
         return SaveResult(data.step, path, None)

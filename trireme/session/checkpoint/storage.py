@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
-from trireme.session.checkpoint import (
-    CheckpointData,
-    list_checkpoints,
-    save,
-    step_of,
-)
-from trireme.session.checkpoint.place import Location, Lock, Place
+from trireme.location import Location
+from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of
+from trireme.session.checkpoint.place import Place
 from trireme.session.checkpoint.places import place_of
-from trireme.session.checkpoint.run_lock import writer_here
+from trireme.session.checkpoint.run_lock import RunLock, writer_here
 from trireme.session.checkpoint.saver import (
     LAST_DELAYS,
     RETRY_SECONDS,
@@ -66,12 +61,11 @@ class Storage:
         self._options = settings.options.checkpoint
         self._progress = progress
         self._task = settings.task
-        self._lock: Lock | None = None
+        self._lock: RunLock | None = None
         self._place: Place | None = None if self.run_dir is None else place_of(self.run_dir)
         self._saver: Saver | None = None
         if self._place is not None and self._options is not None:
-            write = partial(save, allowed=self._allowed)
-            self._saver = Saver(self._place, self._options, write, allowed=self._allowed)
+            self._saver = Saver(self._place, self._options)
         self.scheduled = self._saver is not None
         self._after_a_failure = (
             f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
@@ -156,14 +150,6 @@ class Storage:
             self._lock.release()
             self._lock = None
 
-    def _allowed(self) -> None:
-        """Checks that this process may write; see `RunLock.check`."""
-        if self._lock is None:
-            raise CheckpointLockLost(
-                f"{self._task.name} does not write to {self.run_dir} any more: it is not chief"
-            )
-        self._lock.check()
-
     # -- when to save ---------------------------------------------------------------------------
 
     def begin(self, step: int, *, restored: bool) -> None:
@@ -220,8 +206,8 @@ class Storage:
     def submit(self, data: CheckpointData, view: int) -> None:
         """Writes a checkpoint in the background; `look` reports the result."""
         assert self._saver is not None
-        if self._take_over(view):
-            self._saver.submit(data)
+        if self._take_over(view) and self._lock is not None:
+            self._saver.submit(data, self._lock.number)
         else:
             self._warn_not_saved(data.step)
 
@@ -240,7 +226,8 @@ class Storage:
                 f"step {data.step} is not saved: {_problem(refused)}"
             ) from refused
         self._after_a_failure = "It was the last one"
-        self._saver.submit(data, LAST_DELAYS)
+        assert self._lock is not None, "it was taken"
+        self._saver.submit(data, self._lock.number, LAST_DELAYS)
         self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
 
     def settle(self, *, at_the_end: bool = False) -> None:
@@ -262,9 +249,6 @@ class Storage:
                 self.alarm = ""
             if path is not None and error is not None:
                 self._progress.warn(f"step {step} is saved, but {error}")
-            elif isinstance(error, CheckpointLockLost):
-                self.submitted = None
-                self._progress.message(f"step {step} is not saved here: {error}")
             elif error is not None:
                 self._warn_not_saved(step, error)
 

@@ -25,8 +25,7 @@ import torch
 from safetensors import safe_open
 
 from trireme.errors import CheckpointError
-from trireme.location import RemotePath
-from trireme.session.checkpoint import strict_json
+from trireme.location import Location
 from trireme.session.checkpoint.streamed import StreamedTensors, renamed, shapes_of
 
 _DTYPES = {
@@ -94,13 +93,32 @@ def write_file(
         return FileRecord(file.tell(), digest.hexdigest())
 
 
+def strict_json(content: bytes) -> Any:
+    """Returns a JSON value in which no object has a name twice: all readers understand it alike.
+
+    Raises:
+        ValueError: the bytes are no JSON, or an object in them has a name twice; says where.
+        RecursionError: the value is nested too deeply.
+    """
+    return json.loads(content, object_pairs_hook=_fields)
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return fields
+
+
 def index_name(group: str) -> str:
     """Returns the name of the index of a group of tensors."""
     return f"{group}{INDEX}"
 
 
 def write_tensors(
-    directory: Path | RemotePath,
+    directory: Location,
     group: str,
     tensors: Mapping[str, torch.Tensor],
     shard_bytes: int,
@@ -143,7 +161,7 @@ def write_tensors(
 
 
 def write_tensors_file(
-    path: Path | RemotePath, tensors: Mapping[str, torch.Tensor], write: WriteFile = write_file
+    path: Location, tensors: Mapping[str, torch.Tensor], write: WriteFile = write_file
 ) -> FileRecord:
     """Writes one safetensors file.
 
@@ -345,7 +363,7 @@ def _read_index(directory: Path, group: str, files: Collection[str]) -> _Index:
         return _Index(_IndexMetadata(total_size=0), {})
     path = directory / name
     try:
-        index = msgspec.convert(strict_json.decode(path.read_bytes()), _Index)
+        index = msgspec.convert(strict_json(path.read_bytes()), _Index)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index of tensors: {error}") from error
     if set(index.weight_map.values()) != shards:
@@ -384,4 +402,4 @@ def _check_header(path: Path) -> None:
     """Checks that no tensor is in a file twice; the library returns the last of them."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        strict_json.decode(file.read(size))
+        strict_json(file.read(size))

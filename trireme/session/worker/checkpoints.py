@@ -24,6 +24,7 @@ from trireme.session.checkpoint.restored import (
     JobState,
     check_model,
     check_tables,
+    converted,
     job_state,
     local_states,
 )
@@ -166,6 +167,9 @@ class WorkerCheckpoints:
         """Returns the state of the servers from a checkpoint, and restores this worker's part."""
         flat = self._setup.flat
         self._storage.forget_base()
+        data, dropped = converted(data)
+        if dropped:
+            self._progress.warn(dropped)
         check_model(data, flat.parameters, state_of(self._setup.model))
         check_tables(data, self._backend.tables)
         then = job_state(data)
