@@ -58,12 +58,12 @@ def divide(owners: Sequence[int], servers: Collection[int]) -> list[int]:
     """
     quotas = _quotas(owners, servers)
     held: list[int | None] = [owner if owner in quotas else None for owner in owners]
-    for server in dict.fromkeys(owners):
-        if server in quotas:
-            _release(held, server, held.count(server) - quotas[server])
+    for place, server in enumerate(dict.fromkeys(owners)):
+        if server in quotas:  # neighbours in turn, so that what two of them give up adjoins
+            _release(held, server, held.count(server) - quotas[server], at_end=place % 2 == 0)
     divided = _assign(held, quotas)
     if max(Counter(run.owner for run in runs_of(divided)).values()) > MAX_RUNS:
-        return _anew(owners, servers)
+        return _one_run_each(owners, servers)
     return divided
 
 
@@ -75,36 +75,17 @@ def _quotas(owners: Sequence[int], servers: Collection[int]) -> dict[int, int]:
     return {server: part + (at < remainder) for at, server in enumerate(ordered)}
 
 
-def _release(held: list[int | None], server: int, surplus: int) -> None:
+def _release(held: list[int | None], server: int, surplus: int, *, at_end: bool) -> None:
     """Takes slots from a server: whole runs if they are short, else an end of a run."""
     while surplus > 0:
         own = [run for run in runs_of(held) if run.owner == server]
-        short = [run for run in own if run.length <= surplus]
-        if short and len(own) > 1:
-            run = min(short, key=lambda run: run.length)
-            first, last = run.start, run.stop
-        else:
-            first, last = min(
-                (end for run in own for end in _ends(run, surplus)),
-                key=lambda end: _attraction(held, *end),
-            )
-        held[first:last] = [None] * (last - first)
-        surplus -= last - first
-
-
-def _ends(run: Run, length: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    length = min(length, run.length)
-    return (run.stop - length, run.stop), (run.start, run.start + length)
-
-
-def _attraction(held: list[int | None], first: int, last: int) -> int:
-    """Ranks an end of a run: best where free slots adjoin, worst at the edge of all slots."""
-    before = held[first - 1] if first > 0 else held[first]
-    after = held[last] if last < len(held) else held[first]
-    neighbours = {before, after} - {held[first]}
-    if None in neighbours:
-        return 0
-    return 1 if neighbours else 2
+        run = min(own, key=lambda run: run.length)
+        if run.length > surplus:
+            run = own[-1] if at_end else own[0]
+        length = min(surplus, run.length)
+        start = run.stop - length if at_end else run.start
+        held[start : start + length] = [None] * length
+        surplus -= length
 
 
 def _assign(held: list[int | None], quotas: dict[int, int]) -> list[int]:
@@ -140,7 +121,7 @@ def _adjoins(slots: list[int | None], run: Run) -> bool:
     return run.owner in (*before, *after)
 
 
-def _anew(owners: Sequence[int], servers: Collection[int]) -> list[int]:
+def _one_run_each(owners: Sequence[int], servers: Collection[int]) -> list[int]:
     """Gives each server one run: the one in which it owns most already."""
     bounds = equal_bounds(len(owners), len(servers))
     parts = list(pairwise(bounds))
@@ -308,12 +289,8 @@ def _is_balanced(shards: Shards, runs: Sequence[Run], hosts: Hosts, replicas: in
 
 
 def _alike(shard: ShardEntry, other: ShardEntry) -> bool:
-    return (shard.start, shard.stop, shard.primary, set(shard.backups)) == (
-        other.start,
-        other.stop,
-        other.primary,
-        set(other.backups),
-    )
+    same = replace(shard, backups=other.backups, joining=other.joining) == other
+    return same and set(shard.backups) == set(other.backups)
 
 
 def _pieces(shard: ShardEntry, wanted: Shards) -> Shards:

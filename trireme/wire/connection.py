@@ -41,7 +41,8 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
 
     After a failed receive nothing more can be received, and after a failed send nothing more can be
     sent: later calls raise the same error again. The two directions fail independently, so that
-    messages which a peer sent before it went away can still be received.
+    messages which a peer sent before it went away can still be received. Errors are those of
+    `Stream`, and `ValueError` for a message that is not in the catalog, of which nothing is sent.
 
     Attributes, besides those of `FrameReader`:
         clock: the clock that deadlines are measured with.
@@ -103,18 +104,14 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
 
         Args:
             message: one of the catalog's.
-            payload: buffers of any shape that are C-contiguous, sent one after the other.
+            payload: C-contiguous buffers, sent one after the other.
             sequence: for the peer's reply, or of the request that this replies to.
             timeout: in seconds, for all of it.
             check: called about ten times a second while the stream has no room. What it raises ends
                 the send, and nothing more can be sent.
 
         Raises:
-            ValueError: the message is not in the catalog. Nothing was sent.
             WireTimeout: the peer did not take all of it in time; nothing more can be sent.
-            PeerClosed: the peer closed the connection.
-            ConnectionBroken: the peer or the network broke off, or an earlier send failed.
-            ConnectionClosed: after `close`.
         """
         views = self._frame(message, payload, sequence)
         rest = views if self._queue else self._write(views)
@@ -131,9 +128,8 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
 
         The payload's memory may be changed as soon as the call returns. Frames are sent in the
-        order in which they are offered. Arguments and errors are those of `send`; a `SharedPayload`
-        is copied once for all connections that keep the rest of it. Returns whether the stream has
-        taken all so far.
+        order in which they are offered. A `SharedPayload` is copied once for all connections that
+        keep the rest of it. Returns whether the stream has taken all so far.
         """
         views = self._frame(message, payload, sequence)
         rest = views if self._queue and not self.flush() else self._write(views)
@@ -145,7 +141,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         return not self.unsent
 
     def flush(self) -> bool:
-        """Sends more of what was offered, and never blocks; returns whether nothing is left."""
+        """Sends more of what was offered; returns whether nothing is left."""
         if self._send_failure is not None:
             raise again(self._send_failure)
         if self._queue:
@@ -158,7 +154,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
-        """Returns the next frame as views of its bytes; raises if no frame can be sent now."""
+        """Returns the next frame as views of its bytes."""
         if self._send_failure is not None:
             raise again(self._send_failure)
         metadata = self.catalog.encode(message)
@@ -216,14 +212,12 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
     # Receiving ---------------------------------------------------------------------------------
 
     def receive(self, *, timeout: float) -> Incoming:
-        """Blocks until a complete message has arrived.
-
-        Meanwhile it sends what was offered and not taken.
+        """Blocks until a complete message has arrived; sends meanwhile what was offered.
 
         Raises:
-            WireTimeout: no complete message came in time. The connection remains usable: the part
-                that came is kept, and the next receive continues from there.
-            FrameError, PeerClosed, ConnectionBroken, ConnectionClosed: as `poll`.
+            WireTimeout: no complete message came in time. The part that came is kept, and the next
+                receive continues from there.
+            FrameError: as `poll`.
         """
         if self._receive_failure is not None:
             raise again(self._receive_failure)

@@ -91,9 +91,6 @@ class FrameReader:
 
         Raises:
             FrameError: the bytes are not a frame of this catalog, or the destination refused it.
-            PeerClosed: the peer closed the connection between two frames.
-            ConnectionBroken: the peer or the network broke off.
-            ConnectionClosed: after `close`.
         """
         if self._receive_failure is not None:
             raise again(self._receive_failure)
@@ -156,8 +153,8 @@ class FrameReader:
     def _make_room(self, need: int) -> None:
         """Moves the unread bytes to the front, of a larger buffer if this one is full.
 
-        The buffer grows with the bytes that came, not with the announced length, which a peer may
-        set to anything.
+        It grows with the bytes that came, not with the announced length, which a peer may set to
+        anything.
         """
         have = self._stop - self._start
         buffer = self._buffer

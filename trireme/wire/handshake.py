@@ -91,11 +91,9 @@ class Welcome(Message, frozen=True, array_like=True):
 class Denied(Message, frozen=True, array_like=True):
     """The server denies the client, and closes the connection.
 
-    `reason` is one of `version` (the client speaks another version of the protocol), `order`,
-    `job`, `secret`, `certificate` (the client's is for another task), `server` (the server is
-    another task), `address` (the client called another address than the one at which the server
-    was called), `epoch`, and `early` (the server itself has not joined, and does not know the epoch
-    yet).
+    `reason` is one of `version` (of the protocol), `order`, `job`, `secret`, `certificate` (it is
+    for another task), `server` (it is another task), `address` (the client called another one),
+    `epoch`, and `early` (the server has not joined, and does not know the epoch yet).
     """
 
     kind: ClassVar[int] = 5
@@ -240,8 +238,6 @@ def authenticate(
         StaleEpochError: this task belongs to an earlier start of the job.
         ConnectionRefused: the server has not joined the job yet. Retry soon.
         WireTimeout: the server did not answer in time.
-        PeerClosed, ConnectionBroken: the connection was lost.
-        FrameError: the other end does not speak this protocol.
     """
     catalog, limits = connection.catalog, connection.limits
     connection.catalog, connection.limits = HANDSHAKE_CATALOG, HANDSHAKE_LIMITS
@@ -326,8 +322,8 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
 def _same_address(theirs: str, ours: str) -> bool:
     """Returns whether both sides report the same address.
 
-    On one host the addresses must be equal: names of unix sockets, and loopback addresses. Between
-    hosts the network may translate addresses, and only the transport must be equal.
+    On one host the addresses must be equal. Between hosts the network may translate addresses, and
+    only the transport must be equal.
     """
     if theirs == ours:
         return True

@@ -88,21 +88,6 @@ class Service:
     ) -> None:
         """Prepares to serve; nothing is accepted before `run`.
 
-        Args:
-            listener: the listener that peers connect to.
-            handlers: the handlers of all messages.
-            job: the job's id, which peers must name.
-            secret: the job's secret, which peers must prove to know.
-            epoch: of the job: peers that name one must name this. "" while this process has not
-                joined; set the attribute `epoch` then.
-            serves: the tasks that this process is, such as `ps:0`; empty accepts peers that address
-                any.
-            clock: the clock for ticks and deadlines.
-            tick_seconds: how often the handlers' `tick` is called.
-            limits: the largest frame of an authenticated peer.
-            service_limits: the other limits that are set to peers.
-            beside: further listeners.
-
         Raises:
             ValueError: two handlers have the same message type.
         """

@@ -81,7 +81,7 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int) -> Self:
-        """Maps memory that a peer has created. The result owns the descriptor from now on.
+        """Maps memory that a peer has created, and owns the descriptor from now on.
 
         Raises:
             ConnectionBroken: it is not such memory, is smaller than announced, or is not sealed.

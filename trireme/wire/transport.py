@@ -5,9 +5,8 @@
     shm://name         one host, by unix socket and shared memory; `trireme.wire.transports.shm`
     memory://name      inside one process; `trireme.wire.transports.memory`
 
-A transport is an entry point, named as its scheme, whose object is a `Transport`. It implements a
-`Stream` and a `Listener`, both non-blocking. To wait for them, use `select` on their file
-descriptors. Every transport must pass `tests/conformance.py`.
+A transport is an entry point, named as its scheme, whose object is a `Transport`. Every transport
+must pass `tests/conformance.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +27,11 @@ if TYPE_CHECKING:
 class Stream(ABC):
     """An ordered stream of bytes in each direction, never blocking. Used by one thread at a time.
 
+    Reading and writing raise `PeerClosed` when the peer has closed and all it had sent was read,
+    `ConnectionBroken` when the peer or the network reset the connection, `ConnectionClosed` after
+    this side's own `close`. A write soon after the peer's close may succeed: only an answer shows
+    that bytes arrived.
+
     Attributes:
         peer: the address of the other end, for messages.
         called: the address that the client called, with its scheme, as this side sees it. Both
@@ -35,8 +39,8 @@ class Stream(ABC):
             numbers and no names: `tcp://127.0.0.1:2222`.
         certified: the tasks that the peer's certificate names, such as `worker:1`; None where the
             transport has no certificates.
-        pending: whether bytes may be read that the descriptor does not announce. Before you wait
-            on the descriptor, read until this is False.
+        pending: whether bytes may be read that the descriptor does not announce. Before you wait on
+            the descriptor, read until this is False.
         passes_descriptors: whether the connecting side may pass descriptors of files, one at a
             time, as shared memory needs it.
     """
@@ -58,52 +62,31 @@ class Stream(ABC):
 
     @abstractmethod
     def read_into(self, buffers: Sequence[memoryview]) -> int:
-        """Reads what is there into the buffers, filling one after the other.
+        """Reads what is there into the buffers, one after the other; returns how many bytes.
 
-        At least one of them is not empty. Returns how many bytes came; 0 if there are none yet.
-
-        Raises:
-            PeerClosed: the peer closed, and everything it had sent was read.
-            ConnectionBroken: the peer or the network reset the connection.
-            ConnectionClosed: after this side's own `close`.
+        At least one of them is not empty. There may be no bytes yet.
         """
 
     @abstractmethod
     def write(self, buffers: Sequence[Buffer]) -> int:
         """Takes bytes from the front of the buffers, in order; returns how many, 0 without room.
 
-        At least one of the buffers is not empty. They may be changed as soon as the call returns.
-
-        Raises:
-            PeerClosed: the peer closed, and this transport can tell.
-            ConnectionBroken: the peer or the network reset the connection. A write soon after the
-                peer's close may also succeed: only an answer shows that bytes arrived.
-            ConnectionClosed: after this side's own `close`.
+        At least one of them is not empty. They may be changed as soon as the call returns.
         """
 
     def flush(self) -> bool:
-        """Hands the system what is `unsent`, and never blocks; returns whether nothing is left.
+        """Hands the system what is `unsent`; returns whether nothing is left.
 
         Call it again when the descriptor is writable.
-
-        Raises:
-            PeerClosed, ConnectionBroken: as `write`.
         """
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Closes this end; what was written and is not `unsent` is still delivered.
-
-        Closing again does nothing.
-        """
+        """Closes this end; what is not `unsent` is still delivered. May be repeated."""
 
     def pass_descriptor(self, descriptor: int) -> None:
-        """Sends a descriptor along with the next bytes. The caller keeps its own copy.
-
-        Raises:
-            NotImplementedError: this transport passes none.
-        """
+        """Sends a descriptor along with the next bytes. The caller keeps its own copy."""
         raise NotImplementedError
 
     def take_descriptor(self) -> int | None:
@@ -111,20 +94,12 @@ class Stream(ABC):
         return None
 
     def expect_descriptor(self) -> None:
-        """Takes another descriptor: those that nobody expects are closed by the system.
-
-        Raises:
-            NotImplementedError: this transport passes none.
-        """
+        """Takes another descriptor: the system closes those that nobody expects."""
         raise NotImplementedError
 
 
 class Listener(ABC):
-    """Accepts connections at an address.
-
-    Attributes:
-        address: the address to pass to `connect`, with the port or name that the system chose.
-    """
+    """Accepts connections at `address`, which has the port or name that the system chose."""
 
     address: str
 
@@ -138,8 +113,7 @@ class Listener(ABC):
 
         Raises:
             ConnectionClosed: after `close`.
-            WireError: the system cannot open another connection, such as with too many open files.
-                Waiting connections are kept, and a later call may succeed.
+            WireError: the system cannot open another connection now. Waiting ones are kept.
         """
 
     @abstractmethod
@@ -190,13 +164,6 @@ TRANSPORTS = Plugins("trireme.transports", "transport", Transport)
 def connect(address: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:
     """Connects to a listener, trying once.
 
-    Args:
-        address: such as `tcp://10.0.0.5:2222`.
-        timeout: in seconds, over all addresses that a name resolves to; with TLS, for its handshake
-            too.
-        certificates: what this task proves itself with over `tls://`. A task that has certificates
-            does not connect over `tcp://`.
-
     Raises:
         ConfigurationError: the address is malformed or its scheme unknown; or it needs certificates
             and there are none, or the other way round.
@@ -215,12 +182,6 @@ def listen(
 ) -> Listener:
     """Listens at an address; port 0 or an empty name leaves the choice to the system.
 
-    Args:
-        address: such as `tcp://127.0.0.1:0`.
-        allow_plaintext: whether an address that other hosts can reach may be served without TLS,
-            because the network is trusted.
-        certificates: as for `connect`.
-
     Raises:
         ConfigurationError: as `connect`; or the address is not one of this host's, or can be
             reached from other hosts and `allow_plaintext` is False.
@@ -232,11 +193,7 @@ def listen(
 
 
 def check_transport(name: str, origin: str) -> None:
-    """Checks the value of the option `transport`.
-
-    Raises:
-        ConfigurationError: a job cannot have that transport.
-    """
+    """Raises `ConfigurationError` if a job cannot have a transport of that name."""
     if name == "auto" or (name in TRANSPORTS and TRANSPORTS.load(name).serves_jobs):
         return
     serving = [each for each, transport in TRANSPORTS.all().items() if transport.serves_jobs]
