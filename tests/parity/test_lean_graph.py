@@ -54,7 +54,8 @@ def assert_equal(found: CheckpointData, wanted: CheckpointData) -> None:
     assert all(found.state[name] == wanted.state[name] for name in ("consumed", "sizes"))
 
 
-@pytest.mark.thorough(but=("MLP", "tied and frozen", "batch normalization"))
+@pytest.mark.slow(but=("MLP", "tied and frozen", "batch normalization"))
+@pytest.mark.thorough(but=("MLP",))
 @pytest.mark.parametrize("build", BUILDS)
 def test_it_trains_and_evaluates_as_one_process(build: str, tmp_path: Path) -> None:
     spread = ONE_PIECE if build == "batch normalization" else TWO
@@ -79,6 +80,7 @@ def test_two_replicas_of_two_tasks_each(tmp_path: Path) -> None:
     assert all(found == pytest.approx(wanted, abs=1e-5) for _, found in said)
 
 
+@pytest.mark.thorough
 def test_it_is_evaluated_before_the_first_step_and_saved_when_one_asks_to_stop(
     tmp_path: Path,
 ) -> None:
@@ -89,6 +91,7 @@ def test_it_is_evaluated_before_the_first_step_and_saved_when_one_asks_to_stop(
     assert saved is not None and saved.step == one > 5
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("tied and frozen",))
 @pytest.mark.parametrize("build", ["LSTM", "tied and frozen"])
 def test_resumed_it_goes_on_with_the_same_bits(build: str, tmp_path: Path) -> None:
