@@ -52,9 +52,11 @@ COMPOSED = tuple(way for way in WAYS if "=" in way)
 
 Adam with clipping, below, trains the transformer in six of them.
 """
+FEW = ("fsdp=2,tp=2", "ps sync over tp=2")
+"""Of those, in `make test`."""
 
 
-@pytest.mark.thorough(but=tuple(f"MLP-{way}" for way in WAYS))
+@pytest.mark.thorough(but=tuple(f"MLP-{way}" for way in WAYS if way not in COMPOSED or way in FEW))
 @pytest.mark.parametrize(
     ("case", "way"),
     [
@@ -62,7 +64,8 @@ Adam with clipping, below, trains the transformer in six of them.
             case,
             way,
             id=f"{case}-{way}",
-            marks=[pytest.mark.slow] * (way in COMPOSED and case != "MLP"),
+            marks=[pytest.mark.slow]
+            * (case != "MLP" and (way in COMPOSED or case != "transformer")),
         )
         for case in CASES
         for way in WAYS
@@ -76,7 +79,7 @@ def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
         assert difference(values, plain[key]) <= CLOSE
 
 
-@pytest.mark.thorough(but=("fsdp=2,tp=2",))
+@pytest.mark.thorough(but=("ps sync over tp=2",))
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "fsdp=2,tp=2", "ps sync over tp=2"])
 def test_tied_weights_stay_one(way: str, plain: Any) -> None:
     wanted = plain.setdefault(("tied", "sgd", None), train_plain("tied weights"))
@@ -131,9 +134,20 @@ def test_what_cannot_be_spread_so_is_refused_by_name(case: str, way: str, reason
     assert said is not None and reason in said
 
 
-@pytest.mark.thorough(
-    but=("ps sync over dp=2,tp=2-unused", "pipeline zero-bubble-unused", "fsdp-unused")
+@pytest.mark.slow(
+    but=(
+        "allreduce-unused",
+        "fsdp-unused",
+        "tensor-frozen",
+        "pipeline zero-bubble-unused",
+        "dp=2,tp=2-frozen",
+        "ps sync over pp=2-unused",
+        "ps sync over tp=2-frozen",
+        "ps sync over dp=2-unused",
+        "ps sync over dp=2,tp=2-unused",
+    )
 )
+@pytest.mark.thorough(but=("pipeline zero-bubble-unused", "fsdp-unused"))
 @pytest.mark.parametrize("case", ABSENT)
 @pytest.mark.parametrize(
     "way",
@@ -165,6 +179,14 @@ def test_adamw_moves_no_unused_layer(way: str) -> None:
         assert torch.equal(values["2.unused.bias"], wanted["2.unused.bias"])
 
 
+@pytest.mark.slow(
+    but=(
+        "allreduce-{}-decay",
+        "allreduce-{'accumulate': 2}-adam",
+        "ps sync over dp=2-{}-adam",
+        "ps sync over dp=2-{'accumulate': 2}-decay",
+    )
+)
 @pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["decay", "adam"])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip_norm": 100.0}], ids=str)
@@ -178,6 +200,7 @@ def test_a_gradient_that_one_process_has_alone_counts_for_all(
         assert all(torch.equal(values[name], found[0][name]) for name in values)
 
 
+@pytest.mark.thorough(but=("allreduce",))
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over tp=2", "ps sync over dp=2"])
 def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_path: Path) -> None:
     process_group, wanted = WAYS[way], dict(model_of("frozen").named_parameters())["2.weight"]
@@ -205,6 +228,7 @@ def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
         assert difference(values, wanted) <= 2e-4
 
 
+@pytest.mark.thorough(but=("fsdp",))
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "dp=2,tp=2", "ps sync over dp=2"])
 def test_gradients_may_be_added_up_before_they_are_averaged(way: str) -> None:
     wanted = train_plain("MLP")
@@ -212,6 +236,7 @@ def test_gradients_may_be_added_up_before_they_are_averaged(way: str) -> None:
         assert difference(values, wanted) <= CLOSE
 
 
+@pytest.mark.thorough(but=("fsdp",))
 @pytest.mark.parametrize(
     "way", ["allreduce", "fsdp", "pipeline 1f1b", "tensor", "ps sync over dp=2"]
 )
@@ -227,6 +252,7 @@ def test_a_moving_average_is_kept_of_every_part(way: str) -> None:
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
 
 
+@pytest.mark.thorough(but=("allreduce",))
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "pipeline 1f1b"])
 def test_half_precision_comes_near(way: str) -> None:
     wanted = train_plain("MLP")
@@ -255,6 +281,7 @@ CUT = [
 ]
 
 
+@pytest.mark.thorough(but=("allreduce", "ps sync over tp=2"))
 @pytest.mark.parametrize("way", CUT)
 def test_a_program_freezes_and_thaws_the_model_that_it_knows(way: str) -> None:
     ran = run_process_group(WAYS[way], train_frozen_in_between, REPLICAS.get(way, 1))
@@ -269,6 +296,7 @@ def test_a_loss_that_reaches_nothing_that_is_trained_is_refused(way: str) -> Non
     assert said is not None and "the loss reached no parameter that is trained" in said
 
 
+@pytest.mark.thorough(but=("allreduce",))
 @pytest.mark.parametrize(
     "way", ["allreduce", "fsdp", "tp=2,pp=2", "ps sync over pp=2", "ps sync over dp=2"]
 )

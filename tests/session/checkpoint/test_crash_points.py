@@ -127,6 +127,7 @@ def each_point(tmp_path: Path, count: int) -> list[tuple[int, Path]]:
     ]
 
 
+@pytest.mark.thorough(but=("the next step-power_cut",))
 @pytest.mark.parametrize("death", [killed, power_cut])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_process_that_dies_at_any_operation(
@@ -149,13 +150,16 @@ def test_a_process_that_dies_at_any_operation(
     assert outcomes == {True, False}
 
 
-@pytest.mark.thorough(
+@pytest.mark.slow(
     but=(
         "the next step-from then on-no_room",
         "the same step by the next writer-once-input_output_error",
         "the same step by the next writer-from then on-read_only",
+        "changes of tables-once-no_room",
+        "changes of tables-from then on-input_output_error",
     )
 )
+@pytest.mark.thorough(but=("the next step-from then on-no_room",))
 @pytest.mark.parametrize("failure", [no_room, input_output_error, read_only])
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
