@@ -24,9 +24,8 @@ from trireme.errors import WireError
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.link import Link
 from trireme.wire.message import Catalog, Message
-from trireme.wire.service import Service
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import connect, listen
 from trireme.wire.transports.socket_stream import BUFFER_BYTES
 

@@ -83,8 +83,8 @@ from trireme.ps.server_messages import (
 from trireme.ps.snapshot_messages import Cut, Freeze, Load, Loaded, TensorSpec, Thaw
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Denied, Hello, Identity, ServerHandshake
-from trireme.wire.link import Link
 from trireme.wire.message import Catalog, Message
+from trireme.wire.service import Link
 
 SECONDS = 10.0
 """A message that takes so long wedges a server, however busy the machine is."""

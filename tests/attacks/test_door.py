@@ -31,8 +31,8 @@ from trireme.errors import (
 )
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Hello, Identity, authenticate
-from trireme.wire.link import ServiceLimits
 from trireme.wire.message import HANDSHAKE_LIMITS, PROTOCOL_VERSION, pack_header
+from trireme.wire.refusals import ServiceLimits
 from trireme.wire.transport import Stream, connect, listen
 
 SERVED = ("ps:0", "coordinator:0")

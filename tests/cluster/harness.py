@@ -21,9 +21,8 @@ from trireme.errors import WireError
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.link import Link
 from trireme.wire.message import Message
-from trireme.wire.service import Service
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import connect, listen
 
 JOB = "job-1"

@@ -19,7 +19,7 @@ Deliver = Callable[[Message, int, Payload], None]
 
 
 class End:
-    """Stands in for `trireme.wire.link.Link`.
+    """Stands in for `trireme.wire.service.Link`.
 
     Args:
         process: whose end it is.

@@ -27,8 +27,8 @@ from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.push_table import PushTable
 from trireme.wire.handshake import Identity
-from trireme.wire.link import Link
 from trireme.wire.message import Message
+from trireme.wire.service import Link
 
 _TICK_SECONDS, _OFTEN_SECONDS = 0.5, 0.1  # the latter where who notices what is checked
 _RETRY_SECONDS = 0.1

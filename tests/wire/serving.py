@@ -14,9 +14,9 @@ from trireme.errors import WireError
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import Catalog, Message
-from trireme.wire.service import Service
+from trireme.wire.refusals import ServiceLimits
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import Listener, Stream, connect, listen
 
 JOB, SECRET = "job-1", b"the secret of job-1"

@@ -7,8 +7,7 @@ from tests.wire.serving import CATALOG, JOB, EchoHandler, Running, ask, running
 from trireme.errors import AuthenticationError, ConnectionBroken, PeerClosed
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.link import ServiceLimits
-from trireme.wire.refusals import BURST, LINE_SECONDS, Refusals, RefusedHosts
+from trireme.wire.refusals import BURST, LINE_SECONDS, Refusals, RefusedHosts, ServiceLimits
 from trireme.wire.transport import Listener, Stream, listen
 
 

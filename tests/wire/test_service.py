@@ -40,9 +40,9 @@ from trireme.wire.handshake import (
     Identity,
     authenticate,
 )
-from trireme.wire.link import Link, ServiceLimits
 from trireme.wire.message import Limits, Message
-from trireme.wire.service import Service
+from trireme.wire.refusals import ServiceLimits
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import listen
 
 

@@ -30,7 +30,7 @@ from trireme.cluster.state import Close, Policy, cluster_status, everybody_told,
 from trireme.errors import FrameError, NetworkLost, WireError
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import new_epoch
-from trireme.wire.link import Link
+from trireme.wire.service import Link
 
 _log = logging.getLogger(__name__)
 

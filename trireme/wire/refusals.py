@@ -1,4 +1,4 @@
-"""What a service does about refused connections: it logs few, and slows down who makes many.
+"""The limits of a service's peers, and of refused connections: few are logged, many slowed down.
 
 Both take the time as an argument.
 """
@@ -10,12 +10,26 @@ import logging
 from dataclasses import dataclass
 
 from trireme.printable import printable
+from trireme.wire.handshake import HANDSHAKE_TIMEOUT
 
 _log = logging.getLogger(__name__)
 
 BURST = 20  # lines that may be logged at once after a quiet time
 LINE_SECONDS = 10.0  # after that, one line in so many seconds
 _HOSTS = 1024  # how many are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """The limits that a service sets to its peers."""
+
+    unauthenticated: int = 128  # connections at a time; one more, and the oldest is closed
+    connections: int = 4096  # that may be open at a time; one more is closed at once
+    handshake_seconds: float = HANDSHAKE_TIMEOUT  # that of TLS included, however little comes
+    tries: int = 20  # connections of one host that may be refused before it is not listened to
+    try_seconds: float = 1.0  # after so long a host has one more try
+    unsent_bytes: int = 1 << 28  # of a link when the next message is offered: its peer must read
+    linger_seconds: float = 2.0  # how long a closing link, or service, sends what was offered
 
 
 class Refusals:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
@@ -26,12 +26,19 @@ from trireme.errors import (
 )
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
-from trireme.wire.handshake import HANDSHAKE_CATALOG, Denied, Identity, ServerHandshake
-from trireme.wire.link import Link, ServiceLimits
+from trireme.wire.handshake import (
+    HANDSHAKE_CATALOG,
+    Denied,
+    Identity,
+    ServerHandshake,
+)
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
 from trireme.wire.polling import READABLE, WRITABLE, Poller, Wakeup
-from trireme.wire.refusals import Refusals, RefusedHosts, network
+from trireme.wire.refusals import Refusals, RefusedHosts, ServiceLimits, network
 from trireme.wire.transport import Listener, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +46,131 @@ _ACCEPTS_AT_ONCE = 32
 _MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
 _DEFAULT_LIMITS = Limits()
 _DEFAULT_BOUNDS = ServiceLimits()
+_NOBODY = Identity("", "an unauthenticated peer")
+
+
+class Link:
+    """One connection of a service. Handlers see it once its peer has authenticated.
+
+    Handlers call `offer` and `close`; the service receives, and calls the other methods. A handler
+    may set `destination` and `lending` of the connection.
+    """
+
+    def __init__(
+        self, service: Service, connection: Connection, handshake: ServerHandshake | None = None
+    ) -> None:
+        self.identity = _NOBODY  # that the peer has proven
+        self.connection = connection
+        self.context: Any = None  # of the handler that serves this peer
+        self.authenticated = False
+        self.opened_here = handshake is None
+        # Whether the peer has announced that it leaves: it need not read what is still sent to it,
+        # and a break of its connection is not logged as a warning.
+        self.departing = False
+        self.closed = False  # or closing
+        # Whether its handler waits for confirmations before it offers more, so that the link need
+        # not limit what is unsent.
+        self.windowed = False
+        self._service = service
+        self.handshake = handshake  # authenticates the peer
+        self._unsent_bytes = service.service_limits.unsent_bytes
+        self.events = READABLE  # of the descriptor that the service waits for
+        # When the link is dropped, and the error for that, unless something happens before.
+        self._deadline: float | None = None
+        self._expiry_error: WireError | None = None
+        if handshake is not None:
+            seconds = service.service_limits.handshake_seconds
+            error = AuthenticationError(f"it did not authenticate within {seconds:g} s")
+            self._set_deadline(seconds, error)
+
+    @property
+    def name(self) -> str:
+        """The peer's name, for messages."""
+        return f"{self.identity.task} at {self.connection.peer}"
+
+    # -- for handlers ----------------------------------------------------------------------------
+
+    def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
+        """Sends without blocking; returns whether all was sent. The service sends the rest later.
+
+        A failure does not raise here: the handlers' `closed` is called later. Messages that are
+        offered to a closed link are dropped.
+        """
+        if self.closed:
+            return False
+        if not self.windowed and self.connection.unsent > self._unsent_bytes:
+            error = f"it does not read; {self.connection.unsent} bytes are unsent"
+            self.fail(ConnectionBroken(error))
+            return False
+        try:
+            done = self.connection.offer(message, payload, sequence=sequence)
+        except WireError as error:
+            self._cannot_send(error)
+            return False
+        if not done:
+            self._update_events()
+        return done
+
+    def close(self) -> None:
+        """Stops receiving, sends what was offered before, then closes. May be repeated."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.connection.unsent:
+            self._set_deadline(self._service.service_limits.linger_seconds, None)
+            self._update_events()
+        else:
+            self._service.drop(self, None)
+
+    # -- for the service -------------------------------------------------------------------------
+
+    def expire(self, now: float) -> None:
+        """Drops the link if its deadline has passed."""
+        if self._deadline is not None and now >= self._deadline:
+            self.fail(self._expiry_error)
+
+    def admit(self, identity: Identity) -> None:
+        """Accepts an authenticated peer."""
+        self._deadline = None
+        self.identity, self.authenticated = identity, True
+
+    def flush(self) -> None:
+        """Sends more of what was offered."""
+        try:
+            self.connection.flush()
+        except WireError as error:
+            self._cannot_send(error)
+            return
+        if self.closed and not self.connection.unsent:
+            self._service.drop(self, None)
+        else:
+            self._update_events()
+
+    def fail(self, error: WireError | None) -> None:
+        """Drops the link at once."""
+        self.closed = True
+        self._service.drop(self, error)
+
+    def _cannot_send(self, error: WireError) -> None:
+        """Notes a failed send. Messages that the peer sent before are still received."""
+        if self.closed:
+            self._service.drop(self, None)
+            return
+        if self._deadline is None:
+            self._set_deadline(self._service.service_limits.linger_seconds, error)
+        self._update_events()
+
+    def _set_deadline(self, seconds: float, error: WireError | None) -> None:
+        self._deadline = self._service.clock.now() + seconds
+        self._expiry_error = error
+
+    def _update_events(self) -> None:
+        events = 0 if self.closed else READABLE
+        if self.connection.unsent:
+            events |= WRITABLE
+        if events != self.events:
+            self.events = events
+            self._service.watch(self, events)
 
 
 class Handler(Protocol):

@@ -41,9 +41,8 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication_messages import Address
 from trireme.wire.frame_reader import Incoming
-from trireme.wire.link import Link
 from trireme.wire.message import Message
-from trireme.wire.service import Service
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import listen
 
 JOB, SECRET = "job", b"s" * 32

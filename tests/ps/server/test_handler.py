@@ -49,8 +49,8 @@ from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.connection import SharedPayload
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Identity
-from trireme.wire.link import Link
 from trireme.wire.message import Message
+from trireme.wire.service import Link
 
 SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int64": 8, "bool": 1}
 

@@ -16,7 +16,7 @@ from trireme.ps.messages import LendMemory
 from trireme.ps.server.receive_buffer import ReceiveBuffer
 from trireme.ps.shard.state import ShardState
 from trireme.wire.handshake import Identity
-from trireme.wire.link import Link
+from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
 from trireme.wire.transports.shm import ShmStream
 

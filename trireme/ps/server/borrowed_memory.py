@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trireme.errors import WireError
 from trireme.ps.messages import LendRows, Pairs
 from trireme.ps.replication.log import Lent
-from trireme.wire.link import Link
+from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)

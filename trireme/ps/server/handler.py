@@ -70,8 +70,8 @@ from trireme.ps.shard.state import ShardState
 from trireme.ps.snapshot_messages import Load, WriteValues
 from trireme.wire.connection import SharedPayload
 from trireme.wire.frame_reader import Incoming
-from trireme.wire.link import Link
 from trireme.wire.message import Message
+from trireme.wire.service import Link
 
 _log = logging.getLogger(__name__)
 

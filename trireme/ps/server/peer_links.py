@@ -24,8 +24,7 @@ from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.replication.replicas import Peer
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
-from trireme.wire.link import Link
-from trireme.wire.service import Service
+from trireme.wire.service import Link, Service
 from trireme.wire.transport import Stream, connect
 from trireme.wire.transports.shm import shm_address
 

@@ -18,7 +18,7 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import LendMemory, Pairs
 from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
-from trireme.wire.link import Link
+from trireme.wire.service import Link
 from trireme.wire.shared_memory import Lending, SharedMemory
 
 _log = logging.getLogger(__name__)
