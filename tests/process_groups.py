@@ -41,9 +41,9 @@ SPAWNER.set_forkserver_preload(
         "tests.parity.loop",
         "trireme.session.session",
         "trireme.session.distribute",
-        "trireme.session.backends.collective",
-        "trireme.session.backends.worker_processes",
-        "trireme.session.model.group_replica",
+        "trireme.parallel.backends.collective",
+        "trireme.parallel.backends.worker_processes",
+        "trireme.parallel.assembly",
         "trireme.parallel.tensor_parallel",
         "torch._dynamo",
         "torch.export._trace",  # what captures a graph

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trireme.launch.environment.detect import program_arguments as program_arguments
     from trireme.parallel.config import GraphConfig as GraphConfig
     from trireme.parallel.config import PipelineConfig as PipelineConfig
+    from trireme.parallel.pipeline_trace import PipelineTrace as PipelineTrace
     from trireme.ps.messages import Applied as Applied
     from trireme.ps.messages import Stale as Stale
     from trireme.session.distribute import distribute as distribute
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult as StepResult
     from trireme.session.result import accuracy as accuracy
     from trireme.session.session import Session as Session
-    from trireme.session.tracking.pipeline_trace import PipelineTrace as PipelineTrace
     from trireme.session.tracking.profile import Profile as Profile
     from trireme.session.tracking.trackers import MLflow as MLflow
     from trireme.session.tracking.trackers import WandB as WandB
@@ -58,7 +58,7 @@ _HOME = {
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
-    "trireme.session.tracking.pipeline_trace": ("PipelineTrace",),
+    "trireme.parallel.pipeline_trace": ("PipelineTrace",),
     "trireme.session.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
     "trireme.session.tracking.trackers": ("MLflow", "WandB"),

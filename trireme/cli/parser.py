@@ -286,7 +286,9 @@ TASK = Command(
     "run one task of a job, started by hand on its machine", _task, "trireme.cli.tasks.task:main"
 )
 GRAPH = Command(
-    "draw the model of a program as a graph, placed on workers", _graph, "trireme.cli.graph:main"
+    "draw the model of a program as a graph, placed on workers",
+    _graph,
+    "trireme.graph.command:main",
 )
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")

@@ -12,8 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from trireme.errors import ConfigurationError
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
+from trireme.session.model.reducer import Reducer
 from trireme.tensors import to_local
 
 BUCKET_BYTES = 4 << 20

@@ -34,7 +34,7 @@ from trireme.session.worker.job import Job
 from trireme.session.worker.stepper import Stepper
 
 if TYPE_CHECKING:
-    from trireme.parallel.operation_log import OperationLog
+    from trireme.session.operation_log import OperationLog
 
 _TAKES_PART = 1e-9  # no number of examples, but not 0 either, as of updates that are left out
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trireme.monitor.board import Board, Write
-from trireme.parallel.operation_log import OperationLog
 from trireme.session.job_view import JobView
+from trireme.session.operation_log import OperationLog
 
 if TYPE_CHECKING:
     pass

@@ -14,12 +14,12 @@ from torch.utils.data import TensorDataset
 from tests.process_groups import ProcessGroup, run_process_group
 from tests.tracing import Event, read_trace, tasks_of
 from trireme.launch.environment.detect import current_task
+from trireme.parallel.pipeline_trace import PipelineTrace
 from trireme.parallel.processes import clock_trips
 from trireme.session.hooks import Hook
 from trireme.session.result import StepResult
 from trireme.session.session import Session
 from trireme.session.tracking import profile, trace_clock
-from trireme.session.tracking.pipeline_trace import PipelineTrace
 from trireme.session.tracking.profile import Profile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]

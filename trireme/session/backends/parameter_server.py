@@ -18,7 +18,7 @@ from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.local_sgd import LocalSteps
-from trireme.session.backends.worker_processes import WorkerProcesses
+from trireme.parallel.backends.worker_processes import WorkerProcesses
 
 
 class ParameterServer(Client, Backend):

@@ -27,7 +27,7 @@ from trireme.session.worker.job import Job
 
 if TYPE_CHECKING:
     from trireme.parallel.processes.process_group import ProcessGroup
-    from trireme.parallel.reducer import Reducer
+    from trireme.session.model.reducer import Reducer
 
 
 class LoopJob:

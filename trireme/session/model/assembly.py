@@ -56,7 +56,7 @@ def assemble(
         if tables is not None:
             settings.check_tables()
         return TrainingSetup(settings, model, optimizer, flat, tables=tables)
-    from trireme.session.model.group_replica import assemble_together  # loads slowly
+    from trireme.parallel.assembly import assemble_together  # loads slowly
 
     here = device or device_of(settings) or torch.device("cpu")
     return assemble_together(
@@ -69,14 +69,14 @@ def replicas_of(
 ) -> tuple[Replica, Replica]:
     """Returns the replica that computes gradients, and one that computes with the whole model."""
     if setup.settings.task.draw is not None:
-        from trireme.session.model.drawing_replica import DrawingReplica  # loads slowly
+        from trireme.graph.placed.drawing_replica import DrawingReplica  # loads slowly
 
         drawing = DrawingReplica(setup, loss, metrics)
         return drawing, drawing
     if setup.process_group is None:
         replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
         return replica, replica
-    from trireme.session.model.group_replica import replicas_together
+    from trireme.parallel.assembly import replicas_together
 
     try:
         return replicas_together(setup, loss, metrics)

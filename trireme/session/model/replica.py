@@ -12,7 +12,6 @@ from torch import nn
 
 from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError, NonFiniteError
-from trireme.parallel.reducer import Reducer
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric, MetricValue
 from trireme.session.model.batch import (
@@ -22,6 +21,7 @@ from trireme.session.model.batch import (
     move,
     pieces,
 )
+from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import Trained
 from trireme.session.model.weights import counted_labels, weight_of
 from trireme.session.options import Options
@@ -29,7 +29,7 @@ from trireme.session.result import StepResult
 from trireme.tensors import map_tensors, tensors_in, to_local
 
 if TYPE_CHECKING:
-    from trireme.parallel.operation_log import OperationLog
+    from trireme.session.operation_log import OperationLog
 
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.module_names import named_parameters
 from trireme.ps.optimizers import name_of, spec_of
 from trireme.session.model.own_writes import OwnWrites
+from trireme.session.model.reducer import Reducer
 from trireme.session.model.table_rows import TableRows
 from trireme.session.model.trained import Trained, named_groups
 from trireme.session.settings import Settings

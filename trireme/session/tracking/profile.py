@@ -48,7 +48,7 @@ from trireme.session.hooks import Hook, LaunchHook
 from trireme.session.tracking.trace_clock import offset_of, offsets_of
 
 if TYPE_CHECKING:
-    from trireme.parallel.stage_operation import StageOperation
+    from trireme.monitor.stage_operation import StageOperation
     from trireme.session.backends.parameter_server import ParameterServer
     from trireme.session.result import StepResult
     from trireme.session.session import Session

@@ -31,7 +31,7 @@ from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
 from trireme.session.backends.local_sgd import LocalSteps
 from trireme.session.backends.parameter_server import ParameterServer
-from trireme.session.backends.worker_processes import WorkerProcess, WorkerProcesses
+from trireme.parallel.backends.worker_processes import WorkerProcess, WorkerProcesses
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
@@ -88,7 +88,7 @@ class Lifecycle:
         """Joins the job; returns the backend."""
         setup, group = self.setup, self.setup.process_group
         if group is not None and not self.task.servers:
-            from trireme.session.backends.collective import Collective  # loads slowly
+            from trireme.parallel.backends.collective import Collective  # loads slowly
 
             self.liveness.watch()
             self.backend = Collective(group, setup, self._say_waiting, self.liveness.doing)

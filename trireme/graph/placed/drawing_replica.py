@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 from trireme.draw_request import DRAWN
 from trireme.graph.drawing.output import write
 from trireme.graph.place.costs import Device, Hardware, Link
+from trireme.graph.placed.division import divides
+from trireme.graph.placed.graph_decision import Decider, Example, optimised_graph
 from trireme.parallel.config import GraphConfig
-from trireme.parallel.placed.graph_decision import Decider, Example, optimised_graph
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, inputs_and_targets, pieces
-from trireme.session.model.division import divides
 from trireme.session.model.replica import Replica
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.result import StepResult

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from trireme.errors import ConfigurationError
 from trireme.graph.execute.executor import Microbatch
-from trireme.parallel.operation_log import OperationLog
-from trireme.parallel.placed.graph_decision import Example
-from trireme.parallel.placed.graph_part import GraphPart, PlacedGraph
+from trireme.graph.placed.graph_decision import Example
+from trireme.graph.placed.graph_part import GraphPart, PlacedGraph
+from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.stage_operation import StageOperation
+from trireme.session.operation_log import OperationLog
 from trireme.tensors import joined, tensors_in
 
 Piece = tuple[tuple[tuple[Any, ...], dict[str, Any]], Any, int]

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from trireme.parallel.operation_log import OperationLog
+from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.stage_operation import StageOperation
+from trireme.session.operation_log import OperationLog
 
 
 def test_each_reader_has_what_was_computed_while_it_read() -> None:

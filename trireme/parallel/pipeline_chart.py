@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-from trireme.parallel.stage_operation import StageOperation, bubble_fraction
+from trireme.monitor.stage_operation import StageOperation, bubble_fraction
 
 COLOURS = {"forward": "#4c78a8", "backward": "#e07b39", "weight": "#8aa34b"}
 """The colours of operations by kind. The remaining time is a bubble: the process waits."""

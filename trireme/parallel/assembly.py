@@ -17,6 +17,10 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.rehearsal import restored_state
+from trireme.graph.placed.division import divides
+from trireme.graph.placed.graph_decision import Decider, Example
+from trireme.graph.placed.graph_execution import GraphExecution, Piece
+from trireme.graph.placed.graph_part import GraphPart
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.config import GraphConfig
@@ -25,12 +29,8 @@ from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, S
 from trireme.parallel.model_part import ModelPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
 from trireme.parallel.pipeline import Pipeline
-from trireme.parallel.placed.graph_decision import Decider, Example
-from trireme.parallel.placed.graph_execution import GraphExecution, Piece
-from trireme.parallel.placed.graph_part import GraphPart
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
-from trireme.parallel.reducer import Reducer
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
@@ -40,7 +40,7 @@ from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, examples_of, pieces
 from trireme.session.model.building import Optimizers, build_optimizer
-from trireme.session.model.division import divides
+from trireme.session.model.reducer import Reducer
 from trireme.session.model.replica import Replica
 from trireme.session.model.table_rows import has_tables
 from trireme.session.model.trained import named_groups

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from trireme.graph.placed.division import divides
 from trireme.session.loss import model_loss
-from trireme.session.model.division import divides
 
 CLASSES = 4
 

@@ -17,13 +17,13 @@ import msgspec
 import torch
 
 from trireme.errors import ConfigurationError
+from trireme.parallel.backends.neighbours import Neighbours
+from trireme.parallel.backends.tensor_stream import TensorStream, spread
 from trireme.parallel.model_part import join_parts
-from trireme.parallel.neighbours import Neighbours
 from trireme.parallel.processes.clock_trips import clock_trips
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
-from trireme.parallel.tensor_stream import TensorStream, spread
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule

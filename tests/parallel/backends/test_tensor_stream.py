@@ -9,8 +9,8 @@ import torch
 
 from tests.process_groups import SPAWNER
 from trireme.mesh import Mesh
+from trireme.parallel.backends.tensor_stream import TensorStream, spread
 from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
-from trireme.parallel.tensor_stream import TensorStream, spread
 
 _SECONDS = 60.0
 _TENSORS = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.process_group import ProcessGroup
-from trireme.parallel.stage_operation import StageOperation
 
 
 class OperationLog:

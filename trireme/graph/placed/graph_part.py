@@ -25,16 +25,16 @@ from trireme.graph.execute.fingerprint import fingerprint
 from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.measure.links import measure_links
 from trireme.graph.place.costs import Device, Hardware
-from trireme.parallel.config import GraphConfig, PipelineConfig
-from trireme.parallel.construction.deferred import Deferred, with_untouched_memory
-from trireme.parallel.model_part import ModelPart
-from trireme.parallel.placed.graph_decision import (
+from trireme.graph.placed.graph_decision import (
     Decider,
     Decision,
     Example,
     optimised_graph,
     plain_inputs,
 )
+from trireme.parallel.config import GraphConfig, PipelineConfig
+from trireme.parallel.construction.deferred import Deferred, with_untouched_memory
+from trireme.parallel.model_part import ModelPart
 from trireme.parallel.processes.process_group import ProcessGroup
 from trireme.ps.module_names import named_buffers, named_parameters
 from trireme.tensors import digest

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trireme.graph.capture.rehearsal import restored, restored_state
-from trireme.parallel.placed.graph_execution import same_loss
+from trireme.graph.placed.graph_execution import same_loss
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.model.batch import arguments, examples_in, pieces
 from trireme.tensors import joined, map_tensors, tensors_in

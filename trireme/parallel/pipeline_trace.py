@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trireme.errors import ConfigurationError
-from trireme.monitor.pipeline_chart import draw
+from trireme.parallel.pipeline_chart import draw
 from trireme.session.hooks import Hook
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from trireme.parallel.neighbours import Neighbours
+from trireme.parallel.backends.neighbours import Neighbours
 from trireme.process_birth import process_birth
 
 COMPUTES = "print(flush=True); sum(range(10**12))"  # one call, which keeps the interpreter lock

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trireme.monitor.pipeline_chart import COLOURS, draw
-from trireme.parallel.stage_operation import StageOperation, bubble_fraction
+from trireme.monitor.stage_operation import StageOperation, bubble_fraction
+from trireme.parallel.pipeline_chart import COLOURS, draw
 
 WORK = [
     StageOperation(0, 0, "forward", 0, 1.0, 2.0),

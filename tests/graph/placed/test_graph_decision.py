@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trireme.graph.placed.graph_decision import Decider
 from trireme.parallel.config import GraphConfig
-from trireme.parallel.placed.graph_decision import Decider
 
 
 class Normalised(torch.optim.SGD):

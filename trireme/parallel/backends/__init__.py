@@ -1,0 +1,1 @@
+"""Backends of processes that hold one model together, with and without servers."""
