@@ -16,13 +16,18 @@ from trireme.version import __version__ as __version__
 if TYPE_CHECKING:
     from trireme.dashboards.summaries import Summaries as Summaries
     from trireme.graph.capture.scopes import device as device
+    from trireme.graph.config import GraphConfig as GraphConfig
+    from trireme.graph.strategy import Graph as Graph
     from trireme.jobs.job import JobStatus as JobStatus
     from trireme.jobs.job import LaunchedJob as LaunchedJob
     from trireme.jobs.run import run as run
     from trireme.launch.environment.detect import program_arguments as program_arguments
-    from trireme.parallel.config import GraphConfig as GraphConfig
     from trireme.parallel.config import PipelineConfig as PipelineConfig
     from trireme.parallel.pipeline_trace import PipelineTrace as PipelineTrace
+    from trireme.parallel.strategies import FSDP as FSDP
+    from trireme.parallel.strategies import AllReduce as AllReduce
+    from trireme.parallel.strategies import PipelineParallel as PipelineParallel
+    from trireme.parallel.strategies import TensorParallel as TensorParallel
     from trireme.ps.messages import Applied as Applied
     from trireme.ps.messages import Stale as Stale
     from trireme.session.distribute import distribute as distribute
@@ -36,16 +41,11 @@ if TYPE_CHECKING:
     from trireme.session.tracking.profile import Profile as Profile
     from trireme.session.tracking.trackers import MLflow as MLflow
     from trireme.session.tracking.trackers import WandB as WandB
-    from trireme.strategies import FSDP as FSDP
     from trireme.strategies import SSP as SSP
-    from trireme.strategies import AllReduce as AllReduce
     from trireme.strategies import Async as Async
     from trireme.strategies import Averaging as Averaging
     from trireme.strategies import DiLoCo as DiLoCo
-    from trireme.strategies import Graph as Graph
-    from trireme.strategies import PipelineParallel as PipelineParallel
     from trireme.strategies import Sync as Sync
-    from trireme.strategies import TensorParallel as TensorParallel
     from trireme.tables.embedding import Embedding as Embedding
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
 
@@ -54,7 +54,10 @@ _HOME = {
     "trireme.jobs.job": ("JobStatus", "LaunchedJob"),
     "trireme.jobs.run": ("run",),
     "trireme.launch.environment.detect": ("program_arguments",),
-    "trireme.parallel.config": ("GraphConfig", "PipelineConfig"),
+    "trireme.graph.config": ("GraphConfig",),
+    "trireme.graph.strategy": ("Graph",),
+    "trireme.parallel.config": ("PipelineConfig",),
+    "trireme.parallel.strategies": ("FSDP", "AllReduce", "PipelineParallel", "TensorParallel"),
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
@@ -67,10 +70,7 @@ _HOME = {
     "trireme.session.result": ("StepResult", "accuracy"),
     "trireme.session.session": ("Session",),
     "trireme.tables.embedding": ("Embedding", "EmbeddingBag"),
-    "trireme.strategies": (
-        *("FSDP", "SSP", "AllReduce", "Async", "Averaging", "DiLoCo", "Graph"),
-        *("PipelineParallel", "Sync", "TensorParallel"),
-    ),
+    "trireme.strategies": ("SSP", "Async", "Averaging", "DiLoCo", "Sync"),
 }
 """The names that are imported when they are first accessed, by the module that defines them."""
 

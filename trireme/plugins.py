@@ -35,13 +35,18 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"},
         **{"abfs": "abfs", "abfss": "abfs", "az": "abfs", "memory": "remote"},
     },
+    "trireme.backends": {"graph": "graph", "parallel": "parallel"},
     "trireme.boards": {"tensorboard": "dashboards"},
-    "trireme.commands": {"doctor": "doctor", "report": "dashboards"},
+    "trireme.commands": {"doctor": "doctor", "graph": "graph", "report": "dashboards"},
     "trireme.engines": {"ray": "ray"},
+    "trireme.strategies": {
+        **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
+        **{"pipeline": "parallel", "tensor": "parallel"},
+    },
 }
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
 
-_OPTIONAL = frozenset({"trireme.boards", "trireme.stores"})
+_OPTIONAL = frozenset({"trireme.backends", "trireme.boards", "trireme.stores"})
 """The groups in which the core itself has nothing."""
 
 

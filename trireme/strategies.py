@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from trireme.errors import ConfigurationError
 from trireme.job_config import OPTIONS, STRATEGIES, JobConfig
 from trireme.mesh import Mesh
+from trireme.plugins import Plugins
 from trireme.ps.rule import Rule
 
 
@@ -47,6 +48,31 @@ class Strategy(ABC):
                 f"{self.name} with aggregate {aggregate} and {workers} workers: a round could "
                 f"never fill; give at most --aggregate {workers}"
             )
+
+    def mesh(self, inside: Mesh, processes: int) -> Mesh:
+        """Returns the mesh of the processes that hold one model together.
+
+        Args:
+            inside: the degrees of `--mesh`.
+            processes: the number of processes: of a worker, or without servers of the job.
+
+        Raises:
+            ConfigurationError: the processes do not fill the mesh.
+        """
+        inside.check_processes(processes)
+        return inside
+
+    def backend(self, mesh: Mesh) -> str:
+        """Returns the backend by which processes hold one model together; "" for one process.
+
+        It is the name of an entry point in the group `trireme.backends`.
+
+        Args:
+            mesh: the mesh of these processes.
+        """
+        if mesh.size == 1:
+            return ""
+        return "graph" if mesh.graph > 1 else "parallel"
 
     def outer(self, workers: int) -> Mapping[str, float | bool] | None:
         """Returns the servers' optimizer where workers push deltas, as arguments of SGD.
@@ -268,76 +294,27 @@ class Collective(Strategy):
             )
 
     def mesh(self, inside: Mesh, processes: int) -> Mesh:
-        """Returns the mesh of the whole job.
-
-        Args:
-            inside: the degrees of `--mesh`.
-            processes: the number of processes.
-
-        Raises:
-            ConfigurationError: the processes do not fill the mesh.
-        """
+        """Returns the mesh of the whole job."""
         workers, rest = divmod(processes, inside.size)
         if rest or not workers:
             inside.check_processes(processes)
         return replace(inside, **{self.axis: getattr(inside, self.axis) * workers})
 
 
-@dataclass(frozen=True)
-class AllReduce(Collective):
-    """Replicas of the whole model, whose gradients are averaged while backward still runs.
+@dataclass(frozen=True, slots=True)
+class BackendType:
+    """A way to hold one model in several processes. Its module should import fast.
 
-    It equals one process that trains on all their batches together. Source: Li et al., PyTorch
-    Distributed (VLDB 2020).
+    Attributes:
+        open: the class, derived from `trireme.session.backends.together.Together`, as
+            `package.module:class`. It is imported when the model is assembled.
     """
 
-    name: ClassVar[str] = "allreduce"
-    axis: ClassVar[str] = "dp"
+    open: str
 
 
-@dataclass(frozen=True)
-class FSDP(Collective):
-    """As `AllReduce`, with parameters, gradients and optimizer state sharded over the replicas.
-
-    Source: Rajbhandari et al., ZeRO (SC 2020), stage 3; Zhao et al., PyTorch FSDP (VLDB 2023).
-    """
-
-    name: ClassVar[str] = "fsdp"
-    axis: ClassVar[str] = "fsdp"
-
-
-@dataclass(frozen=True)
-class TensorParallel(Collective):
-    """One replica whose matrices are split over the processes.
-
-    Source: Shoeybi et al., Megatron-LM (2019), section 3.
-    """
-
-    name: ClassVar[str] = "tensor"
-    axis: ClassVar[str] = "tp"
-
-
-@dataclass(frozen=True)
-class PipelineParallel(Collective):
-    """One replica whose layers are split into stages, through which micro-batches pass.
-
-    Source: Huang et al., GPipe (NeurIPS 2019).
-    """
-
-    name: ClassVar[str] = "pipeline"
-    axis: ClassVar[str] = "pp"
-
-
-@dataclass(frozen=True)
-class Graph(Collective):
-    """One replica as a dataflow graph, whose operations are placed on the processes.
-
-    Values cross between processes by send and receive. Sources: Abadi et al., TensorFlow (OSDI
-    2016), section 3.3; Jeon et al., Baechi (SoCC 2020), for the placement.
-    """
-
-    name: ClassVar[str] = "graph"
-    axis: ClassVar[str] = "graph"
+BACKENDS = Plugins("trireme.backends", "backend", BackendType)
+"""Every installed one, by the name that `Strategy.backend` returns."""
 
 
 def strategy_class(name: str) -> type[Strategy]:

@@ -9,7 +9,8 @@ import trireme
 from benchmarks.programs.lane import Lane
 from benchmarks.programs.networks import make_dataset, make_network, make_optimizer
 from benchmarks.programs.task import NETWORKS, arguments
-from trireme.parallel.config import GraphConfig, PipelineConfig
+from trireme.graph.config import GraphConfig
+from trireme.parallel.config import PipelineConfig
 
 
 def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, inputs_of, loss_of, model_of
-from trireme.parallel.config import GraphConfig
+from trireme.graph.config import GraphConfig
 from trireme.ps.module_names import named_parameters
 from trireme.ps.rule import Average
 from trireme.session.options import Checkpoint

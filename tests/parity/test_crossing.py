@@ -25,7 +25,7 @@ from tests.parity.spread import (
     train_plain,
 )
 from tests.process_groups import ProcessGroup, run_process_group
-from trireme.parallel.config import GraphConfig
+from trireme.graph.config import GraphConfig
 from trireme.session.checkpoint import latest, load
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session

@@ -19,8 +19,8 @@ from tests.parity.spread import (
     train_spread,
 )
 from tests.process_groups import ProcessGroup, run_process_group
+from trireme.graph.config import GraphConfig
 from trireme.graph.placed.graph_decision import Decider
-from trireme.parallel.config import GraphConfig
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -38,8 +38,8 @@ from tests.parity.spread import (
 )
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
+from trireme.graph.config import GraphConfig
 from trireme.mesh import GRAPH_SCHEDULES, SCHEDULES
-from trireme.parallel.config import GraphConfig
 from trireme.ps.rule import Average
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]

@@ -6,9 +6,9 @@ from torch import nn
 
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import GroupMember, TaskConfig
-from trireme.session.model.assembly import assemble
 from trireme.session.options import Options
 from trireme.session.settings import Settings
+from trireme.session.worker.assembly import assemble
 from trireme.session.worker.dry_run import describe
 
 

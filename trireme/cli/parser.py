@@ -6,15 +6,8 @@ import argparse
 from pathlib import Path
 
 from trireme.cli.command import Command, Parser, add_option
-from trireme.job_config import OPTIONS, TASK_OPTIONS
+from trireme.job_config import TASK_OPTIONS
 from trireme.launch.engines import all_options
-
-GRAPH_OPTIONS = tuple(
-    option
-    for option in OPTIONS
-    if option.field in ("workers", "mesh", "microbatches", "memory_limit")
-)
-"""The options of a job that decide how its graph is placed."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -42,38 +35,6 @@ def _run() -> Parser:
         action="store_true",
         help="print every option with its origin and the layout of the model; do not train",
     )
-    return parser
-
-
-def _graph() -> Parser:
-    parser = Parser(
-        "graph",
-        "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
-        "Draws the model of SCRIPT as a dataflow graph: as captured, optimised, placed on workers "
-        "and cut, with the costs of its operators, which it measures, and the predicted duration "
-        "of a step. Prints it as text. Runs SCRIPT in one process, up to its first step; trains "
-        "nothing. The environment and the file set options as for trireme run.",
-    )
-    for option in GRAPH_OPTIONS:
-        add_option(parser, option)
-    parser.add_module()
-    parser.add_argument(
-        "--svg",
-        metavar="FILE",
-        help="draw it into FILE as SVG: needs Graphviz, and pip install 'trireme-train[graph]'",
-    )
-    parser.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write FILE, one self-contained page of HTML that folds by modules",
-    )
-    parser.add_argument(
-        "--strategy",
-        metavar="graph",
-        default="graph",
-        help="graph, the only strategy that it draws (default)",
-    )
-    parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     return parser
 
 
@@ -284,11 +245,6 @@ RUN = Command(
 )
 TASK = Command(
     "run one task of a job, started by hand on its machine", _task, "trireme.cli.tasks.task:main"
-)
-GRAPH = Command(
-    "draw the model of a program as a graph, placed on workers",
-    _graph,
-    "trireme.graph.command:main",
 )
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")

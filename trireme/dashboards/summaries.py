@@ -131,7 +131,7 @@ class Summaries(Hook):
             if session.is_chief:
                 _log.warning("Summaries record nothing: the session has no run directory")
         elif session.is_chief and not session.holds_whole_model:
-            placed = session.worker.setup.settings.graph is not None
+            placed = session.worker.setup.settings.placed
             _log.warning(
                 "this process holds a part of the model: Summaries record the parameters and "
                 "gradients that are here, and nothing of the forward pass"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,29 +15,29 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.graph.capture.rehearsal import restored_state
-from trireme.graph.placed.division import divides
-from trireme.graph.placed.graph_decision import Decider, Example
-from trireme.graph.placed.graph_execution import GraphExecution, Piece
-from trireme.graph.placed.graph_part import GraphPart
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
-from trireme.parallel.config import GraphConfig
+from trireme.parallel.backends.collective import Collective
+from trireme.parallel.backends.worker_processes import WorkerProcess, WorkerProcesses
+from trireme.parallel.config import pipeline_config
 from trireme.parallel.construction.deferred import Deferred
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
-from trireme.parallel.model_part import ModelPart
+from trireme.parallel.model_part import MeshPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
 from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.processes.lost_peers import lost_peer
-from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.processes.process_group import ProcessGroupConfig, TorchProcessGroup
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters, own_name
+from trireme.session.backends.base import Backend
+from trireme.session.backends.processes import Processes
+from trireme.session.backends.together import Together
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
-from trireme.session.model.batch import arguments, examples_in, examples_of, pieces
+from trireme.session.model.batch import examples_in
 from trireme.session.model.building import Optimizers, build_optimizer
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.replica import Replica
@@ -51,129 +50,161 @@ from trireme.session.settings import Settings
 from trireme.tensors import is_dtensor, local_part
 
 
-def assemble_together(
-    settings: Settings,
-    device: torch.device,
-    make_model: Callable[[], nn.Module],
-    make_optimizer: Optimizers,
-    *,
-    in_place: bool,
-    defer: Callable[[], Deferred | None] = lambda: None,
-) -> TrainingSetup:
-    """Joins the process group that holds the model, and assembles this process's part of it.
+class Parallel(Together):
+    """Processes that hold replicas, shards, tensor-parallel parts and stages of one model."""
 
-    The groups and the state of the optimizer are then those of the part of the model that this
-    process updates. See `assemble` for the arguments.
-    """
-    task = settings.task
-    process_group = ProcessGroup(
-        ProcessGroupConfig(
-            mesh=settings.mesh,
-            rank=task.group.rank,
-            address=task.group.address,
-            listen_fd=task.descriptors.get("process_group"),
-            prefix=task.group.prefix,
-            device=device,
-            join_seconds=task.config.timeouts.join_timeout,
+    def assemble(
+        self,
+        settings: Settings,
+        device: torch.device,
+        make_model: Callable[[], nn.Module],
+        make_optimizer: Optimizers,
+        *,
+        in_place: bool,
+        given: nn.Module | Callable[[], nn.Module] | None,
+    ) -> TrainingSetup:
+        """Joins the process group that holds the model, and assembles this process's part of it.
+
+        The groups and the state of the optimizer are then those of the part of the model that this
+        process updates.
+        """
+        task = settings.task
+        process_group = TorchProcessGroup(
+            ProcessGroupConfig(
+                mesh=settings.mesh,
+                rank=task.group.rank,
+                address=task.group.address,
+                listen_fd=task.descriptors.get("process_group"),
+                prefix=task.group.prefix,
+                device=device,
+                join_seconds=task.config.timeouts.join_timeout,
+            )
         )
-    )
-    try:
-        deferred = defer()
-        if deferred is None:
-            model = make_model()
-        else:
-            model = deferred.model
-            # A tied parameter has several names: none of them is another tensor.
-            every = model.named_parameters(remove_duplicate=False)
-            parameters = {own_name(name) for name, _ in every}
-            deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
-        if has_tables(model):
-            settings.check_tables()
-        optimizer = build_optimizer(make_optimizer, model)
-        return _split(settings, process_group, model, optimizer, deferred, in_place=in_place)
-    except BaseException:
-        process_group.close(together=False)
-        raise
+        try:
+            deferred = None if given is None else self.deferred(settings, given)
+            if deferred is None:
+                model = make_model()
+            else:
+                model = deferred.model
+                # A tied parameter has several names: none of them is another tensor.
+                every = model.named_parameters(remove_duplicate=False)
+                parameters = {own_name(name) for name, _ in every}
+                deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
+            if has_tables(model):
+                settings.check_tables()
+            optimizer = build_optimizer(make_optimizer, model)
+            return self._split(
+                settings, process_group, model, optimizer, deferred, in_place=in_place
+            )
+        except BaseException:
+            process_group.close(together=False)
+            raise
 
+    def deferred(
+        self, settings: Settings, given: nn.Module | Callable[[], nn.Module]
+    ) -> Deferred | None:
+        """Returns a model without memory for its parameters; None where each process builds it."""
+        return None
 
-def _split(
-    settings: Settings,
-    process_group: ProcessGroup,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    deferred: Deferred | None,
-    *,
-    in_place: bool,
-) -> TrainingSetup:
-    """Builds the flat buffers, and splits the model."""
-    task = settings.task
-    servers = max(task.servers, 1)
-    shared = task.servers > 0 and process_group.is_chief
-    if not process_group.mesh.sharded and settings.graph is None:
-        groups = named_groups(model, optimizer)
-        flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
-        _check_same(task, process_group, flat)
-        mean = BucketedMean(process_group, flat)
-        return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
-    with_hooks = hooked(model)
-    every = named_groups(model, optimizer, frozen=True)
-    names = [[name for name, _ in group] for group in every]
-    whole, cut = model, None
-    if in_place or deferred is not None:
-        whole, cut = copy.deepcopy(model), model
-        _point(optimizer, names, dict(named_parameters(whole)))
-    flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
-    _check_same(task, process_group, flat)  # before parts of other shapes are cut
-    if settings.graph is not None:
-        part: ModelPart = GraphPart(
-            process_group,
-            whole,
-            settings.graph,
-            Decider.of(settings.graph, optimizer, task.servers),
-            deferred,
-        )
-    else:
+    def _split(
+        self,
+        settings: Settings,
+        process_group: TorchProcessGroup,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        deferred: Deferred | None,
+        *,
+        in_place: bool,
+    ) -> TrainingSetup:
+        """Builds the flat buffers, and splits the model."""
+        task = settings.task
+        servers = max(task.servers, 1)
+        shared = task.servers > 0 and process_group.is_chief
+        if not process_group.mesh.sharded and not settings.placed:
+            groups = named_groups(model, optimizer)
+            flat = FlatModel(groups, servers=servers, shared=shared, counted=True)
+            _check_same(task, process_group, flat)
+            mean = BucketedMean(process_group, flat)
+            return TrainingSetup(settings, model, optimizer, flat, process_group, reducer=mean)
+        with_hooks = hooked(model)
+        every = named_groups(model, optimizer, frozen=True)
+        names = [[name for name, _ in group] for group in every]
+        whole, cut = model, None
+        if in_place or deferred is not None:
+            whole, cut = copy.deepcopy(model), model
+            point(optimizer, names, dict(named_parameters(whole)))
+        flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
+        _check_same(task, process_group, flat)  # before parts of other shapes are cut
+        part = self.part(settings, process_group, whole, optimizer, deferred, cut)
+        carry_over(with_hooks, part.parameters, whole=self.sees_whole_batches(settings))
+        if not task.servers:
+            point(optimizer, names, part.parameters)
+        self.ready(settings, part, lambda: point(optimizer, names, part.parameters))
+        reducer = _reducer(process_group, part, in_place=in_place)
+        return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
+
+    def part(
+        self,
+        settings: Settings,
+        process_group: TorchProcessGroup,
+        whole: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        deferred: Deferred | None,
+        cut: nn.Module | None,
+    ) -> MeshPart:
+        """Returns this process's part of the model."""
         plan = settings.options.tensor_plan
-        part = ModelPart(process_group, whole, settings.pipeline, plan, cut=cut)
-    whole_batches = settings.graph is None and process_group.mesh.pp == 1
-    carry_over(with_hooks, part.parameters, whole=whole_batches)
-    if not task.servers:
-        _point(optimizer, names, part.parameters)
-        if isinstance(part, GraphPart):  # which other processes hold parts of after the first batch
-            part.on_placed = lambda: _point(optimizer, names, part.parameters)
-    if isinstance(part, GraphPart) and settings.graph is not None and part.lean:
-        part.graph(partial(_example_of, settings.graph), early=True)
-    reducer = _reducer(process_group, part, in_place=in_place)
-    return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
+        return MeshPart(process_group, whole, pipeline_config(settings), plan, cut=cut)
+
+    def sees_whole_batches(self, settings: Settings) -> bool:
+        """Returns whether each process computes its parameters' gradients of whole batches."""
+        return settings.mesh.pp == 1
+
+    def ready(self, settings: Settings, part: MeshPart, point_again: Callable[[], None]) -> None:
+        """Called when the optimizer is over the parameters of the part.
+
+        Args:
+            settings: what the launch and the program have chosen.
+            part: the part.
+            point_again: replaces the optimizer's parameters by those that the part has then.
+        """
+
+    def replicas(
+        self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
+    ) -> tuple[Replica, Replica]:
+        options, part, reducer = setup.settings.options, setup.part, setup.reducer
+        assert reducer is not None
+        if part is None:
+            whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
+            return whole, whole
+        assert isinstance(part, MeshPart)
+        evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
+        if setup.settings.mesh.pp > 1:
+            return PipelineReplica(part, loss, options, metrics, reducer), evaluator
+        replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
+        return replica, evaluator
+
+    def backend(
+        self,
+        setup: TrainingSetup,
+        waiting: Callable[[str, Sequence[str], float], None],
+        doing: Callable[[], tuple[str, str]],
+    ) -> Backend:
+        return Collective(_group(setup), setup, waiting, doing)
+
+    def processes(self, setup: TrainingSetup) -> Processes:
+        return WorkerProcesses(_group(setup), setup)
+
+    def follower(self, setup: TrainingSetup) -> Backend:
+        return WorkerProcess(WorkerProcesses(_group(setup), setup))
 
 
-def replicas_together(
-    setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-) -> tuple[Replica, Replica]:
-    """Returns the replica that computes gradients, and one that computes with the whole model."""
-    options, part, reducer = setup.settings.options, setup.part, setup.reducer
-    assert reducer is not None
-    if part is None:
-        whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
-        return whole, whole
-    evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
-    if isinstance(part, GraphPart):
-        graph = GraphReplica(part, loss, options, metrics, reducer)
-        return graph, graph if part.lean else evaluator
-    if setup.settings.mesh.pp > 1:
-        return PipelineReplica(part, loss, options, metrics, reducer), evaluator
-    replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
-    return replica, evaluator
+def _group(setup: TrainingSetup) -> TorchProcessGroup:
+    assert isinstance(setup.process_group, TorchProcessGroup)
+    return setup.process_group
 
 
-def _example_of(graph: GraphConfig, count: int) -> Example:
-    """Returns a micro-batch of the example of a graph's configuration."""
-    size = examples_in(graph.example)
-    piece, _ = next(pieces(graph.example, min(count, size)))
-    return Example(*arguments(piece))
-
-
-def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) -> None:
+def _check_same(task: TaskConfig, process_group: TorchProcessGroup, flat: FlatModel) -> None:
     """Checks that this process and the chief have built the same model."""
     own = flat.layout.spec
     spec = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
@@ -182,7 +213,7 @@ def _check_same(task: TaskConfig, process_group: ProcessGroup, flat: FlatModel) 
     theirs.check_same(flat.layout, whose=chief.name, others=task.name)
 
 
-def _point(
+def point(
     optimizer: torch.optim.Optimizer,
     names: Sequence[Sequence[str]],
     here: Mapping[str, nn.Parameter],
@@ -211,7 +242,7 @@ def _point(
                 group["foreach"] = False
 
 
-def _reducer(process_group: ProcessGroup, part: ModelPart, *, in_place: bool) -> Reducer:
+def _reducer(process_group: TorchProcessGroup, part: MeshPart, *, in_place: bool) -> Reducer:
     mesh: Mesh = process_group.mesh
     if mesh.dp > 1 and mesh.fsdp == 1:
         return ListMean(process_group, part.trained)
@@ -231,7 +262,7 @@ class ProcessGroupReplica(Replica):
         """As `Replica.backward`, with the mean over all replicas."""
         with lost_peer():
             result = super().backward(batch)
-        if isinstance(self.flat, ModelPart) and result.examples:
+        if isinstance(self.flat, MeshPart) and result.examples:
             self.flat.check_gradients()
         return result
 
@@ -241,7 +272,7 @@ class PipelineReplica(ProcessGroupReplica):
 
     def __init__(
         self,
-        part: ModelPart,
+        part: MeshPart,
         loss: Loss,
         options: Options,
         metrics: Mapping[str, Metric],
@@ -280,89 +311,3 @@ class PipelineReplica(ProcessGroupReplica):
         with torch.autocast(self.flat.device.type, torch.bfloat16, enabled=self._autocast):
             loss, outputs = self.pipeline.step(inputs, targets, examples, share)
         return StepResult(loss, list(outputs), self._metrics, examples, weight=examples)
-
-
-class GraphReplica(ProcessGroupReplica):
-    """Computes this process's operations of a dataflow graph.
-
-    All processes know the loss; the one that receives the model's outputs has them.
-    """
-
-    def __init__(
-        self,
-        part: GraphPart,
-        loss: Loss,
-        options: Options,
-        metrics: Mapping[str, Metric],
-        reducer: Reducer,
-    ) -> None:
-        if options.accumulate > 1:
-            raise ConfigurationError(
-                f"accumulate={options.accumulate} with a graph: micro-batches do that already; "
-                f"use --microbatches {options.accumulate}"
-            )
-        if options.precision != "float32":
-            raise ConfigurationError(
-                f"precision={options.precision!r} with a graph: it computes in the precision of "
-                "the model; convert the model, or take another strategy"
-            )
-        super().__init__(part.modules[0], loss, part, options, metrics, reducer)
-        self._reducer: Reducer = reducer
-        self._part = part
-        part.rehearsing = lambda: restored_state(self._loss)
-        self._whole = False
-        self.pipeline: GraphExecution = GraphExecution(
-            part.process_group,
-            part,
-            lambda outputs, targets: scalar(self._loss(outputs, targets)),
-        )
-
-    def _compute(self, batch: tuple[Any, Any]) -> StepResult:
-        def split(count: int) -> list[Piece]:
-            return [
-                (arguments(inputs), targets, size)
-                for (inputs, targets), size in pieces(batch, min(count, examples), examples)
-            ]
-
-        examples = examples_of(*batch)
-        if not examples:
-            raise ConfigurationError(
-                f"rank {self._part.process_group.rank} was given a batch without examples: leave "
-                "such batches out, or make batches large enough for all replicas"
-            )
-
-        def divided(count: int) -> bool:
-            # Without the whole model nothing can be compared.
-            return not self._part.lean and divides(self.model, self._loss, batch, count)
-
-        graph = self.pipeline.prepare(split, divided)
-        weight = self._weight(self._data, None, batch[1], examples)
-        share = self._reducer.scale_factor(self._counted(weight))()
-        count = 1 if self._whole else graph.decision.pieces
-        (whole,) = split(1)
-        loss, outputs, same = self.pipeline.step(graph, split(count), whole[1], share)
-        if not same:
-            if self._part.process_group.is_chief:
-                self._part.warn(
-                    f"the loss of this batch is not the mean of its {count} micro-batches' losses, "
-                    "as it was for the first batch (are there targets that it ignores?): this step "
-                    "and all others are computed in one micro-batch; say --microbatches 1 from the "
-                    "start"
-                )
-            self._whole = True
-            self.flat.zero_gradients()
-            loss, outputs, _ = self.pipeline.step(graph, [whole], whole[1], share)
-        return StepResult(loss, list(outputs), self._metrics, examples, weight=weight)
-
-    def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
-        piece: Piece = (arguments(inputs), targets, examples_of(inputs, targets))
-        with torch.inference_mode(False), torch.no_grad():  # the graph may have to be captured
-            outputs = self.pipeline.outputs(
-                self.pipeline.prepare(lambda count: [piece], lambda count: False), piece
-            )
-            return (
-                None if outputs is None else (scalar(self._loss(outputs[0], targets)), outputs[0])
-            )
-
-    def _united(self, totals: dict[str, float]) -> dict[str, float]:
-        return dict(zip(totals, self.pipeline.total(list(totals.values())), strict=True))

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.processes.lost_peers import lost_peer
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.ps.flat import FlatModel
 from trireme.session.model.reducer import Reducer
 from trireme.tensors import to_local
@@ -22,7 +22,7 @@ BUCKET_BYTES = 4 << 20
 class _WeightedMean(Reducer):
     """Weights the gradient of each replica by its number of examples."""
 
-    def __init__(self, process_group: ProcessGroup) -> None:
+    def __init__(self, process_group: TorchProcessGroup) -> None:
         self._process_group = process_group
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
@@ -42,7 +42,7 @@ class ShardedMean(_WeightedMean):
 
     def __init__(
         self,
-        process_group: ProcessGroup,
+        process_group: TorchProcessGroup,
         modules: Sequence[nn.Module] = (),
         whole: Sequence[nn.Parameter] = (),
     ) -> None:
@@ -70,7 +70,9 @@ class ShardedMean(_WeightedMean):
 class EqualBatchMean(Reducer):
     """The unweighted mean that FSDP computes in each backward pass of a program's own loop."""
 
-    def __init__(self, process_group: ProcessGroup, whole: Sequence[nn.Parameter] = ()) -> None:
+    def __init__(
+        self, process_group: TorchProcessGroup, whole: Sequence[nn.Parameter] = ()
+    ) -> None:
         self._process_group = process_group
         self._whole = whole
 
@@ -104,7 +106,7 @@ class BucketedMean(_WeightedMean):
     parameter: a parameter without a gradient in all processes has none afterwards.
     """
 
-    def __init__(self, process_group: ProcessGroup, flat: FlatModel) -> None:
+    def __init__(self, process_group: TorchProcessGroup, flat: FlatModel) -> None:
         super().__init__(process_group)
         self._flat = flat
         self._missing: list[int] = []  # how many gradients of each bucket are not computed yet
@@ -155,7 +157,7 @@ class BucketedMean(_WeightedMean):
 
     def begin(self) -> None:
         self._armed = True
-        self._works.clear()  # released here: see `ProcessGroup.__init__`
+        self._works.clear()  # released here: see `TorchProcessGroup.__init__`
         self._missing = list(self._sizes)
         self._next = 0
 
@@ -198,7 +200,9 @@ class BucketedMean(_WeightedMean):
 class ListMean(_WeightedMean):
     """The mean of separate gradients, or of shards: concatenates, reduces and copies them back."""
 
-    def __init__(self, process_group: ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, process_group: TorchProcessGroup, parameters: Sequence[nn.Parameter]
+    ) -> None:
         super().__init__(process_group)
         self._parameters = parameters
 

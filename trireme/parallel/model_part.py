@@ -10,14 +10,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
 from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig, Plan
 from trireme.parallel.parameter_hooks import has_hooks, hooked, refusal
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.sharding import copies, fully_sharded
 from trireme.parallel.stages import (
     Stage,
@@ -29,7 +27,8 @@ from trireme.parallel.stages import (
     parameter_costs,
 )
 from trireme.ps.module_names import named_buffers, named_parameters
-from trireme.tensors import fill_local, full_tensor, mean_of, to_local
+from trireme.session.model.model_part import ModelPart
+from trireme.tensors import fill_local, full_tensor, to_local
 
 if TYPE_CHECKING:
     from trireme.parallel.pipeline import Pipeline
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class ModelPart:
+class MeshPart(ModelPart):
     """The pipeline stages and shards of one process.
 
     It has the interface of `FlatModel` that a replica uses, without flat vectors.
@@ -56,7 +55,7 @@ class ModelPart:
 
     def __init__(
         self,
-        process_group: ProcessGroup,
+        process_group: TorchProcessGroup,
         model: nn.Module,
         pipeline: PipelineConfig,
         plan: Plan | None,
@@ -212,32 +211,6 @@ class ModelPart:
     def buffer_names(self) -> frozenset[str]:
         """The names of the buffers that this process keeps up to date."""
         return frozenset(name for module in self.modules for name, _ in named_buffers(module))
-
-
-def join_parts(
-    process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Returns the tensors of all parts of the layers together, on the CPU, in every process."""
-    if process_group.mesh.parts == 1:
-        return dict(mine)
-    joined: dict[str, torch.Tensor] = {}
-    for data in process_group.exchange(save_bytes(dict(mine)), process_group.part_leaders()):
-        joined |= load_bytes(data)
-    return joined
-
-
-def mean_over_replicas(
-    process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Returns the mean over the replicas of CPU tensors that each of them has, in every process.
-
-    Of a tensor of whole numbers or truth values it is that of the first replica.
-    """
-    if process_group.mesh.replicas == 1:
-        return dict(mine)
-    said = process_group.exchange(save_bytes(dict(mine)), process_group.reporting_ranks)
-    everyone = [load_bytes(data) for data in said]
-    return {name: mean_of([one[name] for one in everyone]) for name in mine}
 
 
 def _one_piece_if_carried(model: nn.Module, config: PipelineConfig) -> PipelineConfig:

@@ -25,7 +25,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.config import PipelineConfig
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.stages import Stage
 from trireme.session.operation_log import OperationLog
 
@@ -48,13 +48,14 @@ class Pipeline(OperationLog):
 
     def __init__(
         self,
-        process_group: ProcessGroup,
+        process_group: TorchProcessGroup,
         stages: Sequence[tuple[int, Stage]],
         total: int,
         config: PipelineConfig,
         loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
         super().__init__(process_group)
+        self._process_group = process_group
         self._stages = stages
         self._total = total
         self._config = config

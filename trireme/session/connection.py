@@ -25,10 +25,10 @@ from trireme.launch.environment.detect import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw
-from trireme.session.model.assembly import assemble
 from trireme.session.options import OptionValues, make_options
 from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
+from trireme.session.worker.assembly import assemble
 from trireme.session.worker.job import Job
 from trireme.session.worker.worker import Worker
 from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros

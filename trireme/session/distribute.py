@@ -16,15 +16,15 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.module_names import called_modules
 from trireme.session.distributed_optimizer import DistributedOptimizer
 from trireme.session.loop.loop_job import LoopJob, refuse_second
-from trireme.session.model.assembly import assemble
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
+from trireme.session.worker.assembly import assemble
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
 from trireme.tensors import digest
 
 if TYPE_CHECKING:
-    from trireme.parallel.processes.process_group import ProcessGroup
+    from trireme.session.process_group import ProcessGroup
 
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""
@@ -145,7 +145,7 @@ def distribute(
             "distribute cannot run a pipeline in your own loop, which calls the whole model: "
             "use trireme.Session, or another strategy than pipeline and a mesh without pp"
         )
-    if settings.graph is not None:
+    if settings.placed:
         raise ConfigurationError(
             f"{'trireme graph' if settings.task.draw is not None else 'the strategy graph'} cannot "
             "be used with trireme.distribute, whose loop calls the whole model: train the model "

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trireme.monitor.stage_operation import StageOperation
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.session.process_group import ProcessGroup
 
 
 class OperationLog:
@@ -24,7 +24,7 @@ class OperationLog:
     graph: Any = None
 
     def __init__(self, process_group: ProcessGroup) -> None:
-        self._process_group = process_group
+        self._members = process_group
         self.operations: list[StageOperation] | None = None
         self._readers = 0
 
@@ -52,7 +52,7 @@ class OperationLog:
         self, operations: Sequence[StageOperation], step: int, deadline: float
     ) -> list[StageOperation]:
         """Returns the operations of all processes of the chief's replica; empty elsewhere."""
-        process_group = self._process_group
+        process_group = self._members
         process_group.put(
             f"work/{step}/{process_group.rank}", msgspec.msgpack.encode(list(operations))
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from trireme.errors import ConfigurationError, suggestion
-from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Average
 from trireme.session.hooks import Hook
 from trireme.strategies import Strategy, strategy_class
@@ -76,8 +75,8 @@ class OptionValues(TypedDict, total=False):
     nan: Literal["raise", "skip", "ignore"]
     log_every: int
     device: str | torch.device | None
-    pipeline: PipelineConfig
-    graph: GraphConfig
+    pipeline: Any
+    graph: Any
     tensor_plan: Mapping[str, str] | None
     weight: Callable[[Any, Any], Any] | None
 
@@ -105,8 +104,8 @@ class Options:
     nan: Literal["raise", "skip", "ignore"] = "raise"
     log_every: int = 100
     device: str | torch.device | None = None
-    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    graph: GraphConfig = field(default_factory=GraphConfig)
+    pipeline: Any = None
+    graph: Any = None
     tensor_plan: Mapping[str, str] | None = None
     weight: Callable[[Any, Any], Any] | None = None
 

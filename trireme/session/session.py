@@ -22,13 +22,13 @@ from trireme.session.data_methods import DataMethods
 from trireme.session.hooks import LAUNCH_HOOKS
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
-from trireme.session.model.assembly import assemble, replicas_of
-from trireme.session.model.building import Optimizers, build_model, deferred_model
+from trireme.session.model.building import Optimizers, build_model
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
 from trireme.session.summary_methods import SummaryMethods
+from trireme.session.worker.assembly import assemble, replicas_of
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
 from trireme.session.worker.stepper import Stepper
@@ -206,7 +206,7 @@ class Session(SummaryMethods, DataMethods):
             settings,
             lambda: build_model(self._make_model, settings),
             self._make_optimizer,
-            defer=lambda: deferred_model(self._make_model, settings),
+            given=self._make_model,
         )
         self.optimizer: torch.optim.Optimizer = self._setup.optimizer
         self._replica, self._evaluator = replicas_of(self._setup, self._loss, self.metrics)

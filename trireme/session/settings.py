@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -12,10 +12,9 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.location import RemotePath, local_directory, location
 from trireme.mesh import Mesh
-from trireme.parallel.config import GraphConfig, PipelineConfig
 from trireme.ps.rule import Rule
 from trireme.session.options import Options
-from trireme.strategies import SSP, Async, Collective, Graph, Strategy, choose
+from trireme.strategies import Strategy, choose
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,12 @@ class Settings:
     def mesh(self) -> Mesh:
         """The degrees of parallelism of the processes that hold one model together."""
         inside = Mesh.parse(self.task.config.model.mesh)
-        if isinstance(self.strategy, Collective):
-            return self.strategy.mesh(inside, self.task.group.size)
-        inside.check_processes(self.task.group.size)
-        return inside
+        return self.strategy.mesh(inside, self.task.group.size)
+
+    @property
+    def backend(self) -> str:
+        """The backend by which processes hold one model together; "" where each has its own."""
+        return self.strategy.backend(self.mesh)
 
     @cached_property
     def rule(self) -> Rule:
@@ -95,16 +96,9 @@ class Settings:
         return rule
 
     @property
-    def pipeline(self) -> PipelineConfig:
-        """How a model is split into pipeline stages, and in which order they compute."""
-        return replace(self.options.pipeline, **self.task.config.model.given(PipelineConfig))
-
-    @property
-    def graph(self) -> GraphConfig | None:
-        """How the model is placed as a dataflow graph; None where it is not one."""
-        if self.mesh.graph == 1 and not isinstance(self.strategy, Graph):
-            return None
-        return replace(self.options.graph, **self.task.config.model.given(GraphConfig))
+    def placed(self) -> bool:
+        """Whether the model is a dataflow graph, placed on devices."""
+        return self.backend == "graph"
 
     @property
     def batches_per_step(self) -> int:
@@ -125,8 +119,7 @@ class Settings:
     @property
     def prefetches(self) -> bool:
         """Whether workers compute the next gradient while a push is under way."""
-        strategy = self.strategy
-        return self.task.servers > 0 and isinstance(strategy, Async | SSP) and strategy.prefetch
+        return self.task.servers > 0 and getattr(self.strategy, "prefetch", False)
 
     @property
     def clip_norm(self) -> float | None:
@@ -146,7 +139,7 @@ class Settings:
             ("trireme graph", self.task.draw is not None),
             (
                 "--mesh" if self.task.servers else f"the strategy {self.strategy.name}",
-                self.mesh.size > 1 or self.graph is not None,
+                self.backend != "",
             ),
         ]
         for name, is_chosen in refused:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trireme.graph.config import GraphConfig
 from trireme.graph.placed.graph_decision import Decider
-from trireme.parallel.config import GraphConfig
 
 
 class Normalised(torch.optim.SGD):

@@ -10,7 +10,7 @@ import torch
 from tests.process_groups import SPAWNER
 from trireme.mesh import Mesh
 from trireme.parallel.backends.tensor_stream import TensorStream, spread
-from trireme.parallel.processes.process_group import ProcessGroup, ProcessGroupConfig
+from trireme.parallel.processes.process_group import ProcessGroupConfig, TorchProcessGroup
 
 _SECONDS = 60.0
 _TENSORS = {
@@ -29,9 +29,9 @@ def _held(rank: int) -> dict[str, torch.Tensor]:
 
 
 def _child(
-    program: Callable[[ProcessGroup], object], rank: int, address: str, said: object
+    program: Callable[[TorchProcessGroup], object], rank: int, address: str, said: object
 ) -> None:
-    group = ProcessGroup(ProcessGroupConfig(Mesh(pp=2), rank, address, join_seconds=_SECONDS))
+    group = TorchProcessGroup(ProcessGroupConfig(Mesh(pp=2), rank, address, join_seconds=_SECONDS))
     try:
         result = program(group)
     finally:
@@ -39,7 +39,7 @@ def _child(
     said.send(result)  # type: ignore[attr-defined]
 
 
-def _run(program: Callable[[ProcessGroup], object]) -> list[object]:
+def _run(program: Callable[[TorchProcessGroup], object]) -> list[object]:
     with socket.create_server(("127.0.0.1", 0)) as found:
         address = f"127.0.0.1:{found.getsockname()[1]}"
     results = []
@@ -56,7 +56,7 @@ def _run(program: Callable[[ProcessGroup], object]) -> list[object]:
     return results
 
 
-def _stream(group: ProcessGroup) -> list[bool]:
+def _stream(group: TorchProcessGroup) -> list[bool]:
     stream = TensorStream(group, _held(group.rank))
     if not group.is_chief:
         stream.serve()
@@ -69,7 +69,7 @@ def _stream(group: ProcessGroup) -> list[bool]:
         stream.close()
 
 
-def _spread(group: ProcessGroup) -> list[str]:
+def _spread(group: TorchProcessGroup) -> list[str]:
     shapes = _TENSORS if group.is_chief else None
     reads: list[str] = []
 

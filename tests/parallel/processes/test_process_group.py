@@ -8,8 +8,8 @@ from torch.distributed import HashStore
 from trireme.errors import AddressInUse
 from trireme.mesh import Mesh
 from trireme.parallel.processes.process_group import (
-    ProcessGroup,
     ProcessGroupConfig,
+    TorchProcessGroup,
     _generation_store,
 )
 
@@ -29,4 +29,4 @@ def test_a_port_that_is_taken_is_named_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"
         with pytest.raises(AddressInUse, match=rf"cannot listen at {address}.*MASTER_PORT"):
-            ProcessGroup(ProcessGroupConfig(Mesh(dp=2), address=address))
+            TorchProcessGroup(ProcessGroupConfig(Mesh(dp=2), address=address))

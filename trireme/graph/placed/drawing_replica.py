@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from trireme.draw_request import DRAWN
+from trireme.graph.config import graph_config
 from trireme.graph.drawing.output import write
 from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.graph.placed.division import divides
 from trireme.graph.placed.graph_decision import Decider, Example, optimised_graph
-from trireme.parallel.config import GraphConfig
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, inputs_and_targets, pieces
@@ -44,7 +44,7 @@ class DrawingReplica(Replica):
             (inputs, targets), _ = next(pieces(batch, min(count, examples)))
             return Example(*arguments(inputs), lambda out: scalar(self._loss(out, targets)))
 
-        config = setup.settings.graph or GraphConfig()
+        config = graph_config(setup.settings)
         names = [f"worker:{number}/{setup.flat.device}" for number in range(request.workers)]
         hardware = Hardware(
             tuple(Device(name, memory_bytes=config.memory_bytes) for name in names), ASSUMED

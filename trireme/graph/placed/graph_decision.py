@@ -16,6 +16,7 @@ from trireme.graph.capture.capture import Capture, capture
 from trireme.graph.capture.effects import written
 from trireme.graph.capture.optimise import Optimised, optimise
 from trireme.graph.capture.scopes import requested
+from trireme.graph.config import GraphConfig
 from trireme.graph.drawing.assembly import picture_of
 from trireme.graph.drawing.modules import module_places
 from trireme.graph.drawing.picture import Picture
@@ -33,7 +34,6 @@ from trireme.graph.place.requests import (
     named_by,
     resolve,
 )
-from trireme.parallel.config import GraphConfig
 from trireme.ps.joint_optimizer import members
 from trireme.tensors import map_tensors
 

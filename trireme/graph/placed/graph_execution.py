@@ -16,7 +16,7 @@ from trireme.graph.placed.graph_decision import Example
 from trireme.graph.placed.graph_part import GraphPart, PlacedGraph
 from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.lost_peers import lost_peer
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.session.operation_log import OperationLog
 from trireme.tensors import joined, tensors_in
 
@@ -34,11 +34,12 @@ class GraphExecution(OperationLog):
 
     def __init__(
         self,
-        process_group: ProcessGroup,
+        process_group: TorchProcessGroup,
         part: GraphPart,
         loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
         super().__init__(process_group)
+        self._process_group = process_group
         self._part = part
         self._loss = loss
         self._about = ""

@@ -19,6 +19,7 @@ from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.optimise import Optimised
 from trireme.graph.capture.scopes import requested
+from trireme.graph.config import GraphConfig
 from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor
 from trireme.graph.execute.fingerprint import fingerprint
@@ -32,10 +33,10 @@ from trireme.graph.placed.graph_decision import (
     optimised_graph,
     plain_inputs,
 )
-from trireme.parallel.config import GraphConfig, PipelineConfig
+from trireme.parallel.config import PipelineConfig
 from trireme.parallel.construction.deferred import Deferred, with_untouched_memory
-from trireme.parallel.model_part import ModelPart
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.model_part import MeshPart
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.ps.module_names import named_buffers, named_parameters
 from trireme.tensors import digest
 
@@ -69,7 +70,7 @@ class PlacedGraph:
         return list(tree_leaves((plain, named)))
 
 
-class GraphPart(ModelPart):
+class GraphPart(MeshPart):
     """The operations of a model that one process computes, with their parameters.
 
     The model is captured and placed by the first batch. Until then the process has all parameters,
@@ -84,7 +85,7 @@ class GraphPart(ModelPart):
 
     def __init__(
         self,
-        process_group: ProcessGroup,
+        process_group: TorchProcessGroup,
         model: nn.Module,
         config: GraphConfig,
         decider: Decider,
@@ -154,7 +155,7 @@ class GraphPart(ModelPart):
                 )
 
     def zero_gradients(self) -> None:
-        """As `ModelPart.zero_gradients`; all processes follow changes of any parameter.
+        """As `MeshPart.zero_gradients`; all processes follow changes of any parameter.
 
         They follow the modes of the layers of `model` too, training or evaluation.
         """

@@ -19,10 +19,9 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.parallel.backends.neighbours import Neighbours
 from trireme.parallel.backends.tensor_stream import TensorStream, spread
-from trireme.parallel.model_part import join_parts
 from trireme.parallel.processes.clock_trips import clock_trips
 from trireme.parallel.processes.large_values import LargeValues
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
@@ -63,12 +62,12 @@ _POLL_SECONDS = 0.05
 class Collective(Local):
     """One process of a group that trains without servers."""
 
-    group: ProcessGroup
+    group: TorchProcessGroup
     together = True
 
     def __init__(
         self,
-        group: ProcessGroup,
+        group: TorchProcessGroup,
         setup: TrainingSetup,
         waiting: Callable[[str, Sequence[str], float], None],
         doing: Callable[[], tuple[str, str]],
@@ -274,7 +273,7 @@ class Collective(Local):
         # All processes join shards in the same order: sorted, as names read from a file may not be.
         mine = {name: full_tensor(tensors[name]).clone() for name in sorted(tensors)}
         consumed = self._all_consumed() if state else ()
-        return self._state(join_parts(self.group, mine), consumed, lacks)
+        return self._state(self.group.joined(mine), consumed, lacks)
 
     @contextmanager
     def saving(self, since: TableMark | None = None) -> Iterator[ModelState]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 import torch
 
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.tensors import full_tensor
 
 _END = -1
@@ -31,7 +31,7 @@ class TensorStream:
             every process.
     """
 
-    def __init__(self, process_group: ProcessGroup, mine: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, process_group: TorchProcessGroup, mine: Mapping[str, torch.Tensor]) -> None:
         self._group = process_group
         self._mine = mine
         self._owners: dict[str, int] = {}
@@ -75,7 +75,7 @@ class TensorStream:
 
 
 def spread(
-    process_group: ProcessGroup,
+    process_group: TorchProcessGroup,
     shapes: Mapping[str, torch.Tensor] | None,
     read: Callable[[str], torch.Tensor],
     wants: Callable[[str], bool],
@@ -108,7 +108,7 @@ def spread(
             yield name, tensor
 
 
-def _broadcast(process_group: ProcessGroup, tensor: torch.Tensor) -> None:
+def _broadcast(process_group: TorchProcessGroup, tensor: torch.Tensor) -> None:
     if tensor.numel():  # as bytes: not every dtype can be sent
         process_group.broadcast_tensor(tensor.detach().view(-1).view(torch.uint8))
 

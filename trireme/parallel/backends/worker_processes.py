@@ -8,20 +8,20 @@ update is of the examples of all replicas.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import msgspec
 import torch
 
+from trireme.parallel.model_part import MeshPart
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import Backend, FirstState
+from trireme.session.backends.processes import Processes
 from trireme.session.model.training_setup import TrainingSetup
-
-if TYPE_CHECKING:
-    from trireme.parallel.processes.process_group import ProcessGroup
 
 _WEIGHS = 1e-6
 """Weights below this are those of replicas without examples: no number of examples is as small."""
@@ -48,19 +48,20 @@ class _Share(msgspec.Struct, frozen=True):
     stop: str | None = None
 
 
-class WorkerProcesses:
+class WorkerProcesses(Processes):
     """Sums the gradients of a worker's processes in rank 0, and broadcasts values to them.
 
     Where each process holds the whole model, the gradients in the flat vectors are the mean over
     all processes already.
     """
 
-    def __init__(self, group: ProcessGroup, setup: TrainingSetup) -> None:
-        self.group = group
+    def __init__(self, group: TorchProcessGroup, setup: TrainingSetup) -> None:
+        assert setup.part is None or isinstance(setup.part, MeshPart)
+        self.group: TorchProcessGroup = group
         self.flat = setup.flat
         self.trains_locally = setup.outer is not None
         self._replicas = group.mesh.replicas
-        self._part = setup.part
+        self._part: MeshPart | None = setup.part
         # A replica without examples has left out a batch: then the update of all is left out, as
         # its gradient is in the mean.
         self._skips = setup.settings.options.nan == "skip"

@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from trireme.clock import clock_name
 from trireme.parallel.processes.lost_peers import lost_peer
-from trireme.parallel.processes.process_group import ProcessGroup
+from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.ps.results import ServerClock
 
 ROUND_TRIPS = 9
 
 
-def clock_trips(process_group: ProcessGroup) -> list[ServerClock]:
+def clock_trips(process_group: TorchProcessGroup) -> list[ServerClock]:
     """Returns round trips from this process to rank 0's clock; none in rank 0.
 
     A collective operation. Rank 0 answers one process after another: the first trip of a process

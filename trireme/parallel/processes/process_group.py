@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +22,8 @@ from functools import cache, partial
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -41,6 +43,8 @@ from trireme.parallel.processes.lost_peers import (
     store_of_all,
     why_broken,
 )
+from trireme.session.process_group import ProcessGroup
+from trireme.tensors import mean_of
 
 # Evaluation and saving join shards axis by axis, of which torch warns needlessly.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -65,7 +69,7 @@ class ProcessGroupConfig:
     wait_seconds: float = 1800.0  # the time that one operation may wait for other processes
 
 
-class ProcessGroup:
+class TorchProcessGroup(ProcessGroup):
     """This process's coordinates in a mesh, and the process groups along its axes.
 
     Attributes:
@@ -124,35 +128,9 @@ class ProcessGroup:
     # -- groups ---------------------------------------------------------------------------------
 
     @property
-    def size(self) -> int:
-        """The number of processes."""
-        return self.mesh.size
-
-    @property
-    def replica(self) -> int:
-        """The index of this process's batch among those that are computed at a time."""
-        return self.mesh.replica(self.rank)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
-
-    @property
     def reports_metrics(self) -> bool:
         """Whether this process reports loss and metrics: one process does for each replica."""
         return self.coordinates["tp"] == 0 and self.part == self.output_part
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether this process displays progress that no other process displays."""
-        return self.is_chief or (self.mesh.parts == self.mesh.tp == 1)
-
-    @property
-    def reporting_ranks(self) -> list[int]:
-        """The rank that reports for each replica, in the order of the replicas."""
-        replicas = [self.mesh.replica(rank) for rank in range(self.size)]
-        return [replicas.index(replica) for replica in range(self.mesh.replicas)]
 
     @property
     def part(self) -> int:
@@ -238,11 +216,6 @@ class ProcessGroup:
                 found.append(_received(other, receive))
         return found
 
-    def exchange(self, data: bytes, sources: Sequence[int] | None = None) -> list[bytes]:
-        """Returns the bytes of the `sources`, all processes by default, in the order of ranks."""
-        ranks = range(self.size) if sources is None else sources
-        return [self.broadcast(data if rank == self.rank else None, rank) for rank in ranks]
-
     def broadcast_tensor(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Broadcasts a CPU tensor from one process, in place."""
         with lost_peer():
@@ -270,10 +243,26 @@ class ProcessGroup:
         """Waits for all processes."""
         self.total([0.0])()
 
-    def part_leaders(self) -> list[int]:
-        """Returns the first rank of each part of the layers, in the order of the parts."""
-        per_part = self.size // self.mesh.parts
-        return [part * per_part for part in range(self.mesh.parts)]
+    def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the mean over the replicas of the tensors of all parts of the layers together.
+
+        Of a tensor of whole numbers or truth values it is that of the first replica.
+        """
+        joined = self.joined(mine)
+        if self.mesh.replicas == 1:
+            return joined
+        said = self.exchange(save_bytes(joined), self.reporting_ranks)
+        everyone = [load_bytes(data) for data in said]
+        return {name: mean_of([one[name] for one in everyone]) for name in joined}
+
+    def joined(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the tensors of all parts of the layers together, on the CPU."""
+        if self.mesh.parts == 1:
+            return dict(mine)
+        found: dict[str, torch.Tensor] = {}
+        for data in self.exchange(save_bytes(dict(mine)), self.part_leaders()):
+            found |= load_bytes(data)
+        return found
 
     def put(self, key: str, value: bytes) -> None:
         """Stores bytes under a key for all processes, without waiting for any of them.

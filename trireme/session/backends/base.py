@@ -21,9 +21,9 @@ from trireme.ps.snapshot import ModelState, TableMark
 from trireme.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.parallel.processes.process_group import ProcessGroup
     from trireme.ps.rows import Rows
     from trireme.session.backends.local_optimizers import LocalOptimizers
+    from trireme.session.process_group import ProcessGroup
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""

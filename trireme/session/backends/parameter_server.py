@@ -18,7 +18,7 @@ from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.local_sgd import LocalSteps
-from trireme.parallel.backends.worker_processes import WorkerProcesses
+from trireme.session.backends.processes import Processes
 
 
 class ParameterServer(Client, Backend):
@@ -42,7 +42,7 @@ class ParameterServer(Client, Backend):
         flat: FlatModel,
         *,
         local: LocalSteps | None = None,
-        processes: WorkerProcesses | None = None,
+        processes: Processes | None = None,
     ) -> None:
         super().__init__(options, membership, flat)
         self._local = local

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -13,9 +12,6 @@ from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.session.settings import Settings
-
-if TYPE_CHECKING:
-    from trireme.parallel.construction.deferred import Deferred
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 """Builds an optimizer from parameters."""
@@ -29,7 +25,6 @@ Optimizers: TypeAlias = (
 """The optimizer of a program, or several optimizers: see `Session`."""
 
 _SEED_MODEL = 11
-_log = logging.getLogger(__name__)
 
 
 def device_of(settings: Settings) -> torch.device | None:
@@ -48,38 +43,14 @@ def device_of(settings: Settings) -> torch.device | None:
     return device
 
 
-def deferred_model(
-    given: nn.Module | Callable[[], nn.Module], settings: Settings
-) -> Deferred | None:
-    """Returns a session's model without memory for its parameters, if it can be placed so.
-
-    That is the case for a dataflow graph with an example, without parameter servers, if the program
-    gives a function that builds the model. Values follow from the seed, as by `build_model`.
-    """
-    graph = settings.graph
-    if graph is None or graph.example is None or settings.task.servers or settings.task.dry_run:
-        return None
-    if isinstance(given, nn.Module):
-        _log.warning(
-            "every process holds the whole model, also the parts of others: give the session a "
-            "function that builds it, and not the model"
-        )
-        return None
-    from trireme.parallel.construction.deferred import deferred
-
+def seed_model(settings: Settings) -> None:
+    """Seeds torch for the first values of a session's model."""
     torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
-    try:
-        found = deferred(given)
-    except ConfigurationError as error:
-        _log.warning("every process builds the whole model, also the parts of others: %s", error)
-        return None
-    found.model.train()
-    return found
 
 
 def build_model(given: nn.Module | Callable[[], nn.Module], settings: Settings) -> nn.Module:
     """Returns a session's model on its device, in training mode."""
-    torch.manual_seed(derive(settings.options.seed, _SEED_MODEL))
+    seed_model(settings)
     model = given if isinstance(given, nn.Module) else given()
     device = device_of(settings)
     if device is None:

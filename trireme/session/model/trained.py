@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
-
 import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.ps.module_names import named_parameters
+from trireme.session.model.model_part import ModelPart
 from trireme.session.model.table_rows import TableRows
 
-if TYPE_CHECKING:  # it loads slowly
-    from trireme.parallel.model_part import ModelPart
-
-Trained: TypeAlias = "FlatModel | ModelPart"
+Trained = FlatModel | ModelPart
 
 
 def named_groups(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,16 +15,14 @@ from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.module_names import named_parameters
 from trireme.ps.optimizers import name_of, spec_of
+from trireme.session.model.model_part import ModelPart
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.table_rows import TableRows
 from trireme.session.model.trained import Trained, named_groups
+from trireme.session.process_group import ProcessGroup
 from trireme.session.settings import Settings
 from trireme.tensors import digest
-
-if TYPE_CHECKING:
-    from trireme.parallel.model_part import ModelPart
-    from trireme.parallel.processes.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class TrainingSetup:
             if rounds_of_all and self.process_group is None and not self.settings.prefetches:
                 return OwnWrites((), None, sent=self.flat)
             return OwnWrites([self.trained, *copies], None)
-        same = mesh.pp == 1 and self.settings.graph is None  # parameters in every process
+        same = mesh.pp == 1 and not self.settings.placed  # parameters in every process
         mine = self.trained if self.process_group is not None and same else None
         return OwnWrites(copies, mine, replicated=self.part is None)
 

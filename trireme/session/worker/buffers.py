@@ -16,7 +16,7 @@ from trireme.session.model.training_setup import TrainingSetup
 from trireme.tensors import mean_of
 
 if TYPE_CHECKING:
-    from trireme.parallel.processes.process_group import ProcessGroup
+    from trireme.session.process_group import ProcessGroup
 
 _INITIAL = "initial"
 _BUFFERS = "buffers"
@@ -84,9 +84,7 @@ class Buffers:
             return
         own = self._own()
         if (group := self._worker_group) is not None:
-            from trireme.parallel.model_part import join_parts, mean_over_replicas
-
-            own = mean_over_replicas(group, join_parts(group, own))
+            own = group.united(own)
         self._backend.share(_BUFFERS, save_bytes(own))
 
     def average(self) -> dict[str, torch.Tensor]:

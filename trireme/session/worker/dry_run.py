@@ -65,7 +65,7 @@ def _held(setup: TrainingSetup) -> str:
     mesh, gradients = setup.settings.mesh, size(setup.flat.layout.bytes)
     if mesh.size == 1:
         return "one process holds everything; a step sends nothing"
-    if setup.settings.graph is not None:
+    if setup.settings.placed:
         return f"operations are placed on {mesh.graph} tasks: `trireme graph` shows where"
     if mesh.sharded:
         return f"the model is split over {mesh.size} processes, by the mesh {mesh}"

@@ -31,7 +31,7 @@ from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
 from trireme.session.backends.local_sgd import LocalSteps
 from trireme.session.backends.parameter_server import ParameterServer
-from trireme.parallel.backends.worker_processes import WorkerProcess, WorkerProcesses
+from trireme.session.backends.together import together
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
@@ -87,13 +87,13 @@ class Lifecycle:
     def join(self) -> Backend:
         """Joins the job; returns the backend."""
         setup, group = self.setup, self.setup.process_group
-        if group is not None and not self.task.servers:
-            from trireme.parallel.backends.collective import Collective  # loads slowly
-
+        if setup.settings.backend and not (self.task.servers or self.task.dry_run):
             self.liveness.watch()
-            self.backend = Collective(group, setup, self._say_waiting, self.liveness.doing)
+            self.backend = together(setup.settings).backend(
+                setup, self._say_waiting, self.liveness.doing
+            )
         elif group is not None and not group.is_chief:
-            self.backend = WorkerProcess(WorkerProcesses(group, setup))
+            self.backend = together(setup.settings).follower(setup)
         elif not self.task.coordinator:
             self.backend = Local(setup.flat, setup.optimizer)
         else:
@@ -138,7 +138,7 @@ class Lifecycle:
             hurries=lambda: bool(self._signal or self.interrupted),
         )
         local = None if setup.outer is None else LocalSteps(flat, setup.optimizer)
-        processes = None if group is None else WorkerProcesses(group, setup)
+        processes = None if group is None else together(setup.settings).processes(setup)
         return ParameterServer(options, self.member, flat, local=local, processes=processes)
 
     def _unreached(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
+from trireme.session.backends.together import together
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.building import Optimizers, build_optimizer, device_of
@@ -19,9 +19,6 @@ from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.settings import Settings
 
-if TYPE_CHECKING:
-    from trireme.parallel.construction.deferred import Deferred
-
 
 def assemble(
     settings: Settings,
@@ -30,13 +27,13 @@ def assemble(
     *,
     in_place: bool = False,
     device: torch.device | None = None,
-    defer: Callable[[], Deferred | None] = lambda: None,
+    given: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> TrainingSetup:
     """Assembles the model and the optimizer; joins the process group where there is one."""
-    task, mesh = settings.task, settings.mesh
+    task = settings.task
     if task.threads is not None:
         torch.set_num_threads(task.threads)
-    if (mesh.size == 1 and settings.graph is None) or task.dry_run:
+    if not settings.backend or task.dry_run:
         model = make_model()
         if has_only_tables(model):
             raise ConfigurationError(
@@ -56,11 +53,9 @@ def assemble(
         if tables is not None:
             settings.check_tables()
         return TrainingSetup(settings, model, optimizer, flat, tables=tables)
-    from trireme.parallel.assembly import assemble_together  # loads slowly
-
     here = device or device_of(settings) or torch.device("cpu")
-    return assemble_together(
-        settings, here, make_model, make_optimizer, in_place=in_place, defer=defer
+    return together(settings).assemble(
+        settings, here, make_model, make_optimizer, in_place=in_place, given=given
     )
 
 
@@ -68,18 +63,13 @@ def replicas_of(
     setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
 ) -> tuple[Replica, Replica]:
     """Returns the replica that computes gradients, and one that computes with the whole model."""
-    if setup.settings.task.draw is not None:
-        from trireme.graph.placed.drawing_replica import DrawingReplica  # loads slowly
-
-        drawing = DrawingReplica(setup, loss, metrics)
-        return drawing, drawing
-    if setup.process_group is None:
+    task, group = setup.settings.task, setup.process_group
+    if not setup.settings.backend or (task.dry_run and task.draw is None):
         replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
         return replica, replica
-    from trireme.parallel.assembly import replicas_together
-
     try:
-        return replicas_together(setup, loss, metrics)
+        return together(setup.settings).replicas(setup, loss, metrics)
     except BaseException:
-        setup.process_group.close(together=False)
+        if group is not None:
+            group.close(together=False)
         raise

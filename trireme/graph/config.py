@@ -1,0 +1,135 @@
+"""The configuration of dataflow graphs. The module does not import `torch.distributed`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from trireme.errors import ConfigurationError, suggestion
+from trireme.graph.place.costs import Schedule as GraphSchedule
+from trireme.graph.place.placement import ALGORITHMS
+from trireme.job_config import size_in_bytes
+from trireme.session.settings import Settings
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """How the operations of a dataflow graph are placed on tasks, and in how many micro-batches.
+
+    A device is named as in `trireme.device`: `worker:1`, `worker:0/cuda:1`, and for parameters
+    only, `ps:0`. Scopes in the model take precedence over patterns.
+
+    Attributes:
+        placement: pattern of the name of a module, parameter or operator -> device, such as
+            `{"encoder.*": "worker:0"}`; the first pattern that matches decides. `*` stands for any
+            characters.
+        algorithm: how operations without a requested device are placed: one of
+            `placement.ALGORITHMS`. `best` compares the others by predicted step time,
+            and improves the best one.
+        microbatches: the number of micro-batches of each batch. None takes the number with the
+            shortest predicted step; 1 where the model computes statistics of a batch, as batch norm
+            does.
+        schedule: the order of micro-batches: `gpipe`, all forward and then all backward, or `1f1b`,
+            each backward as soon as possible, which keeps fewer activations.
+        devices: the devices to place operations on; the others compute nothing. Empty for all.
+        together: groups of patterns: what they name shares a device.
+        never: pattern -> the devices on which what it names may not be placed.
+        soft: whether an operation whose device does not exist is placed elsewhere, with a warning.
+        log_placement: whether the chief prints which device computes each operation.
+        memory_limit: the bytes, or a size such as `2GiB`, that the model may take in each task,
+            above what the interpreter with torch takes; None for no limit.
+        example: inputs of the model: a tensor, or a tuple or dict of arguments. With it the model
+            is placed before it is trained, so that no process needs memory for the whole of it;
+            None captures the model at the first step.
+
+    Raises:
+        ConfigurationError: the algorithm or the schedule is unknown, or a number is below 1.
+    """
+
+    placement: Mapping[str, str] = field(default_factory=dict)
+    algorithm: str = "best"
+    microbatches: int | None = None
+    schedule: GraphSchedule = "1f1b"
+    devices: tuple[str, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    soft: bool = True
+    log_placement: bool = False
+    memory_limit: int | str | None = None
+    example: Any = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            close = suggestion(self.algorithm, ALGORITHMS)
+            raise ConfigurationError(
+                f"GraphConfig(algorithm={self.algorithm!r}){close}: there are "
+                f"{', '.join(ALGORITHMS)}"
+            )
+        if self.schedule not in get_args(GraphSchedule):
+            raise ConfigurationError(
+                f"schedule {self.schedule!r} of a graph: there are gpipe and 1f1b"
+            )
+        self._convert()
+        for name, value in (
+            ("microbatches", self.microbatches),
+            ("memory_limit", self.memory_bytes),
+        ):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"GraphConfig({name}={value}): it must be 1 or more")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit in bytes; None for none.
+
+        Raises:
+            ConfigurationError: it is a text that is no size.
+        """
+        if not isinstance(self.memory_limit, str):
+            return self.memory_limit
+        try:
+            return size_in_bytes(self.memory_limit)
+        except (ValueError, IndexError):
+            raise ConfigurationError(
+                f"GraphConfig(memory_limit={self.memory_limit!r}): give bytes, or a size such as "
+                "'2GiB'"
+            ) from None
+
+    def _convert(self) -> None:
+        """Takes single words for tuples of one."""
+        words: dict[str, Any] = {"devices": _tuple("devices", self.devices)}
+        mappings: tuple[object, ...] = (self.placement, self.never)
+        if not all(isinstance(each, Mapping) for each in mappings):
+            raise ConfigurationError(
+                "GraphConfig(placement=..., never=...): give mappings from patterns, such as "
+                '{"encoder": "worker:0"}'
+            )
+        for device in self.placement.values():
+            if not isinstance(device, str):
+                raise ConfigurationError(
+                    f"GraphConfig(placement=...): the device {device!r} is no text such as "
+                    "'worker:0'"
+                )
+        words["never"] = {name: _tuple("never", given) for name, given in self.never.items()}
+        if any(isinstance(group, str) for group in self.together):
+            raise ConfigurationError(
+                f"GraphConfig(together={self.together!r}): give groups of patterns, such as "
+                '(("encoder", "head"),)'
+            )
+        for name, value in words.items():
+            object.__setattr__(self, name, value)
+
+
+def _tuple(name: str, given: Any) -> tuple[str, ...]:
+    words = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigurationError(
+            f"GraphConfig({name}=...): {given!r} is no device, and no tuple of devices"
+        )
+    return words
+
+
+def graph_config(settings: Settings) -> GraphConfig:
+    """Returns how a model is placed as a graph, by the program and by the launch."""
+    given = settings.options.graph or GraphConfig()
+    return replace(given, **settings.task.config.model.given(GraphConfig))

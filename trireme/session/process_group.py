@@ -1,0 +1,106 @@
+"""The interface of the processes that hold one model together, as a session sees them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from trireme.errors import TriremeError
+from trireme.mesh import Mesh
+
+
+class ProcessGroup(ABC):
+    """All processes of a job without servers, or of one worker, with their places in a mesh.
+
+    Each method that communicates is called by all of them, unless it says otherwise.
+
+    Attributes:
+        mesh: the degrees of parallelism.
+        rank: the rank of this process, from 0; rank 0 is the chief.
+    """
+
+    mesh: Mesh
+    rank: int
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.mesh.size
+
+    @property
+    def replica(self) -> int:
+        """The index of this process's batch among those that are computed at a time."""
+        return self.mesh.replica(self.rank)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    @abstractmethod
+    def reports_metrics(self) -> bool:
+        """Whether this process reports loss and metrics: one process does for each replica."""
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether this process displays progress that no other process displays."""
+        return self.is_chief or (self.mesh.parts == self.mesh.tp == 1)
+
+    @property
+    def reporting_ranks(self) -> list[int]:
+        """The rank that reports for each replica, in the order of the replicas."""
+        replicas = [self.mesh.replica(rank) for rank in range(self.size)]
+        return [replicas.index(replica) for replica in range(self.mesh.replicas)]
+
+    def part_leaders(self) -> list[int]:
+        """Returns the first rank of each part of the layers, in the order of the parts."""
+        per_part = self.size // self.mesh.parts
+        return [part * per_part for part in range(self.mesh.parts)]
+
+    @abstractmethod
+    def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Starts an all-reduce of numbers; returns a function that waits for the sums."""
+
+    @abstractmethod
+    def count(self, examples: float) -> Callable[[], float]:
+        """Starts the sum of all processes' examples of a step, and of the votes beside it."""
+
+    @abstractmethod
+    def vote(self) -> Callable[[], list[float]]:
+        """Returns a function that waits for the sums of the votes, as of `count` or as of now."""
+
+    @abstractmethod
+    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
+        """Returns the bytes of one process in every process."""
+
+    def exchange(self, data: bytes, sources: Sequence[int] | None = None) -> list[bytes]:
+        """Returns the bytes of the `sources`, all processes by default, in the order of ranks."""
+        ranks = range(self.size) if sources is None else sources
+        return [self.broadcast(data if rank == self.rank else None, rank) for rank in ranks]
+
+    @abstractmethod
+    def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the mean over the replicas of the tensors of all parts of the layers together."""
+
+    @abstractmethod
+    def put(self, key: str, value: bytes) -> None:
+        """Stores bytes under a key for all processes, without waiting for any of them."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """Returns the bytes stored under a key; None while there are none."""
+
+    @abstractmethod
+    def why_broken(self, error: BaseException) -> TriremeError | None:
+        """Returns why a call has failed, if this process knows more than the error says."""
+
+    @abstractmethod
+    def close(self, *, together: bool) -> None:
+        """Leaves the group.
+
+        Args:
+            together: whether all processes do.
+        """
