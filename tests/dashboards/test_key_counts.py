@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.dashboards.key_counts import KeyCounts
+from trireme.dashboards.summaries import KeyCounts
 
 batches = st.lists(st.sets(st.integers(-20, 20)), max_size=30)
 

@@ -189,7 +189,7 @@ class TensorBoard(Board):
             _log.warning("nothing more is written for TensorBoard: %s", reason)
 
     def _writer(self, run: str) -> SummaryWriter:
-        from trireme.dashboards.event_file import RunWriter
+        from trireme.dashboards.events import RunWriter
 
         if ".." in PurePosixPath(run).parts or PurePosixPath(run).is_absolute() or not run:
             raise ValueError(f"{run!r} cannot be the name of a run")

@@ -16,11 +16,11 @@ from functools import partial
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from trireme.dashboards.capture import Capture
 from trireme.dashboards.forward_tracer import ForwardTracer
-from trireme.dashboards.key_counts import KeyCounts
 from trireme.errors import ConfigurationError
 from trireme.session.hooks import Hook
 from trireme.session.model.batch import inputs_and_targets
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from trireme.dashboards.step_trace import StepTrace
     from trireme.session.result import StepResult
     from trireme.session.session import Session
+
+_KEPT = 1 << 16
+_PENDING = 1 << 18
 
 KINDS = (
     "audio",
@@ -332,3 +335,45 @@ def _write_embedding(
         labels = [str(row) for row in range(len(rows))]
     tag = name.replace(".", "/")
     writer.add_embedding(rows.float().cpu(), list(labels), tag=tag, global_step=step)
+
+
+class KeyCounts:
+    """Counts of the keys that come up most often.
+
+    Of the keys that are rare so far only some are kept: a key that is frequent from the beginning
+    is counted exactly, one that becomes frequent later perhaps too low.
+
+    Args:
+        kept: how many keys are kept.
+        pending: how many keys are gathered before they are counted.
+    """
+
+    def __init__(self, kept: int = _KEPT, pending: int = _PENDING) -> None:
+        self._kept = kept
+        self._most_pending = pending
+        self._keys = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self._pending: list[Any] = []
+        self._gathered = 0
+
+    def add(self, keys: Any) -> None:
+        """Counts each of some keys once; int64 of shape (n,)."""
+        self._pending.append(keys.copy())
+        self._gathered += keys.size
+        if self._gathered >= self._most_pending:
+            self._count()
+
+    def frequent(self, most: int) -> Any:
+        """Returns the most frequent keys, int64: the most frequent one first, then smaller ones."""
+        self._count()
+        return self._keys[:most].copy()
+
+    def _count(self) -> None:
+        new = np.concatenate([np.empty(0, np.int64), *self._pending])
+        weights = np.concatenate([self._counts, np.ones(new.size, np.int64)])
+        keys, places = np.unique(np.concatenate([self._keys, new]), return_inverse=True)
+        counts = np.zeros(keys.size, np.int64)
+        np.add.at(counts, places, weights)
+        order = np.lexsort((keys, -counts))[: self._kept]
+        self._keys, self._counts = keys[order], counts[order]
+        self._pending, self._gathered = [], 0
