@@ -37,7 +37,7 @@ def curve(directory: Path, name: str, run: str = "train") -> list[tuple[int, flo
 class Methods(SummaryMethods):
     """The methods that log at a step."""
 
-    worker: Any = None  # no job is joined
+    job: Any = None  # none is joined
 
     def __init__(self, board: TensorBoard, step: int, model: nn.Module | None = None) -> None:
         self._board = board
