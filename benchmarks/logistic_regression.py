@@ -30,7 +30,7 @@ from benchmarks.pairs import Plan, Sample, interleave
 from benchmarks.peers import DIRECTORY, Peers
 from benchmarks.processes import environment
 from benchmarks.results import Kind, Result
-from trireme.data.ranking import area_under_curve
+from sparse_data.ranking import area_under_curve
 
 BITS, ALPHA, RATE = 26, 0.1, 0.03
 ONE, TWO = "Trireme, one process", "Trireme, two workers and two servers"

@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 import trireme
-from trireme.data.ranking import AreaUnderCurve
+from sparse_data.ranking import AreaUnderCurve
 from trireme.tables.spec import Adagrad, Initializer, Normal, Zeros
 
 COUNTS, CATEGORIES = 13, 26

@@ -29,7 +29,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 from torch.utils.data import IterableDataset
 
 import trireme
-from trireme.data.ranking import AreaUnderCurve
+from sparse_data.ranking import AreaUnderCurve
 from trireme.tables.spec import FTRL, Zeros
 
 Rows = IterableDataset[SparseBatch] | IterableDataset[ClickBatch]

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from trireme.data.ranking import area_under_curve
+from sparse_data.ranking import area_under_curve
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 

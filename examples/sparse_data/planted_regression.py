@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from trireme.data.ranking import area_under_curve
+from sparse_data.ranking import area_under_curve
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 

@@ -28,6 +28,6 @@ import trireme.data
 import trireme.data.ledger
 assert "torch" not in sys.modules, "the ledger needs no torch"
 assert trireme.data.digits.load
-from trireme.data import digits, ranking
+from trireme.data import batch, digits
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

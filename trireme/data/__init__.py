@@ -21,7 +21,6 @@ __all__ = [
     "loading",
     "order",
     "positions",
-    "ranking",
     "request",
     "sampled_order",
     "seeds",

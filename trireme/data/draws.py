@@ -74,10 +74,6 @@ class DrawingDataset(Dataset[Any]):
     A data set that fetches several examples at once, by `__getitems__`, draws for all of them from
     the seed of the first.
 
-    Args:
-        dataset: the program's.
-        seed: the seed of the order of examples.
-
     Attributes:
         dataset: the argument.
     """
@@ -109,12 +105,7 @@ class DrawingDataset(Dataset[Any]):
 
 
 class DrawingStream(IterableDataset[Any]):
-    """A stream that a process of its own reads, with random numbers seeded before each example.
-
-    Args:
-        dataset: the program's.
-        seed: the seed of what it draws; derived by the number of an example.
-    """
+    """A stream that a process of its own reads, with random numbers seeded before each example."""
 
     def __init__(self, dataset: Iterable[Any], seed: int) -> None:
         self.dataset = dataset
@@ -136,13 +127,7 @@ class Items(list[Any]):
 
 
 def collated(collate: Callable[[list[Any]], Any], items: list[Any], seed: int) -> Any:
-    """Returns a batch, whose random numbers are seeded.
-
-    Args:
-        collate: makes a batch of a list of items.
-        items: the items.
-        seed: the seed of what is drawn for the first of them.
-    """
+    """Returns a batch, whose random numbers are seeded."""
     if collate is default_collate:
         return collate(items)
     with drawing() as draw:
@@ -151,11 +136,7 @@ def collated(collate: Callable[[list[Any]], Any], items: list[Any], seed: int) -
 
 
 class DrawingCollate:
-    """Makes a batch, with random numbers that are seeded by its first example.
-
-    Args:
-        collate: makes a batch of a list of items; None for torch's default.
-    """
+    """Makes a batch, with random numbers that are seeded by its first example."""
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self._collate = collate or default_collate
@@ -166,11 +147,7 @@ class DrawingCollate:
 
 
 class DrawingInit:
-    """Begins a loader process: `get_worker_info().dataset` is the program's own data set.
-
-    Args:
-        init: the program's function.
-    """
+    """Begins a loader process: `get_worker_info().dataset` is the program's own data set."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self._init = init

@@ -27,19 +27,7 @@ _OF_ALL = (RandomSampler, WeightedRandomSampler, DistributedSampler, SequentialS
 
 
 def evaluation_batches(dataset: Any, batch_size: int | None, loading: Loading) -> Iterator[Any]:
-    """Iterates over the batches of a data set, each example once.
-
-    Args:
-        dataset: a data set, or a `DataLoader`, whose data set, batch size, sampler and loading are
-            taken. Its order does not matter, and the last batch is never left out; samplers of
-            torch that would leave out or repeat examples of the data set are not used.
-        batch_size: the number of examples in a batch; None for 1000, or the `DataLoader`'s.
-        loading: how examples are loaded.
-
-    Raises:
-        ConfigurationError: an argument is given that the `DataLoader` has already, or several
-            processes would read a stream.
-    """
+    """Iterates over the batches of a data set, each example once."""
     if isinstance(dataset, DataLoader):
         if batch_size is not None or loading != Loading():
             raise ConfigurationError(

@@ -21,9 +21,6 @@ def fingerprint(order: Order, dataset: object = None) -> int:
     `random_split`) or of a selection of Hugging Face's `Dataset`, also inside each other, and
     inside data sets of the program that have others as attributes. It does not cover the examples
     themselves, as what makes them may be random.
-
-    Raises:
-        ConfigurationError: the order is a sampler's that cannot be dealt.
     """
     digest = hashlib.blake2b(digest_size=7)
     for part in (*order.content(), *_selections(dataset, ())):
@@ -33,12 +30,7 @@ def fingerprint(order: Order, dataset: object = None) -> int:
 
 
 def _selections(dataset: object, outer: tuple[int, ...]) -> Iterator[Any]:
-    """Yields what says which examples of other data sets this one consists of.
-
-    Args:
-        dataset: anything.
-        outer: the identities of the data sets that this one is in.
-    """
+    """Yields what says which examples of other data sets this one consists of."""
     if isinstance(dataset, Subset):
         yield np.asarray(dataset.indices, dtype=np.int64)
     elif isinstance(dataset, ConcatDataset):

@@ -16,32 +16,20 @@ class IntervalSet:
     __slots__ = ("_bounds",)
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        """Holds the union of `ranges`, which may overlap and come in any order.
-
-        Raises:
-            ValueError: a range ends before it begins.
-        """
+        """Holds the union of `ranges`, which may overlap and come in any order."""
         # The start and the stop of each range in turn: a number with an odd number of bounds up to
         # it is in the set.
         self._bounds = list(chain.from_iterable(joined(ranges)))
 
     def add(self, start: int, stop: int) -> None:
-        """Adds the numbers start to stop - 1.
-
-        Raises:
-            ValueError: stop is below start.
-        """
+        """Adds the numbers start to stop - 1."""
         _check(start, stop)
         if start < stop:
             low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
             self._bounds[low:high] = [start] * (low % 2 == 0) + [stop] * (high % 2 == 0)
 
     def remove(self, start: int, stop: int) -> None:
-        """Removes the numbers start to stop - 1, those of them that are there.
-
-        Raises:
-            ValueError: stop is below start.
-        """
+        """Removes the numbers start to stop - 1, those of them that are there."""
         _check(start, stop)
         if start < stop:
             low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
@@ -100,11 +88,7 @@ class IntervalSet:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns the same numbers as sorted ranges that neither overlap nor touch, none of them empty.
-
-    Raises:
-        ValueError: a range ends before it begins.
-    """
+    """Returns the same numbers as sorted ranges that neither overlap nor touch, none of them empty."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         _check(start, stop)

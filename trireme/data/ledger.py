@@ -58,11 +58,7 @@ class Ledger:
     """
 
     def __init__(self, size: int, *, interleave: bool) -> None:
-        """Makes a ledger from which nothing was dealt, with no members.
-
-        Raises:
-            ValueError: the data set is empty.
-        """
+        """Makes a ledger from which nothing was dealt, with no members."""
         if size < 1:
             raise ValueError(f"the data set has {size} examples: there must be at least one")
         self.size = size
@@ -90,11 +86,7 @@ class Ledger:
         return tuple(self._done)
 
     def between_epochs(self, worker: int | None = None) -> bool:
-        """Returns whether all that was dealt is finished, and makes whole epochs.
-
-        Args:
-            worker: if given, what other members hold counts as finished.
-        """
+        """Returns whether all that was dealt is finished, and makes whole epochs."""
         return not self.frontier % self.size and self.finished(self.frontier, worker)
 
     def members(self, workers: Sequence[int]) -> None:
@@ -127,20 +119,8 @@ class Ledger:
         """Deals `count` spans (start, stop) of `batch` positions each to `worker`.
 
         A span is shorter where a returned piece, or a gap between finished positions, is; or by
-        what is done at the end of an epoch.
-
-        Args:
-            worker: one of the members.
-            batch: the largest number of positions in a span; with `MOST_POSITIONS`, which takes all
-                of an epoch, spans are not interleaved.
-            count: how many spans; fewer are dealt where no more are left below `until`.
-            end: what becomes of a batch that crosses the end of an epoch.
-            until: positions from here on are not dealt; None for no such limit.
-
-        Raises:
-            ValueError: the worker is no member; `batch` or `count` is below 1, or above the limit
-                of one lease; with interleaving, other members have another batch size; or an
-                epoch has not one batch.
+        what is done at the `end` of an epoch. With `batch=MOST_POSITIONS`, which takes all of an
+        epoch, spans are not interleaved. Positions from `until` on are not dealt.
         """
         self._check(worker, batch, count)
         rounds = self.interleave and batch < MOST_POSITIONS
@@ -218,9 +198,6 @@ class Ledger:
 
         Each position counts once, whichever worker holds it: the update of a worker that was given
         up for lost may have been applied.
-
-        Args:
-            finished: (worker, start, stop) for each span of positions start to stop - 1.
         """
         said: dict[int, list[tuple[int, int]]] = {}
         for worker, start, stop in finished:
@@ -249,9 +226,6 @@ class Ledger:
 
         They count as finished, whoever holds them. Positions before that were passed over are
         dealt next, and fresh ones begin at `stop`. To say it again changes nothing.
-
-        Raises:
-            ValueError: another length was said before, or an update has used these positions.
         """
         if not 0 <= start <= stop <= MOST_DEALT:
             raise ValueError(f"[{start}, {stop}) is not a range of positions")
@@ -277,12 +251,7 @@ class Ledger:
         return bool(self._done.gaps(start, stop))
 
     def finished(self, until: int, worker: int | None = None) -> bool:
-        """Returns whether all positions below `until` are finished.
-
-        Args:
-            until: the position.
-            worker: if given, what other members hold counts as finished.
-        """
+        """Returns whether all positions below `until` are finished; see `_taken`."""
         return not self._taken(worker).gaps(0, until)
 
     def _taken(self, worker: int | None) -> IntervalSet:
@@ -293,11 +262,7 @@ class Ledger:
         return IntervalSet(chain(self._done, *held))
 
     def epoch(self, worker: int | None = None) -> int:
-        """Returns the first epoch of which a position is not finished.
-
-        Args:
-            worker: if given, what other members hold counts as finished.
-        """
+        """Returns the first epoch of which a position is not finished."""
         taken = self._taken(worker)
         gaps = taken.gaps(0, taken.end)
         return (gaps[0][0] if gaps else taken.end) // self.size // parts_of(self.size)
@@ -306,9 +271,6 @@ class Ledger:
         """Restores the finished positions; the gaps between them are dealt first.
 
         The members stay, and hold nothing.
-
-        Raises:
-            ValueError: a range ends before it begins.
         """
         self._done = IntervalSet(consumed)
         self.frontier = self._done.end

@@ -144,12 +144,7 @@ class Loader:
         return Batch(self._loading.pinned(data), (), examples=0)
 
     def originals(self, batch: Batch, count: int) -> Any:
-        """Returns the first examples of a batch as they were before the transform.
-
-        Returns:
-            At most `count` of them, as a tuple of tensors, or whatever the data set's items make;
-            None where there is no transform.
-        """
+        """Returns the first examples of a batch as they were before the transform."""
         if self._transform is None:
             return None
         start, stop = batch.spans[0]

@@ -55,12 +55,7 @@ class Loading:
     multiprocessing_context: Any = None
 
     def __post_init__(self) -> None:
-        """Checks the fields that need processes.
-
-        Raises:
-            ConfigurationError: `num_workers` is no whole number of 0 or more, or is 0 and another
-                field needs processes.
-        """
+        """Checks the fields that need processes."""
         count: Any = self.num_workers
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigurationError(f"num_workers={count!r}: it must be a whole number, 0 or more")

@@ -36,11 +36,7 @@ class Order:
     examples: int | None
 
     def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
-        """Makes an order for `size` examples.
-
-        Raises:
-            ValueError: there are no examples.
-        """
+        """Makes an order for `size` examples."""
         if size < 1:
             raise ValueError(f"an epoch has {size} examples: there must be at least one")
         self.size = self.examples = size
@@ -54,9 +50,6 @@ class Order:
         """Returns the examples at positions start to stop - 1: int64, shape (stop - start,).
 
         The tensor may be a view of one that is kept: read it, do not write to it.
-
-        Raises:
-            ValueError: the range is empty, or begins before 0.
         """
         if not 0 <= start < stop:
             raise ValueError(f"[{start}, {stop}) is not a range of positions")

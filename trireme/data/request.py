@@ -63,16 +63,7 @@ class Request:
     notes: tuple[str, ...] = ()
 
     def order(self, size: int, seed: int) -> Order:
-        """Returns the order in which examples are dealt.
-
-        Args:
-            size: the number of examples in the data set.
-            seed: the session's seed.
-
-        Raises:
-            ConfigurationError: arguments contradict each other, or every worker could not compute
-                the order for itself.
-        """
+        """Returns the order in which examples are dealt."""
         seed = seed if self.seed is None else self.seed
         chosen = [
             name
@@ -129,11 +120,7 @@ def _order_of(sampler: Iterable[Any], size: int, seed: int, *, batched: bool) ->
 
 
 def of_dataloader(loader: DataLoader[Any], by: By = "auto") -> Request:
-    """Returns what a ready `DataLoader` asks for: its data set, batches, order and loading.
-
-    Raises:
-        ConfigurationError: what it does cannot be dealt.
-    """
+    """Returns what a ready `DataLoader` asks for: its data set, batches, order and loading."""
     loading = Loading.of(loader)
     seed = loader.generator.initial_seed() if loader.generator is not None else None
     if loader.batch_size is None and loader.batch_sampler is None:
@@ -185,11 +172,7 @@ def _fields(loading: Loading) -> dict[str, Any]:
 
 
 class _Single:
-    """Makes a batch of a list of one item: the item itself, as a `DataLoader` without batches does.
-
-    Args:
-        convert: applied to the item.
-    """
+    """Makes a batch of a list of one item: the item itself, as a `DataLoader` without batches does."""
 
     def __init__(self, convert: Collate | Callable[[Any], Any]) -> None:
         self._convert = convert

@@ -34,18 +34,7 @@ class WeightedOrder(Order):
         *,
         replacement: bool = True,
     ) -> None:
-        """Makes an order.
-
-        Args:
-            weights: one number for each example, 0 or more; they need not sum to 1.
-            draws: the number of examples in an epoch; as many as there are weights by default.
-            seed: the seed of the draws.
-            replacement: whether an example may be drawn more than once in an epoch.
-
-        Raises:
-            ConfigurationError: a weight is negative or not finite, all are 0, or fewer than
-                `draws` can be drawn without replacement.
-        """
+        """Makes an order."""
         values = torch.as_tensor(weights, dtype=torch.float64).cpu().flatten().numpy()
         count = len(values) if draws is None else draws
         possible = int((values > 0).sum())
@@ -83,12 +72,7 @@ class WeightedOrder(Order):
 
 
 class SubsetOrder(Order):
-    """Shuffled epochs of some examples, as `torch.utils.data.SubsetRandomSampler`.
-
-    Args:
-        indices: the examples.
-        seed: the seed of the shuffles.
-    """
+    """Shuffled epochs of some examples, as `torch.utils.data.SubsetRandomSampler`."""
 
     def __init__(self, indices: Sequence[int], seed: int = 0) -> None:
         super().__init__(len(indices), seed)
@@ -109,14 +93,6 @@ class SamplerOrder(Order):
     The random numbers of torch, NumPy and Python, and the sampler's `generator`, are seeded for it
     from the seed and the epoch; the program's own go on afterwards as if nothing had been drawn.
     A sampler with `set_epoch` is told the epoch.
-
-    Args:
-        sampler: has a length, and yields the numbers of examples.
-        seed: the seed.
-
-    Raises:
-        ConfigurationError: the sampler has no length. Also at the first batch: an iteration has
-            another length, or does not follow from the seed.
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int = 0) -> None:
@@ -170,12 +146,7 @@ class SamplerOrder(Order):
 
 
 class BatchSamplerOrder(SamplerOrder):
-    """The order of a batch sampler: each position is one of its batches.
-
-    Args:
-        sampler: has a length, and yields lists of the numbers of examples.
-        seed: the seed.
-    """
+    """The order of a batch sampler: each position is one of its batches."""
 
     def __init__(self, sampler: Iterable[Any], seed: int = 0) -> None:
         super().__init__(sampler, seed)
@@ -202,11 +173,7 @@ class BatchSamplerOrder(SamplerOrder):
 
 
 def _length_of(sampler: object) -> int:
-    """Returns the length of a sampler.
-
-    Raises:
-        ConfigurationError: it has none, or is empty.
-    """
+    """Returns the length of a sampler."""
     size = None
     if isinstance(sampler, Sized):
         try:

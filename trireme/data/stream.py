@@ -32,11 +32,7 @@ _MOST_CURSORS = 3
 
 
 def check_one_reader(dataset: object, num_workers: int) -> None:
-    """Checks that at most one process reads a stream.
-
-    Raises:
-        ConfigurationError: several would.
-    """
+    """Checks that at most one process reads a stream."""
     if num_workers > 1:
         raise ConfigurationError(
             f"num_workers={num_workers} with a {type(dataset).__name__}: several processes would "
@@ -46,11 +42,7 @@ def check_one_reader(dataset: object, num_workers: int) -> None:
 
 
 def is_stream(dataset: object) -> bool:
-    """Returns whether a data set can only be read from the beginning.
-
-    Raises:
-        ConfigurationError: it can be read only once.
-    """
+    """Returns whether a data set can only be read from the beginning."""
     if isinstance(dataset, Iterator) and not hasattr(dataset, "load_state_dict"):
         raise ConfigurationError(
             f"a {type(dataset).__name__} can be read only once: give an object that begins anew "
@@ -71,21 +63,10 @@ def shards_of(dataset: object) -> int:
 class Stream:
     """Reads the examples of a stream by position.
 
-    Args:
-        dataset: the data set.
-        shards: the number of its shards, each of which is a part; 1 for the whole as one part.
-        loading: how examples are loaded.
-        seed: the seed of the shuffles.
-        shuffle: whether the shards of each epoch are read in an order of its own.
-        warn: told what the user should know.
-
     Attributes:
         size: the number of positions of a part.
         shards: the argument.
         bookmarks: where reading may begin.
-
-    Raises:
-        ConfigurationError: the data set cannot be read as it is asked to be.
     """
 
     def __init__(
@@ -124,15 +105,7 @@ class Stream:
         return position // self.size // self.shards
 
     def take(self, start: int, stop: int) -> tuple[list[Any], int | None]:
-        """Returns the examples of some positions of a part, and where the part ends.
-
-        Returns:
-            The examples, and the position after the last one of the part; None where that is not
-            reached.
-
-        Raises:
-            DataError: the data set has no examples.
-        """
+        """Returns the examples of some positions of a part, and where the part ends."""
         first, kept = self._window
         if kept and first <= start < first + len(kept):
             found = kept[start - first : stop - first]
@@ -231,12 +204,6 @@ class Stream:
 
 class _Cursor:
     """Reads a part of a stream, example by example.
-
-    Args:
-        stream: whose part it is.
-        part: its number.
-        dataset: the data set of the part.
-        loading: how examples are loaded.
 
     Attributes:
         part: the argument.

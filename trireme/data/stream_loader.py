@@ -31,18 +31,6 @@ class StreamLoader:
     An iteration ends before an empty span, which `pause` takes away. Another iteration continues
     with the positions that were not handed out. Exceptions of the source, the data set or the
     transform propagate from the iteration.
-
-    Args:
-        stream: the stream.
-        source: provides the next spans, none of which reaches into another part.
-        lack: told where a part ends.
-        batch_size: the largest number of examples in a batch.
-        loading: how batches are made.
-        seed: the seed of transforms.
-        transform: applied to each collated batch, with a generator seeded from the seed and the
-            first position.
-        drop_last: whether to leave out batches that are shorter, at the end of a part or an epoch.
-        ahead: the number of spans in a request.
     """
 
     def __init__(

@@ -29,11 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteClaims(Claims):
-    """Those of a run directory in an object store.
-
-    Args:
-        store: the objects of the run.
-    """
+    """Those of a run directory in an object store."""
 
     poll_seconds = 2.0
 

@@ -34,15 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Mirror(Uploads):
-    """Uploads the named files and folders of a directory, until it is closed.
-
-    Args:
-        store: where.
-        directory: the local directory.
-        names: which files and folders in it.
-        allowed: whether this process may upload now.
-        seconds: how often to look for changed files.
-    """
+    """Uploads the named files and folders of a directory, until it is closed."""
 
     def __init__(
         self,
@@ -112,11 +104,7 @@ class Mirror(Uploads):
 
 
 def job_of(store: ObjectStore) -> str:
-    """Returns the id of the job that writes to a run directory, or wrote last; "" for none.
-
-    Raises:
-        OSError: the store refuses.
-    """
+    """Returns the id of the job that writes to a run directory, or wrote last; "" for none."""
     numbers = sorted(key for key in store.list("writers") if key.endswith("/writer.json"))
     return msgspec.json.decode(store.read(numbers[-1]), type=_JobOf).job if numbers else ""
 
@@ -126,11 +114,7 @@ class _JobOf(msgspec.Struct):
 
 
 def download(store: ObjectStore, directory: Path) -> None:
-    """Downloads what jobs have uploaded of a run directory, without its checkpoints.
-
-    Raises:
-        OSError: the store refuses, or a file cannot be written.
-    """
+    """Downloads what jobs have uploaded of a run directory, without its checkpoints."""
     for name in RUN_FILES:
         for key in store.list(name):
             target = directory / key

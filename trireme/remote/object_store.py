@@ -43,15 +43,6 @@ class ObjectStore:
 
     Every method raises `StoreError` where the store refuses or does not answer, after a few
     attempts with deadlines.
-
-    Args:
-        root: the URL.
-        file_system: an fsspec file system; by default the one of the URL's scheme, which finds
-            credentials and endpoint as it documents.
-        probe_seconds: the longest that `check_writable` may take.
-
-    Raises:
-        ConfigurationError: the package of the file system is not installed.
     """
 
     def __init__(
@@ -71,18 +62,7 @@ class ObjectStore:
         return f"{self._base}/{key}"
 
     def attempt(self, what: str, key: str, action: Callable[[], _T]) -> _T:
-        """Calls `action`; translates what the file system raises.
-
-        Args:
-            what: what it does, such as `written`.
-            key: with which object.
-            action: the call.
-
-        Raises:
-            FileNotFoundError: there is no such object, or no such bucket.
-            FileExistsError: there is one already.
-            StoreError: any other error.
-        """
+        """Calls `action`; translates what the file system raises."""
         try:
             return action()
         except FileExistsError:
@@ -99,13 +79,7 @@ class ObjectStore:
             raise refused from error
 
     def create(self, key: str, content: bytes) -> bool:
-        """Writes an object that is not there yet; returns False where there is one already.
-
-        Args:
-            key: of the object.
-            content: which no other process writes, so that an object that a lost answer has left in
-                doubt is recognised as this one.
-        """
+        """Writes an object that is not there yet; returns False where there is one already."""
         try:
             self.attempt(
                 "created",
@@ -159,20 +133,12 @@ class ObjectStore:
                 self.attempt("deleted", each["key"], partial(self.file_system.abort_mpu, **each))
 
     def copy(self, key: str, to: str) -> None:
-        """Copies an object within the store, which sends nothing over this host's network.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
+        """Copies an object within the store, which sends nothing over this host's network."""
         copy = self.file_system.cp_file
         self.attempt("copied", key, lambda: copy(self.path(key), self.path(to)))
 
     def read(self, key: str, start: int | None = None, stop: int | None = None) -> bytes:
-        """Returns the content of an object, or its bytes [start, stop).
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
+        """Returns the content of an object, or its bytes [start, stop)."""
         read = self.file_system.cat_file
         return bytes(self.attempt("read", key, lambda: read(self.path(key), start=start, end=stop)))
 
@@ -204,12 +170,7 @@ class ObjectStore:
         self.attempt("deleted", key, lambda: self.file_system.rm_file(self.path(key)))
 
     def check_writable(self) -> None:
-        """Checks that objects can be written here, and that `create` is conditional.
-
-        Raises:
-            ConfigurationError: the store ignores the condition.
-            OSError: an object cannot be written, or that is not known after `PROBE_SECONDS`.
-        """
+        """Checks that objects can be written here, and that `create` is conditional."""
         # The deadlines of a file system's requests, attempts and connections multiply.
         checked: Future[None] = Future()
 

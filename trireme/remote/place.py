@@ -39,11 +39,7 @@ _MOST_HEADER_BYTES = 100_000_000  # as the library
 
 
 class RemotePlace(Place):
-    """A run directory in an object store.
-
-    Args:
-        store: the objects of the run.
-    """
+    """A run directory in an object store."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.run_dir: RemotePath = store.root

@@ -17,7 +17,7 @@ from sparse_data.planted_regression import PlantedRegression
 
 from tests.examples.sparse_data.ftrl import Regression
 from trireme.data.loading import Loading
-from trireme.data.ranking import area_under_curve
+from sparse_data.ranking import area_under_curve
 from trireme.data.stream import Stream, is_stream, shards_of
 from trireme.errors import ConfigurationError
 

@@ -32,12 +32,7 @@ Keys = npt.NDArray[np.int64]
 
 
 class Part:
-    """One part of a table.
-
-    Args:
-        lengths: how many entries each array has, by its name.
-        read: returns the entries [start, stop) of an array.
-    """
+    """One part of a table."""
 
     def __init__(self, lengths: Mapping[str, int], read: Callable[[str, int, int], Array]) -> None:
         self.lengths, self.read = lengths, read
@@ -50,17 +45,6 @@ def merge(
 
     An entry of a later part takes the place of an earlier one. A key that a later part has dropped,
     or has among the other kind of entries, has none of the earlier parts.
-
-    Args:
-        parts: the parts, the earliest first.
-        names: of the arrays, the one of keys first: `ROWS`, `WAITING` or some of either.
-        chunk: how many entries of a part are read at a time, at most.
-
-    Yields:
-        A piece of each array, in the order of `names`; none is empty.
-
-    Raises:
-        CheckpointError: the keys of a part are not in order.
     """
     gone = [DROPPED, WAITING[0] if names[0] == ROWS[0] else ROWS[0]]
     own = [_Keys(part, names[0], chunk) for part in parts]
@@ -96,11 +80,6 @@ class _Found(NamedTuple):
 
 class _Keys:
     """The keys of an array of a part, from front to back.
-
-    Args:
-        part: the part.
-        name: of the array; one that the part does not have is empty.
-        chunk: how many are read at a time.
 
     Attributes:
         left: whether there are more.
@@ -148,14 +127,7 @@ class _Keys:
 def merged(
     parts: Sequence[Mapping[str, torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Returns the tables that a whole and changes are.
-
-    Args:
-        parts: the tensors of each part by "TABLE/ARRAY", the whole first.
-
-    Raises:
-        CheckpointError: a table lacks an array, or keys are not in order.
-    """
+    """Returns the tables that a whole and changes are."""
     names = dict.fromkeys(key.rpartition("/")[0] for part in parts for key in part)
     found: dict[str, torch.Tensor] = {}
     for name in names:
@@ -171,11 +143,7 @@ def merged(
 
 
 def part_of(tensors: Mapping[str, torch.Tensor], table: str) -> Part:
-    """Returns what some tensors by "TABLE/ARRAY" have of a table.
-
-    Raises:
-        CheckpointError: they have some of its arrays only.
-    """
+    """Returns what some tensors by "TABLE/ARRAY" have of a table."""
     fields = (*ROWS, *WAITING, DROPPED)
     arrays = {f: tensors[f"{table}/{f}"].numpy() for f in fields if f"{table}/{f}" in tensors}
     lengths = {field: len(array) for field, array in arrays.items()}
@@ -184,11 +152,7 @@ def part_of(tensors: Mapping[str, torch.Tensor], table: str) -> Part:
 
 
 def check_lengths(table: str, lengths: Mapping[str, int]) -> None:
-    """Checks that a part has all arrays of a table or none, and of like lengths.
-
-    Raises:
-        CheckpointError: it has not.
-    """
+    """Checks that a part has all arrays of a table or none, and of like lengths."""
     for group in (ROWS, WAITING):
         several = {lengths.get(field, -1) for field in group}
         if lengths and (len(several) > 1 or -1 in several):

@@ -118,12 +118,7 @@ def write_manifest(
     write: WriteFile = write_file,
     chain: Sequence[int] = (),
 ) -> None:
-    """Writes the manifest of a checkpoint whose other files are written, by `write`.
-
-    Raises:
-        OSError: as `write_file`.
-        ValueError: the state has an integer that is too long for JSON.
-    """
+    """Writes the manifest of a checkpoint whose other files are written, by `write`."""
     manifest = Manifest(
         format=_FORMAT_OF_CHANGES if chain else _FORMAT,
         step=step,
@@ -144,11 +139,7 @@ def write_manifest(
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads and verifies the manifest of a checkpoint; looks at no other file.
-
-    Raises:
-        CheckpointError: there is none, it is damaged, or it is of another step than the directory.
-    """
+    """Reads and verifies the manifest of a checkpoint; looks at no other file."""
     path = directory / STATE
     try:
         content = _verified_content(path)
@@ -169,16 +160,7 @@ def read_manifest(directory: Path) -> Manifest:
 def verify_files(
     directory: Path, manifest: Manifest, content: Callable[[str], bool] = lambda name: True
 ) -> None:
-    """Verifies that the files of a checkpoint are there, each with its size and checksum.
-
-    Args:
-        directory: of the checkpoint.
-        manifest: of the checkpoint.
-        content: whether to read the file of that name. Of others, only the size is verified.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from what was written; names it.
-    """
+    """Verifies that the files of a checkpoint are there, each with its size and checksum."""
     for name, record in manifest.files.items():
         path, found = directory / name, record.sha256
         try:
@@ -192,16 +174,7 @@ def verify_files(
 
 
 def check_record(name: str, record: FileRecord, found: FileRecord) -> None:
-    """Checks that a file is what was written.
-
-    Args:
-        name: the file's path or URL.
-        record: what was written.
-        found: what is there.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Checks that a file is what was written."""
     if found.size != record.size:
         raise CheckpointError(
             f"{name} is damaged: it has {found.size} bytes instead of {record.size}"
@@ -262,11 +235,7 @@ def _decoded(path: Path, content: bytes) -> Manifest:
 
 
 def _check_chain(manifest: Manifest) -> None:
-    """Checks that a checkpoint has the changes that belong to it, and no others.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Checks that a checkpoint has the changes that belong to it, and no others."""
     chain = manifest.chain
     rises = all(one < other for one, other in pairwise(chain))
     if chain and not (len(chain) > 1 and rises and chain[-1] == manifest.step):
@@ -281,11 +250,7 @@ def _check_chain(manifest: Manifest) -> None:
 
 
 def _open_regular(path: Path) -> BufferedReader:
-    """Opens a regular file to read. Nothing else is read, as a pipe or a device may never end.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
+    """Opens a regular file to read. Nothing else is read, as a pipe or a device may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -57,11 +57,7 @@ def export_tables(path: str | Location, output: str | Path, *, state: bool = Fal
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    """Returns pyarrow and its module for Parquet.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """Returns pyarrow and its module for Parquet."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -32,13 +32,7 @@ Fill = Callable[[Location, WriteFile, ReuseFiles], None]
 
 
 class Fetched:
-    """A checkpoint in a local directory, to be read there.
-
-    Args:
-        path: the local directory.
-        origin: where the checkpoint lives.
-        temporary: what is deleted when this object is closed, or nobody has it any more.
-    """
+    """A checkpoint in a local directory, to be read there."""
 
     def __init__(
         self, path: Path, origin: Location, temporary: TemporaryDirectory[str] | None = None
@@ -48,11 +42,7 @@ class Fetched:
 
     @contextmanager
     def reading(self, *, close: bool = True) -> Iterator[Path]:
-        """Yields the local directory; a `CheckpointError` of the block names the checkpoint.
-
-        Args:
-            close: whether the copy is deleted after the block, and not only after an error.
-        """
+        """Yields the local directory; a `CheckpointError` of the block names the checkpoint."""
         failed = True
         try:
             yield self.path
@@ -112,11 +102,7 @@ class Place(ABC):
             lock.release()
 
     def list(self) -> list[Location]:
-        """Returns the run's checkpoints, oldest first, damaged ones too.
-
-        Raises:
-            OSError: they cannot be listed.
-        """
+        """Returns the run's checkpoints, oldest first, damaged ones too."""
         return in_order(self.folders())
 
     @abstractmethod

@@ -40,11 +40,7 @@ _COPY_BYTES = 1 << 20
 
 
 class LocalPlace(Place):
-    """A run directory on a disk.
-
-    Args:
-        run_dir: the run directory.
-    """
+    """A run directory on a disk."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir: Path = run_dir
@@ -142,11 +138,7 @@ RunDir = str | Location | Place
 
 
 def place_of(run_dir: RunDir) -> Place:
-    """Returns the place of a run directory.
-
-    Raises:
-        ConfigurationError: a URL is not complete, or its file system is not installed.
-    """
+    """Returns the place of a run directory."""
     if isinstance(run_dir, Place):
         return run_dir
     where = location(run_dir)
@@ -158,10 +150,6 @@ def place_of(run_dir: RunDir) -> Place:
 
 
 def place_of_checkpoint(path: str | Location) -> tuple[Place, Location]:
-    """Returns the place of the run of a checkpoint, and the checkpoint's location.
-
-    Raises:
-        ConfigurationError: as `place_of`.
-    """
+    """Returns the place of the run of a checkpoint, and the checkpoint's location."""
     where = location(path)
     return place_of(where.parent.parent), where

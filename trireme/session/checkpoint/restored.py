@@ -76,11 +76,7 @@ def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def converted(data: CheckpointData) -> tuple[CheckpointData, str]:
-    """Returns a checkpoint that an earlier version may have written as this one writes it.
-
-    Returns:
-        The checkpoint; and what of it is dropped, in a sentence, or "" for nothing.
-    """
+    """Returns a checkpoint that an earlier version may have written as this one writes it."""
     dropped = {name for name in data.optimizer if name.endswith("/published")}
     if not dropped:
         return data, ""
@@ -92,11 +88,7 @@ def converted(data: CheckpointData) -> tuple[CheckpointData, str]:
 
 
 def job_state(data: CheckpointData) -> JobState:
-    """Returns the part of a checkpoint's `state` from which a job continues.
-
-    Raises:
-        CheckpointError: a value in it is not of the kind that a job saves; names it.
-    """
+    """Returns the part of a checkpoint's `state` from which a job continues."""
     try:
         state = msgspec.convert(dict(data.state), JobState)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -118,17 +110,7 @@ def check_model(
     parameters: Mapping[str, torch.Tensor],
     everything: Mapping[str, torch.Tensor],
 ) -> None:
-    """Checks that a checkpoint has each trained parameter, and each average if it has any.
-
-    Args:
-        data: the checkpoint.
-        parameters: the trained parameters by name.
-        everything: the parameters and buffers of the model. Those that are not trained may be
-            missing in the checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint is of another model; names the first difference.
-    """
+    """Checks that a checkpoint has each trained parameter, and each average if it has any."""
     _check_group(data, "parameter", data.model, parameters)
     if data.average:
         _check_group(data, "moving average of", data.average, parameters)
@@ -141,14 +123,6 @@ def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
     """Checks that a job goes on with each sparse table of a checkpoint that has rows.
 
     A table that the checkpoint has not begins empty.
-
-    Args:
-        data: the checkpoint.
-        specs: the job's tables.
-
-    Raises:
-        CheckpointError: the checkpoint has a table that the job has not, or has in another form
-            or with another optimizer.
     """
     known = {spec.name: spec for spec in specs}
     trained_by = job_state(data).tables
@@ -216,11 +190,7 @@ def _check_shape(
 
 
 def local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:
-    """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`.
-
-    Raises:
-        CheckpointError: the name of a tensor does not begin with a worker of the job.
-    """
+    """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`."""
     states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in range(workers)}
     indices = {str(worker): worker for worker in states}
     for name, tensor in data.local.items():

@@ -112,15 +112,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "") -> Writer:
-    """Returns this process as a writer.
-
-    Args:
-        task: its name.
-        job: its job's id.
-        epoch: of its job.
-        view: the number of the view in which it is chief.
-        stop: the command that stops the job; "" for `kill` with this process's id.
-    """
+    """Returns this process as a writer."""
     return Writer(
         task=task,
         job=job,
@@ -182,11 +174,7 @@ class Claims(ABC):
 
 
 class LocalClaims(Claims):
-    """Those of a directory. A writer holds the lock of its entry's file for as long as it lives.
-
-    Args:
-        run_dir: the run directory.
-    """
+    """Those of a directory. A writer holds the lock of its entry's file for as long as it lives."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir: Path = run_dir

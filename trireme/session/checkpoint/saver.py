@@ -29,13 +29,7 @@ LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
 
 
 class Schedule:
-    """Decides when a checkpoint is due. It is pure: callers pass the time and the step.
-
-    Args:
-        options: the intervals in seconds and steps.
-        now: the time at which training begins, in seconds.
-        step: the global step at which it begins.
-    """
+    """Decides when a checkpoint is due. It is pure: callers pass the time and the step."""
 
     def __init__(self, options: Checkpoint, now: float, step: int) -> None:
         self._seconds = options.every_seconds
@@ -126,12 +120,6 @@ class Saver:
     Only `wait` and `close` raise, if the last submitted checkpoint is not on the disk. A `Saver`
     must be closed: its thread ends with the process, and an unfinished write is lost. There is a
     thread only while there is something to write.
-
-    Args:
-        run_dir: the run's directory.
-        options: how many checkpoints to keep.
-        write: writes one checkpoint under a writer's number, and returns its directory.
-        sleep: waits between the attempts of a last save.
     """
 
     def __init__(
@@ -180,16 +168,7 @@ class Saver:
             self._history += 1
 
     def submit(self, data: CheckpointData, writer: int, delays: Sequence[float] = ()) -> None:
-        """Submits a checkpoint and returns at once.
-
-        Args:
-            data: the checkpoint. Its tensors must not change afterwards.
-            writer: the number of the claim under which it is saved.
-            delays: the seconds before each further attempt, if writing fails.
-
-        Raises:
-            CheckpointError: the saver is closed.
-        """
+        """Submits a checkpoint and returns at once."""
         with self._lock:
             if self._closed:
                 raise CheckpointError(
@@ -211,14 +190,7 @@ class Saver:
         return ended
 
     def wait(self, timeout: float) -> None:
-        """Waits until all submitted checkpoints are on the disk.
-
-        Args:
-            timeout: the longest to wait, in seconds.
-
-        Raises:
-            CheckpointError: the last submitted checkpoint could not be saved, or the time is over.
-        """
+        """Waits until all submitted checkpoints are on the disk."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
@@ -232,11 +204,7 @@ class Saver:
             raise self._newest
 
     def close(self, timeout: float) -> None:
-        """Waits for submitted checkpoints; no more can be submitted. Closing twice does nothing.
-
-        Raises:
-            CheckpointError: as `wait`. The saver is closed nevertheless.
-        """
+        """Waits for submitted checkpoints; no more can be submitted. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self.wait(timeout)

@@ -33,10 +33,6 @@ _SAVE_SECONDS = 600.0
 class Storage:
     """The run directory, for a worker that is chief or may become chief.
 
-    Args:
-        settings: the run directory, when to save, and which checkpoints to keep.
-        progress: shows failures.
-
     Attributes:
         run_dir: the directory of checkpoints, or its URL; None for none.
         epoch: the epoch of the job; set when it is known.
@@ -75,12 +71,7 @@ class Storage:
     # -- the right to write ---------------------------------------------------------------------
 
     def open(self, view: int) -> None:
-        """Takes the directory, as chief of a job that begins, and checks that it is writable.
-
-        Raises:
-            ConfigurationError: another job writes to it, or it is not writable; says which.
-            CheckpointError: an object store does not answer, or only that it cannot now.
-        """
+        """Takes the directory, as chief of a job that begins, and checks that it is writable."""
         if self._place is None or self._holds_lock:
             return
         try:
@@ -153,12 +144,7 @@ class Storage:
     # -- when to save ---------------------------------------------------------------------------
 
     def begin(self, step: int, *, restored: bool) -> None:
-        """Starts the schedule at a step.
-
-        Args:
-            step: the global step.
-            restored: whether a checkpoint of that step exists.
-        """
+        """Starts the schedule at a step."""
         if self._options is not None and self.run_dir is not None:
             self._schedule = Schedule(self._options, time.monotonic(), step)
             self.submitted = self.newest = step if restored else None
@@ -179,11 +165,7 @@ class Storage:
         return known
 
     def durability(self, copies: int) -> str:
-        """Returns what the loss of a server, or of all copies, costs at most, in a sentence.
-
-        Args:
-            copies: how many servers hold each shard.
-        """
+        """Returns what the loss of a server, or of all copies, costs at most, in a sentence."""
         options = self._options
         lost = "a server dies" if copies == 1 else f"all {copies} copies of a shard are lost"
         if options is None or self.run_dir is None:
@@ -212,12 +194,7 @@ class Storage:
             self._warn_not_saved(data.step)
 
     def submit_last(self, data: CheckpointData, view: int) -> None:
-        """Writes the last checkpoint; retries for a minute if writing fails.
-
-        Raises:
-            CheckpointError: the checkpoint is not on the disk.
-            CheckpointLockLost: another process writes to the directory; names it.
-        """
+        """Writes the last checkpoint; retries for a minute if writing fails."""
         assert self._saver is not None
         refused = self._take(view)
         if refused is not None:
@@ -259,13 +236,7 @@ class Storage:
         return completed
 
     def loss(self, lost: str, step: int, copies: int) -> str:
-        """Returns what a job loses that has ended because a task was lost, in a sentence.
-
-        Args:
-            lost: the name of that task: a server or the coordinator.
-            step: the global step that this worker has reached.
-            copies: how many servers held each shard.
-        """
+        """Returns what a job loses that has ended because a task was lost, in a sentence."""
         self.settle(at_the_end=True)
         saved = [] if self._place is None else list_checkpoints(self._place)
         newest = step_of(saved[-1]) if saved else 0

@@ -8,12 +8,7 @@ import torch
 
 
 class StreamedTensors(Mapping[str, torch.Tensor]):
-    """Tensors of known shape that are read from elsewhere whenever one is asked for.
-
-    Args:
-        shapes: a meta tensor of the dtype and shape of each tensor, by name.
-        read: returns the tensor of a name; called anew each time.
-    """
+    """Tensors of known shape that are read from elsewhere whenever one is asked for."""
 
     def __init__(
         self, shapes: Mapping[str, torch.Tensor], read: Callable[[str], torch.Tensor]
@@ -53,12 +48,7 @@ def joined(*groups: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
 def renamed(
     tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]
 ) -> Mapping[str, torch.Tensor]:
-    """Returns tensors under other names, without reading any.
-
-    Args:
-        tensors: by their own names.
-        names: the own name by the new one.
-    """
+    """Returns tensors under other names, without reading any."""
     if not isinstance(tensors, StreamedTensors):
         return {new: tensors[own] for new, own in names.items()}
     shapes = {new: tensors.shapes[own] for new, own in names.items()}

@@ -77,11 +77,7 @@ class _Index(msgspec.Struct, frozen=True):
 def write_file(
     path: Path, chunks: Iterable[bytes | memoryview], *, durable: bool = True
 ) -> FileRecord:
-    """Writes a file, waits until it is on the disk if it is `durable`, and returns its record.
-
-    Raises:
-        OSError: as `open`, `write` and `os.fsync`.
-    """
+    """Writes a file, waits until it is on the disk if it is `durable`, and returns its record."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for chunk in chunks:
@@ -94,12 +90,7 @@ def write_file(
 
 
 def strict_json(content: bytes) -> Any:
-    """Returns a JSON value in which no object has a name twice: all readers understand it alike.
-
-    Raises:
-        ValueError: the bytes are no JSON, or an object in them has a name twice; says where.
-        RecursionError: the value is nested too deeply.
-    """
+    """Returns a JSON value in which no object has a name twice: all readers understand it alike."""
     return json.loads(content, object_pairs_hook=_fields)
 
 
@@ -124,23 +115,7 @@ def write_tensors(
     shard_bytes: int,
     write: WriteFile = write_file,
 ) -> dict[str, FileRecord]:
-    """Writes tensors of any device, layout in memory and sharing, with their index.
-
-    Args:
-        directory: where; it exists.
-        group: what the file names begin with.
-        tensors: by name. Tensors that share memory are each written in full. Of
-            `StreamedTensors` one at a time is read, in the order of the files.
-        shard_bytes: where the next file begins. A larger tensor has a file to itself.
-        write: writes each file.
-
-    Returns:
-        The records of all files written, by file name; none if there are no tensors.
-
-    Raises:
-        CheckpointError: a tensor is not of a kind that the format can hold.
-        OSError: as `write_file`.
-    """
+    """Writes tensors of any device, layout in memory and sharing, with their index."""
     if not tensors:
         return {}
     shapes = _checked_shapes(tensors)  # before anything asks a tensor for its size
@@ -163,12 +138,7 @@ def write_tensors(
 def write_tensors_file(
     path: Location, tensors: Mapping[str, torch.Tensor], write: WriteFile = write_file
 ) -> FileRecord:
-    """Writes one safetensors file.
-
-    Raises:
-        CheckpointError: a tensor is not of a kind that the format can hold.
-        OSError: as `write_file`.
-    """
+    """Writes one safetensors file."""
     # Large items first keeps every tensor aligned to its item size without holes, which the
     # format forbids.
     shapes = _checked_shapes(tensors)
@@ -208,16 +178,7 @@ def _checked_shapes(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.T
 
 
 def dtype_name(name: str, tensor: torch.Tensor, *, streamed: bool = False) -> str:
-    """Returns the name of a tensor's dtype in a file, such as `F32`.
-
-    Args:
-        name: the tensor's name.
-        tensor: the tensor.
-        streamed: whether it is a meta tensor that stands for one that is read later.
-
-    Raises:
-        CheckpointError: a checkpoint cannot hold the tensor under that name.
-    """
+    """Returns the name of a tensor's dtype in a file, such as `F32`."""
     if name == "__metadata__":
         raise CheckpointError("no tensor can be named __metadata__ in a checkpoint: rename it")
     try:
@@ -250,20 +211,7 @@ def _shards(tensors: Mapping[str, torch.Tensor], shard_bytes: int) -> Iterator[l
 
 
 def read_tensors(directory: Path, group: str, files: Collection[str]) -> dict[str, torch.Tensor]:
-    """Reads what `write_tensors` wrote; the bytes of the files are taken to be right.
-
-    Args:
-        directory: where.
-        group: what the file names begin with.
-        files: the names of all files of the checkpoint.
-
-    Returns:
-        The tensors, in memory of their own, in the order in which they were written. None, if
-        none of the files belongs to the group.
-
-    Raises:
-        CheckpointError: the index and the files contradict each other, or are not in the format.
-    """
+    """Reads what `write_tensors` wrote; the bytes of the files are taken to be right."""
     index = _read_index(directory, group, files)
     # A copy: memory that is mapped from a file changes, or faults, when the file is changed.
     found = _each(directory, index, lambda file, name: file.get_tensor(name).clone())
@@ -280,9 +228,6 @@ def stream_tensors(directory: Path, group: str, files: Collection[str]) -> Strea
     """As `read_tensors`, but reads each tensor when it is asked for.
 
     The files must stay as they are meanwhile.
-
-    Raises:
-        CheckpointError: the index and the files contradict each other, or are not in the format.
     """
     index = _read_index(directory, group, files)
     known = {short: dtype for dtype, short in _DTYPES.items()}
@@ -318,11 +263,7 @@ class TensorSlices(NamedTuple):
 
 
 def slice_tensors(directory: Path, group: str, files: Collection[str]) -> dict[str, TensorSlices]:
-    """As `stream_tensors`, for tensors of dtypes that NumPy has, of which parts are read.
-
-    Raises:
-        CheckpointError: the index and the files contradict each other, or are not in the format.
-    """
+    """As `stream_tensors`, for tensors of dtypes that NumPy has, of which parts are read."""
     index = _read_index(directory, group, files)
     opened = {
         name: safe_open(directory / name, framework="numpy")
@@ -343,11 +284,7 @@ def slice_tensors(directory: Path, group: str, files: Collection[str]) -> dict[s
 def tensor_shapes(
     directory: Path, group: str, files: Collection[str]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns the dtype (as `F32`) and shape of each tensor of a group, reading no values.
-
-    Raises:
-        CheckpointError: the index and the files contradict each other, or are not in the format.
-    """
+    """Returns the dtype (as `F32`) and shape of each tensor of a group, reading no values."""
 
     def shape(file: Any, name: str) -> tuple[str, tuple[int, ...]]:
         part = file.get_slice(name)

@@ -66,17 +66,7 @@ _CATEGORIES = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset"
 
 
 class Profile(Hook):
-    """Traces a few steps of every task.
-
-    Args:
-        steps: the range of each worker's own steps since it started, as `first:end`, without
-            `end`.
-        operators: whether to trace PyTorch's operators too, by `torch.profiler`.
-        directory: the directory of the trace; `traces` in the run directory by default.
-
-    Raises:
-        ConfigurationError: `steps` is not such a range; or, at the start, there is no directory.
-    """
+    """Traces a few steps of every task."""
 
     def __init__(
         self, steps: str, *, operators: bool = True, directory: str | Path | None = None
@@ -301,12 +291,7 @@ class _Tracing:
 
 
 def _stage_spans(operations: Sequence[StageOperation], offset: float) -> list[TraceSpan]:
-    """Returns the operations of a pipeline's stages, or of a graph's segments, as spans.
-
-    Args:
-        operations: the operations of this process.
-        offset: what to add to the wall clock for the monotonic clock.
-    """
+    """Returns the operations of a pipeline's stages, or of a graph's segments, as spans."""
     return [
         TraceSpan(
             f"{one.kind} {one.stage}, micro-batch {one.microbatch}",
@@ -319,12 +304,7 @@ def _stage_spans(operations: Sequence[StageOperation], offset: float) -> list[Tr
 
 
 def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:
-    """Returns the span of an event of `torch.profiler`.
-
-    Args:
-        event: the event.
-        offset: the offset of the profiler's clock, in seconds.
-    """
+    """Returns the span of an event of `torch.profiler`."""
     began = 1e-6 * float(event["ts"]) + offset
     ended = began + 1e-6 * float(event["dur"])
     # A message goes on while its thread, to which the profiler attributes it, does other things.

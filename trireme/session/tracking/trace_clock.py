@@ -21,11 +21,7 @@ def offset_of(trips: Sequence[ServerClock]) -> float:
 
 
 def offsets_of(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[float]]:
-    """Returns the offsets of this process's clock, and of each server's, to shard 0's clock.
-
-    Args:
-        servers: the round trips with each server; none where there are no servers.
-    """
+    """Returns the offsets of this process's clock, and of each server's, to shard 0's clock."""
     if not servers:
         return 0.0, []
     own = offset_of(servers[0])

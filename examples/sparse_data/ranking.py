@@ -15,13 +15,6 @@ def area_under_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     """Returns the probability that a row of label 1 has a higher score than one of label 0.
 
     Rows of the same score count half.
-
-    Args:
-        labels: 0 or 1, of shape (rows,); what is above 0 counts as 1.
-        scores: of shape (rows,): logits, probabilities, or whatever rises with them.
-
-    Raises:
-        ConfigurationError: the shapes differ, a score is NaN, or all labels are the same.
     """
     positive, score = np.asarray(labels) > 0, np.asarray(scores, np.float64)
     if positive.shape != score.shape or score.ndim != 1:
@@ -53,21 +46,12 @@ class AreaUnderCurve:
         self._batches: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = []
 
     def update(self, scores: torch.Tensor, labels: torch.Tensor) -> None:
-        """Adds rows.
-
-        Args:
-            scores: of shape (rows,), or (rows, 1): whatever rises with the probability of a 1.
-            labels: 0 or 1, of the same shape.
-        """
+        """Adds rows."""
         score = scores.detach().to("cpu", torch.float32).flatten()
         self._batches.append((score.numpy(), (labels > 0).cpu().flatten().numpy()))
 
     def compute(self) -> float:
-        """Returns the area over all rows since the last `reset`; NaN where all labels are the same.
-
-        Raises:
-            ConfigurationError: the shapes differ, or a score is NaN.
-        """
+        """Returns the area over all rows since the last `reset`; NaN where all labels are the same."""
         scores, labels = (np.concatenate(parts) for parts in zip(*self._batches, strict=True))
         if labels.all() or not labels.any():
             return math.nan

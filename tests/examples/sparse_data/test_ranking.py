@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.data.ranking import AreaUnderCurve, area_under_curve
+from sparse_data.ranking import AreaUnderCurve, area_under_curve
 from trireme.errors import ConfigurationError
 
 
