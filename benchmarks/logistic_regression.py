@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from sparse_data import LibsvmReader
 from sparse_data.planted_regression import PlantedRegression
+from sparse_data.ranking import area_under_curve
 
 from benchmarks import report
 from benchmarks.machine import ROOT, describe, load
@@ -30,7 +31,6 @@ from benchmarks.pairs import Plan, Sample, interleave
 from benchmarks.peers import DIRECTORY, Peers
 from benchmarks.processes import environment
 from benchmarks.results import Kind, Result
-from sparse_data.ranking import area_under_curve
 
 BITS, ALPHA, RATE = 26, 0.1, 0.03
 ONE, TWO = "Trireme, one process", "Trireme, two workers and two servers"

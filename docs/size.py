@@ -31,6 +31,7 @@ PLUGINS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor/",),
     "notebook": ("jobs/",),
     "remote": ("remote/",),
+    "tracking": ("tracking/",),
 }
 """Each plug-in with the beginnings of its files' paths in `trireme/`."""
 PAGES: dict[str, tuple[str, ...]] = {

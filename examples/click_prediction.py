@@ -28,11 +28,11 @@ from pathlib import Path
 import torch
 from sparse_data import ClickBatch, CriteoReader, log_scale
 from sparse_data.planted_clicks import PlantedClicks
+from sparse_data.ranking import AreaUnderCurve
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 import trireme
-from sparse_data.ranking import AreaUnderCurve
 from trireme.tables.spec import Adagrad, Initializer, Normal, Zeros
 
 COUNTS, CATEGORIES = 13, 26

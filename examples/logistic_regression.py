@@ -24,12 +24,12 @@ import argparse
 import torch
 from sparse_data import ClickBatch, CriteoReader, CsvReader, LibsvmReader, SparseBatch
 from sparse_data.planted_regression import PlantedRegression
+from sparse_data.ranking import AreaUnderCurve
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 from torch.utils.data import IterableDataset
 
 import trireme
-from sparse_data.ranking import AreaUnderCurve
 from trireme.tables.spec import FTRL, Zeros
 
 Rows = IterableDataset[SparseBatch] | IterableDataset[ClickBatch]

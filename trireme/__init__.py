@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult as StepResult
     from trireme.session.result import accuracy as accuracy
     from trireme.session.session import Session as Session
-    from trireme.session.tracking.profile import Profile as Profile
-    from trireme.session.tracking.trackers import MLflow as MLflow
-    from trireme.session.tracking.trackers import WandB as WandB
     from trireme.strategies import SSP as SSP
     from trireme.strategies import Async as Async
     from trireme.strategies import Averaging as Averaging
@@ -48,6 +45,9 @@ if TYPE_CHECKING:
     from trireme.strategies import Sync as Sync
     from trireme.tables.embedding import Embedding as Embedding
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
+    from trireme.tracking.profile import Profile as Profile
+    from trireme.tracking.trackers import MLflow as MLflow
+    from trireme.tracking.trackers import WandB as WandB
 
 _HOME = {
     "trireme.graph.capture.scopes": ("device",),
@@ -62,9 +62,9 @@ _HOME = {
     "trireme.session.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
     "trireme.parallel.pipeline_trace": ("PipelineTrace",),
-    "trireme.session.tracking.profile": ("Profile",),
+    "trireme.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
-    "trireme.session.tracking.trackers": ("MLflow", "WandB"),
+    "trireme.tracking.trackers": ("MLflow", "WandB"),
     "trireme.session.options": ("Checkpoint",),
     "trireme.session.loss": ("model_loss",),
     "trireme.session.result": ("StepResult", "accuracy"),
@@ -83,6 +83,7 @@ _EXTRAS = {
     "jobs": "notebook",
     "parallel": "parallel",
     "tables": "tables",
+    "tracking": "tracking",
 }
 """The packages of plug-ins here, with the extra that installs each: an error names it."""
 

@@ -39,6 +39,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.boards": {"tensorboard": "dashboards"},
     "trireme.commands": {"doctor": "doctor", "graph": "graph", "report": "dashboards"},
     "trireme.engines": {"ray": "ray"},
+    "trireme.hooks": {"profile": "tracking"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
         **{"pipeline": "parallel", "tensor": "parallel"},
@@ -46,7 +47,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
 }
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
 
-_OPTIONAL = frozenset({"trireme.backends", "trireme.boards", "trireme.stores"})
+_OPTIONAL = frozenset({"trireme.backends", "trireme.boards", "trireme.hooks", "trireme.stores"})
 """The groups in which the core itself has nothing."""
 
 

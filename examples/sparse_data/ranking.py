@@ -51,7 +51,7 @@ class AreaUnderCurve:
         self._batches.append((score.numpy(), (labels > 0).cpu().flatten().numpy()))
 
     def compute(self) -> float:
-        """Returns the area over all rows since the last `reset`; NaN where all labels are the same."""
+        """Returns the area over all rows since `reset`; NaN where all labels are the same."""
         scores, labels = (np.concatenate(parts) for parts in zip(*self._batches, strict=True))
         if labels.all() or not labels.any():
             return math.nan

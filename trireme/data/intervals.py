@@ -88,7 +88,7 @@ class IntervalSet:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns the same numbers as sorted ranges that neither overlap nor touch, none of them empty."""
+    """Returns the same numbers as sorted ranges that neither overlap nor touch; none is empty."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         _check(start, stop)

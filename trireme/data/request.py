@@ -172,7 +172,7 @@ def _fields(loading: Loading) -> dict[str, Any]:
 
 
 class _Single:
-    """Makes a batch of a list of one item: the item itself, as a `DataLoader` without batches does."""
+    """Makes a batch of a list of one item: that item, as a `DataLoader` without batches does."""
 
     def __init__(self, convert: Collate | Callable[[Any], Any]) -> None:
         self._convert = convert

@@ -13,8 +13,8 @@ pytest.importorskip("pyarrow")
 
 from sparse_data import ClickBatch, CriteoReader, feature
 from sparse_data.planted_clicks import SIZES, PlantedClicks, category_names
-
 from sparse_data.ranking import area_under_curve
+
 from trireme.errors import ConfigurationError
 
 PLANTED = PlantedClicks()

@@ -14,10 +14,10 @@ pytest.importorskip("pyarrow")
 
 from sparse_data import LibsvmReader, SparseBatch
 from sparse_data.planted_regression import PlantedRegression
+from sparse_data.ranking import area_under_curve
 
 from tests.examples.sparse_data.ftrl import Regression
 from trireme.data.loading import Loading
-from sparse_data.ranking import area_under_curve
 from trireme.data.stream import Stream, is_stream, shards_of
 from trireme.errors import ConfigurationError
 

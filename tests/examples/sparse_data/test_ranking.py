@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sparse_data.ranking import AreaUnderCurve, area_under_curve
+
 from trireme.errors import ConfigurationError
 
 

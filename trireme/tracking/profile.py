@@ -29,7 +29,11 @@ import msgspec
 
 from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
-from trireme.monitor.trace import (
+from trireme.ps.messages import Applied
+from trireme.ps.results import ServerClock, decided
+from trireme.ps.server.trace import Note
+from trireme.session.hooks import Hook, LaunchHook
+from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
     PushSpan,
@@ -41,11 +45,6 @@ from trireme.monitor.trace import (
     unpack,
     write_trace,
 )
-from trireme.ps.messages import Applied
-from trireme.ps.results import decided
-from trireme.ps.server.trace import Note
-from trireme.session.hooks import Hook, LaunchHook
-from trireme.session.tracking.trace_clock import offset_of, offsets_of
 
 if TYPE_CHECKING:
     from trireme.monitor.stage_operation import StageOperation
@@ -227,6 +226,27 @@ def _names(workers: Collection[int]) -> str:
 
 LAUNCHED = LaunchHook(Profile)
 """The hook that `--profile` adds."""
+
+
+def offset_of(trips: Sequence[ServerClock]) -> float:
+    """Returns what to add to this process's monotonic clock for another process's, in seconds.
+
+    Of several round trips the quickest counts; nothing where both read the same clock, or where
+    there was no trip.
+    """
+    if not trips or trips[0].clock == clock_name():
+        return 0.0
+    best = min(trips, key=lambda trip: trip.heard - trip.asked)
+    return best.now - (best.asked + best.heard) / 2
+
+
+def offsets_of(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[float]]:
+    """Returns the offsets of this process's clock, and of each server's, to shard 0's clock."""
+    if not servers:
+        return 0.0, []
+    own = offset_of(servers[0])
+    common = servers[0][0].clock
+    return own, [0.0 if t[0].clock == common else own - offset_of(t) for t in servers]
 
 
 class _Tracing:

@@ -13,7 +13,7 @@ from torch import nn
 
 import trireme
 from trireme.errors import ConfigurationError
-from trireme.session.tracking.trackers import Tracker
+from trireme.tracking.trackers import Tracker
 
 
 class FakeMLflow(ModuleType):

@@ -13,7 +13,11 @@ from tests.harness import Cluster, run_job
 from tests.tracing import arrows, check_nesting, read_trace, tasks_of
 from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
-from trireme.monitor.trace import (
+from trireme.ps.results import ServerClock
+from trireme.ps.server.trace import Note, Notes
+from trireme.session.session import Session
+from trireme.tracking.profile import Profile, offset_of, offsets_of
+from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
     PushSpan,
@@ -24,11 +28,6 @@ from trireme.monitor.trace import (
     pack,
     unpack,
 )
-from trireme.ps.results import ServerClock
-from trireme.ps.server.trace import Note, Notes
-from trireme.session.session import Session
-from trireme.session.tracking.profile import Profile
-from trireme.session.tracking.trace_clock import offset_of, offsets_of
 
 
 def session_of(model: nn.Module, hook: Profile, steps: int) -> Session:
@@ -159,7 +158,7 @@ def test_times_of_other_servers_are_brought_to_the_clock_of_the_first() -> None:
 
 def test_a_small_message_does_not_become_a_large_part(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = gzip.compress(bytes(1 << 24))
-    monkeypatch.setattr("trireme.monitor.trace._MOST_BYTES", 1 << 16)
+    monkeypatch.setattr("trireme.tracking.trace._MOST_BYTES", 1 << 16)
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="more than 65536 bytes"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trireme.atomic_file import write_atomically
 from trireme.errors import ConfigurationError
 from trireme.session.hooks import Hook
-from trireme.session.tracking.run_settings import run_settings
+from trireme.session.run_settings import run_settings
 
 if TYPE_CHECKING:
     from trireme.session.result import StepResult

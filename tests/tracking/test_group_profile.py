@@ -19,8 +19,8 @@ from trireme.parallel.processes import clock_trips
 from trireme.session.hooks import Hook
 from trireme.session.result import StepResult
 from trireme.session.session import Session
-from trireme.session.tracking import profile, trace_clock
-from trireme.session.tracking.profile import Profile
+from trireme.tracking import profile
+from trireme.tracking.profile import Profile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -70,7 +70,7 @@ def on_hosts_of_their_own() -> int:
     """Gives this process another monotonic clock than the others; returns its rank."""
     rank, real = current_task().group.rank, time.monotonic
     time.monotonic = lambda: real() + rank * AHEAD
-    for module in (profile, trace_clock, clock_trips):
+    for module in (profile, clock_trips):
         module.clock_name = lambda: f"host {rank}"  # type: ignore[attr-defined]
     return rank
 

@@ -1,0 +1,1 @@
+"""Hooks that record a run for other tools: traces, MLflow and Weights & Biases."""
