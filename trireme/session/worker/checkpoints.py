@@ -42,12 +42,10 @@ class WorkerCheckpoints:
 
     Attributes:
         buffers: the buffers and frozen parameters of the model.
-        restored_from: the step of the checkpoint that this worker, as chief, restored; None for
-            none.
-        places: returns where streams are read, by data set, to be saved.
-        known_places: the same of the checkpoint that was restored, decoded.
-        kept: returns the states that the program keeps, by name, to be saved.
-        known_kept: the same of the checkpoint that was restored, decoded.
+        restored_from: the step of the checkpoint that this worker, as chief, restored.
+        places: returns where streams are read, by data set, to be saved; `known_places` are those
+            of the checkpoint that was restored, decoded.
+        kept: returns the states that the program keeps, by name; so with `known_kept`.
     """
 
     def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
@@ -68,15 +66,17 @@ class WorkerCheckpoints:
     # -- at the beginning -----------------------------------------------------------------------
 
     def first_state(self) -> ModelState:
-        """Returns the chief's initial values, or those of the newest undamaged checkpoint."""
-        flat = self._setup.flat
+        """Returns the chief's initial values, or those of the newest undamaged checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model, or a named one cannot be read.
+            ConfigurationError: the run directory cannot be written, or has conflicting content.
+        """
         self._storage.open(self._lifecycle.view_number)
         checkpoint = self._find()
         if checkpoint is None:
             self._lifecycle.enter("initialising")
-            flat.collect_values()
-            own = {} if self._setup.lean else flat.parameters  # every process has its values
-            state = ModelState(0, {n: p.detach().cpu() for n, p in own.items()})
+            state = self._own_state(0)
         else:
             self._lifecycle.enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
@@ -85,42 +85,40 @@ class WorkerCheckpoints:
         return state
 
     def state_again(self) -> ModelState:
-        """Returns the values from which the job goes on, as the servers have lost theirs.
+        """Returns the values from which the job continues, as the servers have lost theirs.
 
         These are the newest undamaged checkpoint's; without any, the chief's own values, with
         which the servers' optimizer begins anew. No worker has the rows of sparse tables: with
         tables and without a checkpoint, the job begins again at step 0.
         """
-        run_dir = self._setup.settings.home
         self._storage.settle()
-        warn = self._progress.warn
-        checkpoint = None
-        if run_dir is not None:
-            checkpoint = latest(
-                run_dir, lambda path, why: warn(f"passing over the checkpoint {path}: {why}")
-            )
+        checkpoint, step = self._newest(), self._backend.global_step
         if checkpoint is not None:
             state = self._restore(checkpoint)
         else:
-            flat, step = self._setup.flat, self._backend.global_step
             self._storage.forget_base()
             fresh = "the servers' optimizer, the moving average and the record of examples"
             if self._backend.tables:
-                warn(
+                self._progress.warn(
                     "there is no checkpoint, and the rows of sparse tables are lost: the job "
                     f"begins again at step 0 with empty tables and this worker's values of step "
                     f"{step}; {fresh} begin anew too"
                 )
                 step = 0
             else:
-                warn(
+                self._progress.warn(
                     f"there is no checkpoint: the job goes on from this worker's values of step "
                     f"{step}, and {fresh} begin anew"
                 )
-            flat.collect_values()
-            state = ModelState(step, {n: p.detach().cpu() for n, p in flat.parameters.items()})
+            state = self._own_state(step)
         self.buffers.hand_out()
         return state
+
+    def _own_state(self, step: int) -> ModelState:
+        flat = self._setup.flat
+        flat.collect_values()
+        own = {} if self._setup.lean else flat.parameters  # every process has its values
+        return ModelState(step, {name: p.detach().cpu() for name, p in own.items()})
 
     def take_first(self) -> None:
         """Takes over the constants and optimizer state that the chief has shared."""
@@ -136,27 +134,27 @@ class WorkerCheckpoints:
     def _find(self) -> CheckpointData | None:
         """Returns the checkpoint to begin from: the named one, or the newest undamaged one."""
         resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
+        known = [] if run_dir is None else list_checkpoints(run_dir)
         if resume not in ("auto", "never"):
             data = load(resume, streamed=self._backend.streams)
-            if run_dir is not None and any(
-                step_of(path) > data.step for path in list_checkpoints(run_dir)
-            ):
+            if any(step_of(path) > data.step for path in known):
                 raise ConfigurationError(
                     f"{run_dir} has checkpoints newer than step {data.step} of {resume}, and the "
                     "next resume would pick those: choose another run directory for what begins "
                     "there"
                 )
             return data
+        if resume == "never" and known:
+            raise ConfigurationError(
+                f"{run_dir} has checkpoints and resume is 'never': choose another run directory, "
+                "or move them away"
+            )
+        return self._newest()
+
+    def _newest(self) -> CheckpointData | None:
+        run_dir, warn = self._setup.settings.home, self._progress.warn
         if run_dir is None:
             return None
-        if resume == "never":
-            if list_checkpoints(run_dir):
-                raise ConfigurationError(
-                    f"{run_dir} has checkpoints and resume is 'never': choose another run "
-                    "directory, or move them away"
-                )
-            return None
-        warn = self._progress.warn
         return latest(
             run_dir,
             lambda path, why: warn(f"passing over the checkpoint {path}: {why}"),
@@ -179,17 +177,17 @@ class WorkerCheckpoints:
                 "these begin anew"
             )
         self.buffers.set_constants(data.model)
-        self.known_places = then.places
-        for name, place in self.known_places.items():
-            self._backend.share(f"stream/{name}", place)
-        self.known_kept = then.states
-        for name, state in self.known_kept.items():
-            self._backend.share(f"kept/{name}", state)
+        self.known_places, self.known_kept = then.places, then.states
+        for topic, known in (("stream", then.places), ("kept", then.states)):
+            for name, value in known.items():
+                self._backend.share(f"{topic}/{name}", value)
         if self._backend.local_optimizers is not None:
             self._hand_out_local_state(data, then, self._backend.local_optimizers)
+        # The chief hands out frozen parameters as constants, unless it does not hold them.
+        held = named_parameters(self._setup.model) if self._setup.lean else flat.parameters.items()
         return ModelState(
             step=data.step,
-            values=renamed(data.model, {name: name for name in self._filled()}),
+            values=renamed(data.model, {name: name for name, _ in held}),
             average=data.average,
             optimizer=self._optimizer_of(data, then),
             sizes=dict(then.sizes),
@@ -197,14 +195,6 @@ class WorkerCheckpoints:
             consumed=then.spans,
             tables=tables_of(data.tables),
         )
-
-    def _filled(self) -> list[str]:
-        """Returns the names of the parameters whose values come with the state of the servers.
-
-        The chief hands out frozen ones as constants, unless it does not hold them.
-        """
-        trained, setup = self._setup.flat.parameters, self._setup
-        return [name for name, _ in named_parameters(setup.model)] if setup.lean else [*trained]
 
     def _optimizer_of(self, data: CheckpointData, then: JobState) -> Mapping[str, torch.Tensor]:
         """Returns the state with which the servers' optimizer continues."""
@@ -241,6 +231,10 @@ class WorkerCheckpoints:
         self._view = self._lifecycle.view
         self._storage.follow(self._lifecycle.view_number, chief=self._lifecycle.is_chief)
 
+    def _follow_new_view(self) -> None:
+        if self._lifecycle.view is not self._view:
+            self.follow_view()
+
     def ask_all(self) -> None:
         """Requests to save the next step if it is due, where all workers take part in saving."""
         backend = self._backend
@@ -256,8 +250,7 @@ class WorkerCheckpoints:
         step is written.
         """
         storage, backend = self._storage, self._backend
-        if self._lifecycle.view is not self._view:
-            self.follow_view()
+        self._follow_new_view()
         if not storage.scheduled:
             return
         if exchanged:
@@ -274,8 +267,7 @@ class WorkerCheckpoints:
     def save_due(self, step: int) -> None:
         """Saves as chief, if it is due, while other workers train and this one waits for them."""
         storage = self._storage
-        if self._lifecycle.view is not self._view:
-            self.follow_view()
+        self._follow_new_view()
         if not (storage.scheduled and self._lifecycle.is_chief):
             return
         storage.look()
