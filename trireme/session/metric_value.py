@@ -62,7 +62,6 @@ class MetricValue:
             self._metric.reset()
 
     def add(self, outputs: Any, targets: Any, weight: float) -> None:
-        """Adds a batch."""
         self._weight += weight
         if self._keeps:
             self._follow_device((outputs, targets))
@@ -72,7 +71,6 @@ class MetricValue:
             self._total += _number(self._name, value) * weight
 
     def value(self) -> float:
-        """Returns the value over all batches; 0 where there were none."""
         if not self._weight:
             return 0.0
         if not self._keeps:
@@ -82,7 +80,6 @@ class MetricValue:
         return value
 
     def _follow_device(self, batch: tuple[Any, Any]) -> None:
-        """Moves a metric that is a module to the device of the outputs."""
         if isinstance(self._metric, nn.Module):
             device = next((tensor.device for tensor in tensors_in(batch)), None)
             if device is not None and device != getattr(self._metric, "device", device):

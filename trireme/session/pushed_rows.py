@@ -43,11 +43,9 @@ class ArrayRows:
         self.rows = -(-shape[0] // self.width) if vector else shape[0]
 
     def joined(self, rows: Array) -> Array:
-        """Returns the array that all rows are."""
         return rows.reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
 
     def divided(self, array: Array) -> Array:
-        """Returns an array as rows, the last of them filled up with zeros."""
         flat = np.zeros(self.rows * self.width, array.dtype)
         flat[: array.size] = array.reshape(-1)
         return flat.reshape(self.rows, self.width)
@@ -64,22 +62,18 @@ class PushedRows:
         self._pushed: dict[int, list[tuple[Array, Array]]] = {}
 
     def open(self, fetch: Callable[[Sequence[RowKeys]], Sequence[Any]]) -> None:
-        """Takes the function that fetches rows."""
         self.fetch = fetch
 
     def close(self) -> None:
-        """Fetches no more rows."""
         self.fetch = None
 
     def forget(self) -> None:
-        """Forgets all updates."""
         self._pushed.clear()
 
     def bring(self, rows: Sequence[Any]) -> None:
         """Takes no rows: none are wanted."""
 
     def add(self, place: int, keys: Array, rows: Array) -> None:
-        """Takes updates of rows of a table."""
         self._pushed.setdefault(place, []).append((keys, rows))
 
     @property

@@ -43,7 +43,6 @@ class Settings:
     def of(
         cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
     ) -> Settings:
-        """Returns the settings of a program's own arguments and of the launch."""
         directory = None if task.draw else task.config.output.run_dir or run_dir
         if directory is None:
             return cls(task, options, None, max_steps)
@@ -53,7 +52,6 @@ class Settings:
 
     @property
     def home(self) -> Path | RemotePath | None:
-        """Where checkpoints live: a directory or the URL of one; None for nowhere."""
         return self.remote or self.run_dir
 
     @cached_property
@@ -130,7 +128,6 @@ class Settings:
         return None if self.rule.clip_norm is not None else self.options.clip_norm
 
     def check_tables(self) -> None:
-        """Checks that sparse tables can be trained as the launch requests."""
         rule = self.rule
         refused = [
             (self.strategy.name, rule.every is not None),

@@ -88,7 +88,6 @@ class Local(Backend):
         self.stopping = self._ended
 
     def _agreed(self, state: ModelState | None) -> ModelState:
-        """Returns the chief's state."""
         assert state is not None, "a lone process is chief"
         return state
 
@@ -180,7 +179,6 @@ class Local(Backend):
 
     @torch.no_grad()
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
-        """Updates the parameters, unless the update is skipped."""
         if not skip:
             step, closure = self._optimizer.step, self.closure
             self.returned = step() if closure is None else step(closure)
@@ -261,7 +259,6 @@ class Local(Backend):
         consumed: tuple[Span, ...],
         lacks: tuple[str, ...] = (),
     ) -> ModelState:
-        """Returns the state of this step with the tensors of `_tensors`."""
         values, average, optimizer = unpacked(tensors)
         return ModelState(
             self.step,

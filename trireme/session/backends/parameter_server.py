@@ -120,7 +120,6 @@ class ParameterServer(Client, Backend):
         return self.wait()
 
     def _exchange(self, local: LocalSteps) -> None:
-        """Pushes the delta of a period."""
         assert self.local_optimizers is not None
         if self.wants_save:  # all workers of this round know of it before the round closes
             self.local_optimizers.request_save(self.step)

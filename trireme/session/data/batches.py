@@ -19,7 +19,6 @@ class Batches(Iterator[Batch]):
         self._iteration: Iterator[Batch] | None = None
 
     def __iter__(self) -> Self:
-        """Begins an iteration, and ends an earlier one."""
         self.close()
         self._iteration = self._begin()
         return self
@@ -47,7 +46,6 @@ class Lookahead(Iterator[Batch]):
         self._seen: Batch | Exception | None = None
 
     def __next__(self) -> Batch:
-        """Takes the next batch."""
         seen, self._seen = self._seen, None
         if isinstance(seen, Exception):
             raise seen

@@ -51,7 +51,6 @@ class Dealer:
         self._compared = False
 
     def begin(self) -> None:
-        """Begins an iteration."""
         if not self._compared:
             self._backend.compare_data(self.name, self.size, self._batch, self.order)
             self._compared = True
@@ -115,12 +114,10 @@ class Dealer:
         return self._end == EpochEnd.CROSS
 
     def end_epochs(self) -> None:
-        """Lets no batch cross the end of an epoch from now on."""
         if self.crosses:
             self._end = EpochEnd.SHORT
 
     def taken(self, leased: Leased) -> list[Span]:
-        """Returns the spans of an answer."""
         return [(span.start, span.stop) for span in leased.spans]
 
     def lack(self, start: int, stop: int) -> None:
@@ -134,7 +131,6 @@ class Dealer:
         self._left_out += spans
 
     def _pieces(self, span: Span) -> list[Span]:
-        """Splits a span into pieces of at most a batch."""
         start, stop = span
         if start == stop:
             return [span]

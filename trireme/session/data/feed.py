@@ -114,7 +114,6 @@ class DataFeed:
         epochs: float | None = None,
         resized: bool = False,
     ) -> Batches:
-        """Returns this worker's batches; see `Session.loader`."""
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
         check_whole("batch_size", request.batch_size)
@@ -372,11 +371,9 @@ class DataFeed:
     # -- updates --------------------------------------------------------------------------------
 
     def spans_of(self, batch: Any) -> list[Span]:
-        """Returns the positions that an update from a batch finishes; see `HandedOut.spans_of`."""
         return self._handed.spans_of(batch)
 
     def updated(self, batch: Any) -> None:
-        """Notes that an update was computed from a batch."""
         self._handed.updated(batch)
         self._idle.updated()
 
@@ -392,7 +389,6 @@ class DataFeed:
                 )
 
     def prepare(self) -> None:
-        """Makes the next batch while an update is under way."""
         if self._loader is not None:
             self._loader.prepare()
 

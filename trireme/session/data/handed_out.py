@@ -48,7 +48,6 @@ class HandedOut:
         return self._loops
 
     def add(self, batch: Batch, loop: int) -> None:
-        """Notes that a batch is handed out to a loop."""
         if batch.spans:
             self._batches[_of(batch)] = loop
 
@@ -66,7 +65,6 @@ class HandedOut:
         ]
 
     def updated(self, batch: Any) -> None:
-        """Notes that an update was computed from a batch."""
         for each in self._finished_by(batch):
             self._batches.pop(each, None)
             self._dealt_again.discard(each)

@@ -42,7 +42,6 @@ class IdleSteps:
         self._updates += 1
 
     def over(self) -> None:
-        """Notes that the worker has examples again."""
         self._times = 0
         self._usual, self._updates = self._updates or self._usual, 0
         self._slept = self._shown = 0.0

@@ -120,7 +120,6 @@ class BatchWatch:
         )
 
     def close(self) -> None:
-        """Looks at no more batches."""
         for handle in self._handles:
             handle.remove()
 

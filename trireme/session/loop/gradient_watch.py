@@ -72,7 +72,6 @@ class GradientWatch:
             self._copies.pop(parameter, None)
 
     def close(self) -> None:
-        """Notes no more gradients."""
         for handle in self._handles:
             handle.remove()
         self._noted.clear()

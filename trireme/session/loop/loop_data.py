@@ -32,14 +32,12 @@ class LoopData:
         self._before: float | None = None  # the number of examples of the last batches
 
     def epochs(self, loader: DataLoader[Any], count: int, name: str) -> Iterator[tuple[int, Any]]:
-        """Iterates over batches, each with its epoch; see `DistributedOptimizer.epochs`."""
         request = _request(loader)
         for epoch in self._feed.epochs(count, name):
             for batch in self._batches(request, name):
                 yield epoch, batch.data
 
     def prepare(self, loader: DataLoader[Any], epochs: int | None, name: str) -> PreparedLoader:
-        """Returns a loader of this worker's batches; see `DistributedOptimizer.prepare`."""
         request = _request(loader)
         count = sys.maxsize if epochs is None else epochs
         # A library may ask for a batch before it has made the step of the last one.
@@ -81,11 +79,9 @@ class LoopData:
         return 1.0 if self._before is None else self._before
 
     def spans(self) -> list[Span]:
-        """Returns the positions of the examples of the step to come."""
         return self._feed.spans_of(None)
 
     def updated(self) -> None:
-        """Notes that a step was made from the batches handed out so far."""
         self._feed.updated(None)
         self._handed = None
 
@@ -117,7 +113,6 @@ class PreparedLoader(Iterable[Any]):
 
 
 def _request(loader: object) -> Request:
-    """Returns what a loader asks for."""
     if isinstance(loader, DataLoader):
         return of_dataloader(loader)
     raise ConfigurationError(

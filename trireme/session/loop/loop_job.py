@@ -82,7 +82,6 @@ class LoopJob:
     # -- training -------------------------------------------------------------------------------
 
     def may_update(self) -> bool:
-        """Returns whether to make an update, as `Job.may_update`."""
         self._end.goes_on()
         return self.job.may_update()
 
@@ -334,7 +333,6 @@ class LoopJob:
             leave(self._worker.lifecycle.exit_status)
 
     def _release(self) -> None:
-        """Removes the hooks and callbacks."""
         _JOINED.remove(self)
         self._batches.close()
         if self._watch is not None:

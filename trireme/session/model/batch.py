@@ -43,7 +43,6 @@ def inputs_and_targets(batch: Any, *, keep_targets: bool = False) -> tuple[Any, 
 
 
 def _without(batch: Mapping[Any, Any], name: str) -> Any:
-    """Returns a mapping of the same class without one of its keys."""
     if type(batch) is not dict:
         try:
             rest = copy.copy(batch)

@@ -47,7 +47,6 @@ class _Sample:
         self._taken = torch.empty(0)
 
     def take(self, vector: torch.Tensor) -> None:
-        """Takes the next elements."""
         self._now = torch.minimum(self._places + self._offsets, self._last)
         self._offsets += 1
         self._offsets *= self._offsets < self._strides
@@ -82,7 +81,6 @@ class ValueWatch:
         self._found: set[str] = set()  # since then: other values may come over those written
 
     def remember(self) -> None:
-        """Takes the present values as known."""
         self._found = set()
         locals_ = self._locals()
         vectors = self._vectors(locals_)
@@ -127,7 +125,6 @@ class ValueWatch:
         return [name for name in self._names if name in found]
 
     def values_of(self, names: Sequence[str]) -> int:
-        """Returns a digest of the values of parameters."""
         chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
         return zlib.crc32(repr([_sum(each) for each in chosen]).encode())
 
@@ -143,7 +140,6 @@ class ValueWatch:
         return [each.detach().reshape(-1) for each in locals_]
 
     def _placed(self, vectors: Sequence[torch.Tensor]) -> list[list[tuple[str, int, int]]]:
-        """Returns where each parameter lies in the vectors, by its name."""
         flat = self._trained
         if not isinstance(flat, FlatModel):
             sizes = zip(self._names, vectors, strict=True)
@@ -271,7 +267,6 @@ class OwnWrites:
 
 
 def _named(names: Sequence[str]) -> str:
-    """Returns a few names in words."""
     if len(names) == 1:
         return f"parameter {names[0]!r}"
     return f"parameters {names[0]!r} and {len(names) - 1} more"

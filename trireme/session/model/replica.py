@@ -120,18 +120,15 @@ class Replica:
         return counted is not None and counted < targets.numel()
 
     def _counted(self, weight: float) -> float:
-        """Returns how much the batch counts."""
         return 0.0 if self._stands_in else weight
 
     def _weight(self, batch: Any, outputs: Any, targets: Any, examples: int) -> float:
-        """Returns the number that the mean loss of a batch is the mean of."""
         if self._options.weight is not None:
             return weight_of(self._options.weight, batch, outputs)
         labels = counted_labels(self.model, targets) if self._loss is model_loss else None
         return examples if labels is None else labels
 
     def _compute(self, batch: tuple[Any, Any]) -> StepResult:
-        """Computes the gradients of a batch's mean loss."""
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
         examples = inputs.shape[0] if plain else examples_of(inputs, targets)
@@ -169,7 +166,6 @@ class Replica:
         return self._reducer.scale_factor(self._counted(weight))
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the loss and the detached outputs."""
         loss, outputs = self._forward(inputs, targets)
         return loss, _detached(outputs)
 
@@ -240,7 +236,6 @@ class Replica:
 
     @contextmanager
     def another_loss(self, loss: Loss) -> Iterator[None]:
-        """Replaces the loss during the block."""
         own, self._loss = self._loss, loss
         try:
             yield
@@ -286,7 +281,6 @@ class Replica:
             torch._foreach_add_(gradients, values, alpha=self._options.l2)
 
     def _good(self, loss: torch.Tensor) -> bool:
-        """Returns whether an update may be made from a loss."""
         return self._ignores or math.isfinite(loss.item())
 
 

@@ -53,11 +53,9 @@ class TableRows:
             module.bind(self)
 
     def open(self, fetch: Fetch) -> None:
-        """Fetches rows by a function from now on."""
         self._fetch = fetch
 
     def close(self) -> None:
-        """Fetches no more rows: the session is left."""
         self._fetch = None
         for module in self._places:
             module.left_rows |= self._updated
@@ -130,7 +128,6 @@ class TableRows:
         return rows[places] if np.array_equal(known[places], keys) else None
 
     def updates(self) -> tuple[RowUpdates, ...]:
-        """Returns the gradients of the rows of this step, one entry for each table."""
         self._updated |= bool(self._taken)
         return tuple(
             RowUpdates(place, raw(keys), raw(gradients), self._rate(place))
@@ -156,7 +153,6 @@ class TableRows:
         )
 
     def scale(self, factor: float) -> None:
-        """Multiplies the gradients of this step."""
         for _, gradients in self._gradients().values():
             gradients *= gradients.dtype.type(factor)
 

@@ -72,7 +72,6 @@ class TrainingSetup:
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:
-        """The optimizer that makes the job's updates."""
         if self.outer is not None:
             return self.outer
         if not self.settings.task.servers and name_of(self.optimizer) is None:

@@ -52,7 +52,6 @@ class Liveness:
 
     @contextmanager
     def excused(self, why: str) -> Iterator[None]:
-        """Sets the excuse during the block."""
         before, self.excuse = self.excuse, why
         try:
             yield

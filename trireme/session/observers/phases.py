@@ -49,7 +49,6 @@ class Phases:
         self._observer = observer
 
     def settle(self) -> None:
-        """Counts the added phases."""
         waiting = self._waiting[:]
         durations: dict[str, list[float]] = {name: [] for name in self._histograms}
         for phase, began, ended in waiting:
@@ -61,7 +60,6 @@ class Phases:
             self._histograms[phase].observe_all(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics for Prometheus."""
         from prometheus_client.core import HistogramMetricFamily
 
         text = "Seconds by phase of a step"

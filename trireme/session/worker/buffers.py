@@ -41,7 +41,6 @@ class Buffers:
     # -- at the beginning ---------------------------------------------------------------------
 
     def constants(self) -> dict[str, torch.Tensor]:
-        """Returns the buffers and the frozen parameters of the model."""
         model = self._setup.model
         # By identity: a tied parameter has several names, and is trained under one of them.
         trained = {id(parameter) for parameter in self._setup.flat.parameters.values()}
@@ -65,7 +64,6 @@ class Buffers:
         self._backend.share(_INITIAL, save_bytes(self.constants()))
 
     def take(self) -> None:
-        """Takes over the constants that the chief has shared."""
         left = self._backend.collect(_INITIAL)
         if left:
             self.set_constants(load_bytes(left[min(left)]))
@@ -181,7 +179,6 @@ class Buffers:
         return self._setup.process_group if self._task.servers else None
 
     def _own(self) -> dict[str, torch.Tensor]:
-        """Returns the buffers that this process keeps up to date."""
         part, everything = self._setup.part, self._changing()
         if part is None:
             return everything

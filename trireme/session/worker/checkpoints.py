@@ -121,7 +121,6 @@ class WorkerCheckpoints:
         return ModelState(step, {name: p.detach().cpu() for name, p in own.items()})
 
     def take_first(self) -> None:
-        """Takes over the constants and optimizer state that the chief has shared."""
         if not self._lifecycle.is_chief:
             self.buffers.take()
         local, step = self._backend.local_optimizers, self._backend.global_step
@@ -277,7 +276,6 @@ class WorkerCheckpoints:
             self._write()
 
     def save(self) -> None:
-        """Copies a consistent state and has it written in the background."""
         self.leave_local_state()
         self._copy()
         self._write()
@@ -327,7 +325,6 @@ class WorkerCheckpoints:
     # -- at the end -----------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Saves the last step, as chief, after training has ended on all workers."""
         self.buffers.settle()
         if self._lifecycle.is_chief and self._setup.settings.run_dir is not None:
             self._lifecycle.enter("saving")
@@ -421,7 +418,6 @@ class WorkerCheckpoints:
         return replace(data, state={**data.state, LACKS: lacks})
 
     def _described(self) -> dict[str, Any]:
-        """Returns a checkpoint's description of the job, as JSON values."""
         setup, settings = self._setup, self._setup.settings
         return {
             "job": settings.task.job,

@@ -64,7 +64,6 @@ class Hyperparameters:
         return self._groups
 
     def warn(self, text: str) -> None:
-        """Warns, once, that the program itself changes hyper-parameters."""
         if not self._warned:
             self._warned = True
             self._progress.warn(text)

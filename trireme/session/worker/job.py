@@ -67,7 +67,6 @@ class Job:
 
     @property
     def recorder(self) -> Recorder:
-        """Counts and records the steps of this worker."""
         assert self._recorder is not None, "this job was joined without records"
         return self._recorder
 

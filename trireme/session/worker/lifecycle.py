@@ -303,13 +303,11 @@ class Lifecycle:
         return found
 
     def last_step_saved(self) -> None:
-        """Tells the job, as chief, that the last step is saved."""
         if self.member is not None and self.is_chief:
             self.member.tell((LastStepSaved(self.backend.global_step),))
 
     @property
     def view(self) -> View | None:
-        """The newest view of the job; None where there is no coordinator."""
         return None if self.member is None else self.member.view
 
     @property
@@ -325,7 +323,6 @@ class Lifecycle:
 
     @property
     def view_number(self) -> int:
-        """The number of the newest view; 0 for none."""
         return 0 if self.view is None else self.view.number
 
     def interrupt(self, signal: str) -> None:
@@ -389,12 +386,10 @@ class Lifecycle:
         return error.server if isinstance(error, WireError) else ""
 
     def report(self, status: Mapping[str, float | str]) -> None:
-        """Adds this worker's status to the next heartbeat."""
         if self.member is not None:
             self.member.report({"state": self.state, **status})
 
     def enter(self, state: str, detail: str = "") -> None:
-        """Enters a state, shows it and reports it."""
         self.state = state
         self.progress.state(state, detail)
         self.report({})

@@ -145,7 +145,6 @@ class Recorder:
                 self._board.flush(timeout=0.0)
 
     def _skip(self, result: StepResult) -> None:
-        """Counts a step whose update was left out."""
         self.skipped += 1
         self._in_a_row += 1
         if self.skipped == 1:
@@ -187,7 +186,6 @@ class Recorder:
             add(("data", times.push_ended, times.wait_began))
 
     def count(self, verdict: Verdict, steps: int) -> None:
-        """Counts a push and its steps by verdict."""
         if isinstance(verdict, Applied):
             self.applied += steps
             self._pushes["applied"] += 1
@@ -202,7 +200,6 @@ class Recorder:
         self._stalenesses.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics for Prometheus, but for the phases."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -297,7 +294,6 @@ class Recorder:
         return self._worker.backend.mean(own, counts=reports)
 
     def _report(self, result: StepResult, *, last: bool = False) -> None:
-        """Reports the worker's status to the coordinator and to the records."""
         self._settle()
         means, backend = self._means("status"), self._worker.backend
         status: dict[str, float | str] = {
@@ -365,7 +361,6 @@ class Recorder:
             board.scalars(self._worker.global_step if step is None else step, values, run)
 
     def evaluated(self, name: str, results: Mapping[str, float], step: int) -> None:
-        """Records and shows the results of an evaluation of the values of a global step."""
         self.log(results, name, step)
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {step}: {shown}")
@@ -429,7 +424,6 @@ class Recorder:
         say(summary_line(steps, seconds, self.job_examples))
 
     def close(self) -> None:
-        """Writes what is left, and closes files. May be called again."""
         self._settle()
         if self._board is not None:
             self._board.close()

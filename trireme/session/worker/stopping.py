@@ -80,7 +80,6 @@ class Signals:
             shield_loader_processes(self)
 
     def restore(self) -> None:
-        """Restores the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

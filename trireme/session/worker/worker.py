@@ -162,12 +162,10 @@ class Worker:
 
     @property
     def global_step(self) -> int:
-        """The global step of the values that this worker has."""
         return self.backend.global_step
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job has reached its end; all workers agree on it."""
         return self.backend.stopping
 
     def asked_to_stop(self) -> bool:
@@ -199,7 +197,6 @@ class Worker:
             call()
 
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replaces values of parameters in the whole job; see `JobView.write_values`."""
         setup = self.setup
         for name, value in values.items():
             known = setup.flat.parameters.get(name)
@@ -284,7 +281,6 @@ class Worker:
         return result
 
     def remember(self) -> None:
-        """Takes the present values and groups as those of the job; later changes are noticed."""
         self.setup.own_writes.remember()
         self._parameters.remember()
 
@@ -386,12 +382,10 @@ class Worker:
                 self.rejoin()
 
     def save(self) -> None:
-        """Saves a checkpoint now; see `JobView.save`."""
         if self.lifecycle.is_chief or self.setup.process_group is not None:
             self.checkpoints.save()
 
     def note(self, error: BaseException) -> None:
-        """Adds to an error of the program what the job knows of it."""
         note_schedule(error, self.setup.settings, self.global_step, self._began)
 
     def fail(self, error: BaseException) -> None:
