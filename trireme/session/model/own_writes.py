@@ -6,7 +6,6 @@ A lone process trains the values as they are. Elsewhere other processes have val
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,6 @@ _WHOLE = 2
 """The number of steps in which all values are compared, and not a sample."""
 _SAMPLE = 256
 """The number of elements of each parameter that are compared in a step, or somewhat more."""
-
-_log = logging.getLogger(__name__)
 
 
 class _Sample:
@@ -72,6 +69,7 @@ class ValueWatch:
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
+        self._flat = isinstance(trained, FlatModel)
         self._count = 0
         self._often = False  # whether the program has written: then all values are compared
         self._names: list[str] = []
@@ -102,36 +100,27 @@ class ValueWatch:
         """
         if self._names != list(self._trained.parameters):
             return []
-        locals_ = self._locals()
-        now = [(each._version, each.data_ptr()) for each in locals_]
-        pairs = list(zip(self._names, now, self._versions, strict=True))
-        found = self._found
-        found |= {name for name, here, before in pairs if here[1] != before[1]}
+        locals_, found = self._locals(), self._found
+        for name, each, (version, place) in zip(self._names, locals_, self._versions, strict=True):
+            self._often |= (each._version, each.data_ptr()) != (version, place)
+            if each.data_ptr() != place:
+                found.add(name)
         for sample, vector in zip(self._samples, self._vectors(locals_), strict=True):
             found |= sample.changed(vector)
         if self._sums:
             sums = zip(self._names, locals_, self._sums, strict=True)
             found |= {name for name, each, before in sums if _sum(each) != before}
-        counted = [name for name, here, before in pairs if here != before]
-        if counted and not found and not self._sums and not self._often:
-            _log.warning(
-                "the program has written to %s since the last step, and put back what was there, "
-                "as far as %d elements of each show; from now on all values are compared after "
-                "each step",
-                _named(counted),
-                _SAMPLE,
-            )
-        self._often |= bool(found or counted)
+        self._often |= bool(found)
         return [name for name in self._names if name in found]
 
     def values_of(self, names: Sequence[str]) -> int:
+        """Returns a digest of the values of parameters."""
         chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
         return zlib.crc32(repr([_sum(each) for each in chosen]).encode())
 
     def _locals(self) -> list[torch.Tensor]:
-        if isinstance(self._trained, FlatModel):
-            return list(self._trained.parameters.values())
-        return [to_local(parameter) for parameter in self._trained.parameters.values()]
+        parameters = self._trained.parameters.values()
+        return list(parameters) if self._flat else [to_local(each) for each in parameters]
 
     def _vectors(self, locals_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Returns the tensors that samples are of: fewer than parameters where they are flat."""
@@ -140,6 +129,7 @@ class ValueWatch:
         return [each.detach().reshape(-1) for each in locals_]
 
     def _placed(self, vectors: Sequence[torch.Tensor]) -> list[list[tuple[str, int, int]]]:
+        """Returns where each parameter lies in the vectors, by its name."""
         flat = self._trained
         if not isinstance(flat, FlatModel):
             sizes = zip(self._names, vectors, strict=True)
@@ -161,7 +151,16 @@ def _sum(tensor: torch.Tensor) -> int:
 
 
 class OwnWrites:
-    """Judges what a program has written to its values since the last update of the job."""
+    """Judges what a program has written to its values since the last update of the job.
+
+    Args:
+        lost: the parameters that receive their values from elsewhere: from servers, or from the
+            parts of a model that processes train.
+        shared: the parameters that this process trains itself, in step with other processes.
+        replicated: whether each of these processes holds the whole of `shared`.
+        sent: the parameters whose values go to servers, which check that all workers of a round
+            have written the same.
+    """
 
     def __init__(
         self,
@@ -175,15 +174,13 @@ class OwnWrites:
         self._sent = None if sent is None else ValueWatch(sent)
         self._lost = [ValueWatch(each) for each in lost]
         self._shared = None if shared is None else ValueWatch(shared)
-        several = [*self._lost, self._shared, self._sent]
-        self._watches = [watch for watch in several if watch is not None]
+        self._watches = [each for each in (*self._lost, self._shared, self._sent) if each]
         self._replicated = replicated
         self._mine: list[str] = []
         self._sharing = shared
         self._counts = self._shard_versions()
 
     def remember(self) -> None:
-        """Takes the present values as those of the job."""
         for watch in self._watches:
             watch.remember()
         self._counts = self._shard_versions()
@@ -206,12 +203,10 @@ class OwnWrites:
                 raise ConfigurationError(
                     f"the program has written to {_named(names)} itself since the last step, and "
                     "the change would be lost: the values come from parameter servers, or from "
-                    "the parts of the model that processes train (session.model shows them). Call "
-                    "session.write_values({name: tensor}) instead, on one worker under async "
-                    "(optimizer.write_values in a loop of your own); a change that every worker "
-                    "makes counts under sync and allreduce, and in one process. To put back what "
-                    "was there is no change, but to the bit: by copy_ of a clone, as sub_ of what "
-                    "was added rounds"
+                    "the parts of the model that processes train. Call "
+                    "session.write_values({name: tensor}) instead (optimizer.write_values in a "
+                    "loop of your own), on one worker under async. To put back what was there, to "
+                    "the bit, is no change: by copy_ of a clone, as sub_ of what was added rounds"
                 )
 
     def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
@@ -259,10 +254,9 @@ class OwnWrites:
         mine = _named(self._mine) if self._mine else "nothing"
         raise ConfigurationError(
             f"{count:.0f} of {processes} processes have written to parameters themselves since the "
-            f"last step, this one to {mine}, and not all of them the same values: the replicas "
-            "would differ from each other from here on. Make the same change in every process, at "
-            "the same step; changes that depend on a process's batch, as those of "
-            "nn.Embedding(max_norm=...), cannot be made so"
+            f"last step, this one to {mine}, and not all of them the same values. Make the same "
+            "change in every process, at the same step; changes that depend on a process's batch, "
+            "as those of nn.Embedding(max_norm=...), cannot be made so"
         )
 
 

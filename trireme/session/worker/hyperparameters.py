@@ -81,19 +81,14 @@ class Hyperparameters:
         """Returns the error that the schedule has no next step; says why the count is so high."""
         settings, name = self._settings, type(self.scheduler).__name__
         alone = settings.task.servers == 0 or settings.rule.synchronous
-        every = (
-            "" if alone else f" (each update of any of the {settings.task.workers} workers is one)"
-        )
-        last = (
-            "it makes"
-            if settings.max_steps is None
-            else f"it makes, max_steps={settings.max_steps}"
-        )
+        workers = settings.task.workers
+        every = "" if alone else f" (each update of any of the {workers} workers is one)"
+        last = "" if settings.max_steps is None else f", max_steps={settings.max_steps}"
         return ConfigurationError(
             f"the {name} given as scheduler has no step {self._scheduled + 1} ({error}), and the "
             f"job is at global step {step}. A session's schedule counts the global steps of the "
             f"whole job{every}, with those before it was resumed: build it for as many steps as "
-            f"{last}"
+            f"it makes{last}"
         )
 
 
@@ -114,10 +109,9 @@ def note_schedule(error: BaseException, settings: Settings, step: int, began: in
     error.add_note(
         f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
         f"and was asked for step {asked}. The job is at global step {step}, and this process began "
-        f"at step {began}: {counted}. Advance the schedule to where the job is, and no further: "
-        "before each step, while schedule.last_epoch < optimizer.loop_steps: schedule.step(), "
-        "where optimizer is what trireme.distribute returned; or let a session count: "
-        "Session(scheduler=...)"
+        f"at step {began}: {counted}. Before each step, advance the schedule to where the job is: "
+        "while schedule.last_epoch < optimizer.loop_steps: schedule.step(), where optimizer is "
+        "what trireme.distribute returned; or let a session count: Session(scheduler=...)"
     )
 
 

@@ -84,7 +84,7 @@ class Worker:
             self.lifecycle.exits.callback(setup.tables.close)
         self._hyper = Hyperparameters(setup, self.progress)
         self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
-        self._parameters = OptimizerParameters(setup.optimizer, setup.frozen(), setup.name_of)
+        self._parameters = OptimizerParameters(setup)
         self._prefetches = settings.prefetches and setup.process_group is None
         self.on_other_parameters: list[Callable[[], None]] = []
         self._under_way = False  # an exchange whose result is not received yet
@@ -184,15 +184,13 @@ class Worker:
         self.backend.begin_step()
 
     def follow_parameters(self) -> None:
-        """Goes on with the parameters that the program has given the optimizer meanwhile."""
+        """Takes over the parameters that the program has given the optimizer meanwhile."""
         if not self._parameters.changed:
             return
         if not self.backend.grows:
             self._parameters.check()
         self.backend.grow(self.setup.lay_out_again())
-        self._parameters = OptimizerParameters(
-            self.setup.optimizer, self.setup.frozen(), self.setup.name_of
-        )
+        self._parameters = OptimizerParameters(self.setup)
         for call in self.on_other_parameters:
             call()
 
