@@ -1,20 +1,23 @@
-"""Takes batches apart: tensors in tuples, lists, mappings and dataclasses."""
+"""Takes batches apart, and weighs them: tensors in tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 
 from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError
 from trireme.tensors import map_tensors, tensors_in
 
 _TARGETS = ("targets", "target", "labels", "label")
+_IGNORED = -100  # the label that PyTorch's and Transformers' losses leave out
 
 
 def inputs_and_targets(batch: Any, *, keep_targets: bool = False) -> tuple[Any, Any]:
@@ -105,3 +108,34 @@ def pieces(value: Any, count: int, examples: int | None = None) -> Iterator[tupl
     for low, high in pairwise(edges):
         if high > low:
             yield map_tensors(value, partial(cut, low, high)), high - low
+
+
+def counted_labels(model: nn.Module, labels: Any) -> int | None:
+    """Returns the number of labels that a model's own loss is the mean of.
+
+    A causal model of Transformers predicts each label from what comes before it, so that the first
+    one of each row does not count.
+    """
+    whole = isinstance(labels, torch.Tensor) and labels.dim() and not labels.is_floating_point()
+    if not whole:
+        return None
+    if labels.dim() > 1 and getattr(model, "loss_type", None) == "ForCausalLM":
+        labels = labels[..., 1:]
+    return int((labels != _IGNORED).sum())
+
+
+def weight_of(weight: Callable[[Any, Any], Any], batch: Any, outputs: Any) -> float:
+    """Returns the weight of a batch by the program's function."""
+    try:
+        number = float(weight(batch, outputs))
+    except (AttributeError, TypeError) as error:
+        if outputs is not None:
+            raise
+        raise ConfigurationError(
+            "weight=: with accumulate, and in a graph, a batch is weighed before its outputs are "
+            "known, and the function is called with None for them: weigh by the batch alone "
+            f"({error})"
+        ) from error
+    if not (math.isfinite(number) and number >= 0):
+        raise ConfigurationError(f"weight= returned {number}: it must be finite, and 0 or more")
+    return number

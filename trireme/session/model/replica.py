@@ -16,14 +16,15 @@ from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric, MetricValue
 from trireme.session.model.batch import (
     arguments,
+    counted_labels,
     examples_of,
     inputs_and_targets,
     move,
     pieces,
+    weight_of,
 )
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import Trained
-from trireme.session.model.weights import counted_labels, weight_of
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.tensors import map_tensors, tensors_in, to_local
@@ -63,11 +64,9 @@ class Replica:
         self._loss = loss
         self._options = options
         self._metrics = metrics
-        self._reducer = reducer
+        self._reducer = reducer or Reducer()
         self._moves = flat.device.type != "cpu"
-        self._ignores = options.nan == "ignore"
         self._autocast = options.precision == "bfloat16"
-        self._penalised = options.l2 != 0
         # A forward pass that is left out must leave no trace in running statistics either.
         self._kept = list(model.buffers()) if options.nan == "skip" else []
         self._stands_in = False  # whether the batch only takes part in a step of others
@@ -75,6 +74,7 @@ class Replica:
 
     def backward(self, batch: Any) -> StepResult:
         """Computes the gradient of a batch's mean loss into the flat buffers."""
+        options = self._options
         self.flat.zero_gradients()
         before = [buffer.clone() for buffer in self._kept] if self._kept else []
         data, self._stands_in = batch, False
@@ -88,15 +88,14 @@ class Replica:
         self._data = data
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
-            self._data = None if self._options.weight is None else move(data, self.flat.device)
-        result = self._accumulate(pair) if self._options.accumulate > 1 else self._compute(pair)
-        if self._reducer is not None:
-            self._reducer.finish()
-        if self._penalised:
+            self._data = None if options.weight is None else move(data, self.flat.device)
+        result = self._accumulate(pair) if options.accumulate > 1 else self._compute(pair)
+        self._reducer.finish()
+        if options.l2:
             self._penalise()
         assert isinstance(result._loss, torch.Tensor)
-        if not self._good(result._loss):
-            if self._options.nan != "skip":
+        if options.nan != "ignore" and not math.isfinite(result._loss.item()):
+            if options.nan != "skip":
                 raise NonFiniteError(
                     f"the loss is {result.loss}: lower the learning rate, clip the gradient "
                     '(clip_norm=1.0), or leave such updates out (nan="skip"); the last checkpoint '
@@ -132,18 +131,16 @@ class Replica:
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
         examples = inputs.shape[0] if plain else examples_of(inputs, targets)
-        own, share = self._options.weight is not None, 1.0
-        weight = 0.0 if own else self._weight(None, None, targets, examples)
-        # Where it follows from the batch, the numbers are exchanged while forward runs.
-        factor = None if own or self._reducer is None else self._scale_factor(weight)
+        own, scale_factor = self._options.weight is not None, self._reducer.scale_factor
+        if not own:  # the numbers are exchanged while forward runs
+            weight = self._weight(None, None, targets, examples)
+            factor = scale_factor(self._counted(weight))
         loss, outputs = self._forward(inputs, targets)
         if own:
             weight = self._weight(self._data, _detached(outputs), targets, examples)
-            factor = None if self._reducer is None else self._scale_factor(weight)
-        if factor is not None:
-            share = factor()
-        if self._reducer is not None:
-            self._reducer.begin()
+            factor = scale_factor(self._counted(weight))
+        share = factor()
+        self._reducer.begin()
         if not weight:
             loss, share = self._nothing(outputs), 1.0
         _backward(loss if share == 1.0 else loss * share)
@@ -160,10 +157,6 @@ class Replica:
         live = [each for each in tensors_in(outputs) if each.requires_grad and each.dim()]
         live = live or [each for each in self.flat.parameters.values() if each.requires_grad]
         return torch.stack([each.sum() * 0.0 for each in live]).sum()
-
-    def _scale_factor(self, weight: float) -> Callable[[], float]:
-        assert self._reducer is not None
-        return self._reducer.scale_factor(self._counted(weight))
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         loss, outputs = self._forward(inputs, targets)
@@ -196,10 +189,8 @@ class Replica:
                 for batch in batches:
                     data = transform(batch) if transform else batch
                     data = data.data if isinstance(data, Batch) else data
-                    inputs, targets = inputs_and_targets(
-                        data, keep_targets=self._loss is model_loss
-                    )
-                    inputs, targets = (move(each, self.flat.device) for each in (inputs, targets))
+                    pair = inputs_and_targets(data, keep_targets=self._loss is model_loss)
+                    inputs, targets = (move(each, self.flat.device) for each in pair)
                     found = self._evaluated(inputs, targets)
                     if found is None:
                         continue
@@ -255,10 +246,10 @@ class Replica:
         total = sum(weights)
         outputs: list[tuple[object, object]] = []
         mean = torch.zeros((), device=self.flat.device)
-        share = 1.0 if self._reducer is None else self._scale_factor(total)()
+        share = self._reducer.scale_factor(self._counted(total))()
         for number, ((inputs, targets), _) in enumerate(cut):
             loss, out = self._forward(inputs, targets)
-            if number + 1 == len(cut) and self._reducer is not None:
+            if number + 1 == len(cut):
                 self._reducer.begin()
             if weights[number]:
                 _backward(loss * (share * weights[number] / total))
@@ -279,9 +270,6 @@ class Replica:
         if gradients:
             values = [to_local(p.detach()) for p in penalised]
             torch._foreach_add_(gradients, values, alpha=self._options.l2)
-
-    def _good(self, loss: torch.Tensor) -> bool:
-        return self._ignores or math.isfinite(loss.item())
 
 
 def _backward(loss: torch.Tensor) -> None:
