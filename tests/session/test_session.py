@@ -193,7 +193,6 @@ def test_l2_leaves_alone_what_is_frozen_in_the_middle() -> None:
         (DATA, "4", {}, "batch_size='4': it must be a whole number from 1"),
         (DATA, None, {}, "give the number of examples in a batch"),
         (DATA, 10, {"num_workers": -1}, "num_workers=-1: it must be a whole number, 0 or more"),
-        (DATA, 10, {"workers": 2}, "its name is num_workers now"),
         (DATA, 10, {"prefetch_factor": 2}, "num_workers is 0"),
         (DATA, 10, {"shuffle": True, "weights": [1.0] * len(DATA)}, "shuffle and weights: each"),
         (DATA, 10, {"weights": [1.0]}, "there are 1 weights and"),

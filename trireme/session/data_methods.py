@@ -107,19 +107,19 @@ class DataMethods(JobView):
         """
         _ = self.worker  # raises unless the session was entered
         if isinstance(dataset, DataLoader):
-            given = [
-                word
-                for word, value, default in (
-                    ("batch_size", batch_size, None),
-                    ("shuffle", shuffle, None),
-                    ("sampler", sampler, None),
-                    ("weights", weights, None),
-                    ("drop_last", drop_last, False),
-                    ("generator", generator, None),
+            given = {
+                "batch_size": batch_size,
+                "shuffle": shuffle,
+                "sampler": sampler,
+                "weights": weights,
+                "drop_last": drop_last or None,
+                "generator": generator,
+            }
+            if twice := [*(name for name, value in given.items() if value is not None), *loading]:
+                raise ConfigurationError(
+                    f"loader(DataLoader, {'=..., '.join(twice)}=...): the DataLoader has that "
+                    "itself: set it there, or give its data set"
                 )
-                if value is not default
-            ]
-            _refuse_twice("loader", [*given, *loading])
             request = of_dataloader(dataset, by)
         else:
             if batch_size is None:
@@ -220,29 +220,10 @@ class DataMethods(JobView):
 
 
 def _loading(method: str, values: LoadingValues) -> Loading:
-    """Returns the loading that keywords describe.
-
-    Raises:
-        ConfigurationError: a keyword is unknown.
-    """
     unknown = [name for name in values if name not in Loading.__slots__]
     if unknown:
-        hint = " (its name is num_workers now)" if "workers" in unknown else ""
         raise ConfigurationError(
-            f"{method}() has no argument {', '.join(map(repr, unknown))}{hint}: it takes "
+            f"{method}() has no argument {', '.join(map(repr, unknown))}: it takes "
             f"{', '.join(Loading.__slots__)}, and what its documentation lists"
         )
     return Loading(**values)
-
-
-def _refuse_twice(method: str, given: Sequence[str]) -> None:
-    """Checks that nothing is given that a `DataLoader` has already.
-
-    Raises:
-        ConfigurationError: something is.
-    """
-    if given:
-        raise ConfigurationError(
-            f"{method}(DataLoader, {'=..., '.join(given)}=...): the DataLoader has that itself: "
-            "set it there, or give its data set"
-        )

@@ -110,8 +110,14 @@ class Options:
     weight: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        _one_of("precision", self.precision, ("float32", "bfloat16"))
-        _one_of("nan", self.nan, ("raise", "skip", "ignore"))
+        for name, allowed in (
+            ("precision", ("float32", "bfloat16")),
+            ("nan", ("raise", "skip", "ignore")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r}: it must be one of {', '.join(allowed)}"
+                )
         if isinstance(self.strategy, str) and self.strategy != "auto":
             strategy_class(self.strategy)
         if not isinstance(self.strategy, str | Strategy):
@@ -162,12 +168,7 @@ class Options:
 def make_options(
     values: OptionValues, *, caller: str = "Session", without: Sequence[str] = ()
 ) -> Options:
-    """Returns the options of a session's keywords.
-
-    Args:
-        values: the keywords.
-        caller: what has been called with them, for messages.
-        without: the options that it does not have.
+    """Returns the options of the keywords of `caller`, which has no options `without`.
 
     Raises:
         ConfigurationError: there is no option of that name, with a suggestion; or a value is out
@@ -184,17 +185,8 @@ def make_options(
     return Options(**values)
 
 
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name}={value!r}: it must be one of {', '.join(allowed)}")
-
-
 def check_whole(name: str, value: object, *, least: int | None = 1) -> int:
-    """Returns a whole number, of NumPy's types too, as an `int`.
-
-    Raises:
-        ConfigurationError: it is no whole number, or is below `least`.
-    """
+    """Returns a whole number of at least `least`, of NumPy's types too, as an `int`."""
     number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number is None or (least is not None and number < least):
         bound = "" if least is None else f" from {least}"
