@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections.abc import Iterable
-from pathlib import Path
-from types import FrameType
 
 import torch
 from torch import nn
@@ -14,8 +10,6 @@ from torch import nn
 from trireme.tensors import to_local
 
 _MOST_COPIED = 1 << 20
-_OWN = str(Path(__file__).parents[1])
-_LIBRARIES = tuple({*sysconfig.get_paths().values(), str(Path(torch.__file__).parent)})
 
 
 class GradientWatch:
@@ -94,21 +88,3 @@ def _smallest(parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
             break
         found.add(parameter)
     return found
-
-
-def line_of_program() -> str:
-    """Returns the line of the program that runs now, such as `train.py:41`; "" for none.
-
-    The lines of libraries are left out, where there is another.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    first = ""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_OWN, "<")):
-            place = f"{Path(name).name}:{frame.f_lineno}"
-            if not name.startswith(_LIBRARIES):
-                return place
-            first = first or place
-        frame = frame.f_back
-    return first

@@ -18,10 +18,11 @@ from trireme.launch.process_setup.program import ProgramEnd
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.module_names import called_modules
 from trireme.session.loop.batch_watch import BatchWatch
-from trireme.session.loop.gradient_watch import GradientWatch, line_of_program
+from trireme.session.loop.gradient_watch import GradientWatch
 from trireme.session.loop.kept_state import KeptState
 from trireme.session.loop.loop_data import LoopData
 from trireme.session.model.trained import clip
+from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
 from trireme.session.worker.job import Job
 

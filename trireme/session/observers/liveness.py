@@ -90,20 +90,34 @@ class Liveness:
         return {STEPS: steps, **status}
 
 
+def line_of_program() -> str:
+    """Returns the line of the program that runs now, such as `train.py:41`; else of a library."""
+    return _line(_frame_of_program(sys._getframe(1)) or sys._getframe(1))
+
+
+def _line(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _frame_of_program(frame: FrameType | None) -> FrameType | None:
+    """Returns the innermost frame outside the directories of Python and of this package."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return frame
+
+
 def _place_of(frame: FrameType) -> str:
     """Returns the innermost line of the program that a thread runs, else of a library.
 
-    Libraries are the files in the directories of Python and of this package. A program that waits
-    for the processes of its loader is shown as such.
+    A program that waits for the processes of its loader is shown as such.
     """
-    own: FrameType | None = frame
-    loads = False
-    while own is not None and own.f_code.co_filename.startswith(_LIBRARIES):
-        loads = loads or str(own.f_globals.get("__name__", "")).startswith(_LOADERS)
-        own = own.f_back
+    own, loads = _frame_of_program(frame), False
+    inner: FrameType | None = frame
+    while inner is not None and inner is not own:
+        loads = loads or str(inner.f_globals.get("__name__", "")).startswith(_LOADERS)
+        inner = inner.f_back
     shown = own or frame
-    name = Path(shown.f_code.co_filename).name
-    place = f"{name}:{shown.f_lineno} in {shown.f_code.co_name}"
+    place = f"{_line(shown)} in {shown.f_code.co_name}"
     return f"{place}, where it waits for its next batch" if loads else place
 
 
