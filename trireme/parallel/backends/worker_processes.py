@@ -8,7 +8,7 @@ update is of the examples of all replicas.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark
-from trireme.session.backends.base import Backend, FirstState
+from trireme.session.backends.base import Backend, FirstState, PushTerms
 from trireme.session.backends.processes import Processes
 from trireme.session.model.training_setup import TrainingSetup
 
@@ -209,9 +209,9 @@ class WorkerProcess(Backend):
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._receive()
 
-    def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
+    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         self._processes.gather()
-        self._processes.unite(weight, examples, self._wants_stop)
+        self._processes.unite(weight, terms.get("examples", ()), self._wants_stop)
         self._wants_stop = None
 
     def wait(self) -> PushResult | None:

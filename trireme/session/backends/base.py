@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import msgspec
 import torch
@@ -27,6 +27,26 @@ if TYPE_CHECKING:
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""
+
+
+class PushTerms(TypedDict, total=False):
+    """What an exchange is of, besides the weight of the gradient.
+
+    Attributes:
+        hyper: the present hyper-parameters; None where the backend's optimizer has its own.
+        examples: the positions of the examples, where they were leased.
+        pulled: the step of the values that the gradient is of; None for the newest values.
+        steps: 0 where servers that apply each update by itself take one of weight 0 as no step.
+        rows: the gradients of rows of tables.
+        wanted: keys of tables whose rows the answer may bring; see `Backend.wanted_rows`.
+    """
+
+    hyper: tuple[GroupSpec, ...] | None
+    examples: Sequence[Span]
+    pulled: int | None
+    steps: int
+    rows: Sequence[RowUpdates]
+    wanted: Sequence[RowKeys]
 
 
 class Backend(ABC):
@@ -128,27 +148,10 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def push(
-        self,
-        weight: float,
-        *,
-        hyper: tuple[GroupSpec, ...] | None = None,
-        examples: Sequence[Span] = (),
-        pulled: int | None = None,
-        rows: Sequence[RowUpdates] = (),
-        wanted: Sequence[RowKeys] = (),
-    ) -> None:
+    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         """Starts an exchange of the present gradients; only one exchange may be under way.
 
-        Args:
-            weight: the number of examples that the gradient is the mean of; 0 changes no values.
-                Servers that apply each update by itself take one of weight 0 as no step, with
-                `steps=0`.
-            hyper: the present hyper-parameters; None where the backend's optimizer has its own.
-            examples: the positions of the examples, where they were leased.
-            pulled: the step of the values that the gradient is of; None for the newest values.
-            rows: the gradients of rows of tables.
-            wanted: keys of tables whose rows the answer may bring; see `wanted_rows`.
+        The weight is the number of examples that the gradient is the mean of; 0 changes no values.
 
         Raises:
             ConfigurationError: this worker makes no more updates, or an exchange is under way.

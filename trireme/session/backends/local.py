@@ -18,7 +18,6 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import (
     Applied,
-    GroupSpec,
     Lease,
     Leased,
     LeaseTerms,
@@ -27,12 +26,12 @@ from trireme.ps.messages import (
 )
 from trireme.ps.optimizers import check_optimizer, named_state, restore_state
 from trireme.ps.results import PushResult
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, TableMark, lacking
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState
+from trireme.session.backends.base import Backend, FirstState, PushTerms
 from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local
 
@@ -144,24 +143,14 @@ class Local(Backend):
     def _ended(self) -> bool:
         return self._end is not None and self.step >= self._end
 
-    def push(
-        self,
-        weight: float,
-        *,
-        hyper: tuple[GroupSpec, ...] | None = None,
-        examples: Sequence[Span] = (),
-        pulled: int | None = None,
-        rows: Sequence[RowUpdates] = (),
-        wanted: Sequence[RowKeys] = (),
-    ) -> None:
-        """Applies the gradients of the parameters, and of rows of tables."""
+    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         if self.stopping:
             raise after_the_end(0 if self.group is None else self.group.rank, self.step)
         if self.group is None:
             self._held.collect_gradients()
-        self._apply(examples, skip=weight == 0)
+        self._apply(terms.get("examples", ()), skip=weight == 0)
         if self._rows is not None and weight > 0:
-            self._rows.apply(rows, self.step + 1)
+            self._rows.apply(terms.get("rows", ()), self.step + 1)
 
     def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
         assert self._rows is not None, "there are tables"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import msgspec
 
 from trireme.ps.client.client import Client
 from trireme.ps.client.server_links import ClientOptions, Membership
 from trireme.ps.flat import FlatModel
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.termination import after_the_end
-from trireme.session.backends.base import Backend, FirstState, joined_spans
+from trireme.session.backends.base import Backend, FirstState, PushTerms, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.local_sgd import LocalSteps
 from trireme.session.backends.processes import Processes
@@ -84,7 +83,7 @@ class ParameterServer(Client, Backend):
     def pending_steps(self) -> int:
         return 1 if self._local is None else self._local.made
 
-    def push(self, weight: float, *, examples: Sequence[Span] = (), **others: Any) -> None:
+    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:  # type: ignore[override]
         """As `Backend.push`; a worker that trains locally sends a delta at the end of a period.
 
         Raises:
@@ -93,16 +92,17 @@ class ParameterServer(Client, Backend):
         """
         if (processes := self._processes) is not None:
             processes.gather()
-            weight, examples, reasons = processes.unite(weight, examples)
+            weight, examples, reasons = processes.unite(weight, terms.get("examples", ()))
+            terms["examples"] = examples
             for reason in reasons:
                 self.stop(reason)
         if self._local is None:
-            super().push(weight, examples=examples, **others)
+            super().push(weight, **terms)
             return
         if self.stopping:
             raise after_the_end(self.options.worker, self.global_step)
         self.check()  # else a failure would show only at the next exchange
-        if self._local.step(weight, examples):
+        if self._local.step(weight, terms.get("examples", ())):
             self._exchange(self._local)
 
     def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges

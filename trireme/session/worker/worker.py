@@ -19,7 +19,7 @@ from trireme.ps.messages import Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend
+from trireme.session.backends.base import Backend, PushTerms
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import WAITS
@@ -241,15 +241,17 @@ class Worker:
         try:
             if (written := self.setup.own_writes.to_send()) is not None:
                 backend.write_values(*written)
+            terms = PushTerms(hyper=self._hyper.now(), examples=examples)
+            if not counts:
+                terms["steps"] = 0
             if self._prefetches:
-                result = self._push_ahead(weight, examples, counts=counts)
+                result = self._push_ahead(weight, terms)
             else:
                 began = time.monotonic()
                 tables = self.setup.tables
-                rows: dict[str, Any] = {} if counts else {"steps": 0}
                 if tables is not None:
-                    rows |= {"rows": tables.updates(), "wanted": tables.wanted}
-                backend.push(weight, hyper=self._hyper.now(), examples=examples, **rows)
+                    terms |= {"rows": tables.updates(), "wanted": tables.wanted}
+                backend.push(weight, **terms)
                 pushed = time.monotonic()
                 meanwhile()
                 waiting = time.monotonic()
@@ -282,9 +284,7 @@ class Worker:
         self.setup.own_writes.remember()
         self._parameters.remember()
 
-    def _push_ahead(
-        self, weight: float, examples: Sequence[Span], *, counts: bool
-    ) -> PushResult | None:
+    def _push_ahead(self, weight: float, terms: PushTerms) -> PushResult | None:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
         backend = self.backend
         basis, waiting = backend.step, time.monotonic()
@@ -293,9 +293,8 @@ class Worker:
         began = time.monotonic()
         self._under_way = False
         if before is None or not before.stop:
-            named: dict[str, Any] = {} if counts else {"steps": 0}
-            hyper = self._hyper.now()
-            backend.push(weight, hyper=hyper, examples=examples, pulled=basis, **named)
+            terms["pulled"] = basis
+            backend.push(weight, **terms)
             self._under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
         return before
