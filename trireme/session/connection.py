@@ -208,17 +208,15 @@ class Connection:
         """
         place, spec = self._place(name)
         array = self._arrays.get(name)
-        whole = keys is None
-        if whole and array is None:
+        if keys is None and array is None:
             raise ConfigurationError(f"pull({name!r}): it is a table: say which keys")
-        found = np.arange(array.rows) if whole and array is not None else self._keys(name, keys)
+        whole = array if keys is None else None
+        found = self._keys(name, keys) if whole is None else np.arange(whole.rows)
         self._joined()
         assert self._pushed.fetch is not None
         (rows,) = self._pushed.fetch([RowKeys(place, raw(found.astype("<i8")))])
         owned = np.require(rows, spec.dtype, ["C", "W"])
-        if whole and array is not None:
-            return array.joined(owned)
-        return owned.reshape((*found.shape, spec.width))
+        return owned.reshape((*found.shape, spec.width)) if whole is None else whole.joined(owned)
 
     def push(self, name: str, *what: Any) -> None:
         """Takes an update, which `clock` sends: `push(name, array)` or `push(name, keys, rows)`.
@@ -236,26 +234,9 @@ class Connection:
         place, spec = self._place(name)
         array = self._arrays.get(name)
         if len(what) not in (1, 2) or (len(what) == 1 and array is None):
-            raise ConfigurationError(
-                f"push({name!r}, ...): give keys and rows"
-                + (", or the whole array" if array is not None else "")
-            )
-        values = _plain(what[-1])
-        if not np.can_cast(values.dtype, spec.dtype, "same_kind"):
-            raise ConfigurationError(
-                f"push({name!r}): {values.dtype} does not fit into {spec.dtype}: convert it"
-            )
-        given = values
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
-            values = values.astype(spec.dtype)
-        if given.dtype.kind in "iu" and values.dtype.kind == "i" and (given != values).any():
-            raise ConfigurationError(
-                f"push({name!r}): the update has an integer that does not fit into {spec.dtype}"
-            )
-        if not np.isfinite(values).all():
-            raise ConfigurationError(
-                f"push({name!r}): the update has NaN or infinity in {spec.dtype}"
-            )
+            or_whole = "" if array is None else ", or the whole array"
+            raise ConfigurationError(f"push({name!r}, ...): give keys and rows{or_whole}")
+        values = _converted(name, _plain(what[-1]), spec.dtype)
         if len(what) == 1 and array is not None:
             if values.shape != array.shape:
                 raise ConfigurationError(
@@ -313,10 +294,7 @@ class Connection:
         """Returns all rows of one consistent step: for each name its `keys` and `rows`, by key."""
         state = self._worker.backend.snapshot(state=True)
         found = {
-            name: {
-                "keys": np.empty(0, np.int64),
-                "rows": np.empty((0, spec.width), spec.dtype),
-            }
+            name: {"keys": np.empty(0, np.int64), "rows": np.empty((0, spec.width), spec.dtype)}
             for name, spec in self._specs.items()
         }
         for name, arrays in state.tables.items():
@@ -453,3 +431,19 @@ def _plain(values: Any) -> Array:
         return np.asarray(values)
     except ValueError as error:
         raise ConfigurationError(f"keys and updates are arrays of numbers: {error}") from None
+
+
+def _converted(name: str, given: Array, dtype: str) -> Array:
+    """Returns an update in a dtype, in which each of its numbers must be."""
+    if not np.can_cast(given.dtype, dtype, "same_kind"):
+        raise ConfigurationError(f"push({name!r}): {given.dtype} does not fit into {dtype}")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        values = given.astype(dtype)
+    integers = given.dtype.kind in "iu" and values.dtype.kind == "i"
+    if integers and (given != values).any():
+        wrong = f"an integer that does not fit into {dtype}"
+    elif not np.isfinite(values).all():
+        wrong = f"NaN or infinity in {dtype}"
+    else:
+        return values
+    raise ConfigurationError(f"push({name!r}): the update has {wrong}")
