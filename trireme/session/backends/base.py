@@ -57,51 +57,42 @@ class Backend(ABC):
     once the job is over, with the task that ended it and the reason; `Fenced` where the job
     continues without this worker, which it had given up; and `WaitTimeout` where an answer is
     withheld for too long, with the names of the workers that it waits for.
-
-    Attributes:
-        step: the global step of the values that the last exchange brought.
-        stopping: whether this worker makes no more updates.
-        bytes_sent: the packed bytes of gradients or deltas that were sent to servers.
-        bytes_received: the bytes of values that servers have answered with.
-        together: whether all processes of the job make each step together, without servers.
-        group: the processes that step together with this one, which must all call `mean`; None for
-            a single process.
-        wants_save: whether this process, as chief, requests to save the step of the next exchange.
-        saves: whether the last exchange agreed to save the step that it made; None where the chief
-            saves without the other workers.
-        interrupted: whether a signal asks this process, or one that steps together with it without
-            servers, to end.
-        streams: whether the tensors of `saving` can be read within its block only, one at a time,
-            and all processes take part in the last save.
-        local_optimizers: the optimizers of workers that train locally between exchanges; None where
-            updates are made elsewhere, or another process of this worker has them.
-        grows: whether the optimizer may get other parameters while it trains: see `grow`.
-        closure: the closure that the optimizer calls in the next step; None where it calls none.
-        returned: what the optimizer's last step returned, where this process makes it.
-        tables: the model's sparse tables; set before `start`.
     """
 
     if TYPE_CHECKING:  # some have them as attributes, some as properties
 
         @property
-        def step(self) -> int: ...
+        def step(self) -> int:
+            """The global step of the values that the last exchange brought."""
 
         @property
-        def stopping(self) -> bool: ...
+        def stopping(self) -> bool:
+            """Whether this worker makes no more updates."""
 
-    bytes_sent: int = 0
-    bytes_received: int = 0
+    bytes_sent: int = 0  # of gradients or deltas to servers, as packed
+    bytes_received: int = 0  # of values that servers have answered with
     together: bool = False
+    """Whether all processes of the job make each step together, without servers."""
     group: ProcessGroup | None = None
+    """The processes that step together with this one, which must all call `mean`."""
     wants_save: bool = False
+    """Whether this process, as chief, requests to save the step of the next exchange."""
     saves: bool | None = None
+    """Whether the last exchange agreed to save the step that it made; None where the chief saves
+    without the other workers."""
     interrupted: bool = False
+    """Whether a signal asks this process, or one that steps together with it without servers, to
+    end."""
     streams: bool = False
+    """Whether the tensors of `saving` can be read within its block only, one at a time, and all
+    processes take part in the last save."""
     local_optimizers: LocalOptimizers | None = None
+    """The optimizers of workers that train locally between exchanges, where it is here."""
     grows: bool = False
-    closure: Callable[[], Any] | None = None
-    returned: Any = None
-    tables: Sequence[TableSpec] = ()
+    """Whether the optimizer may get other parameters while it trains: see `grow`."""
+    closure: Callable[[], Any] | None = None  # that the optimizer calls in the next step
+    returned: Any = None  # what the optimizer's last step returned, where this process makes it
+    tables: Sequence[TableSpec] = ()  # the model's sparse tables; set before `start`
 
     # -- joining ----------------------------------------------------------------------------------
 

@@ -27,28 +27,19 @@ from trireme.tensors import digest
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The model and the optimizer of a program, as this process holds them, with the settings.
-
-    Attributes:
-        settings: what the launch and the program have chosen.
-        model: the whole model. Where processes hold parts of it, its values are those of the last
-            evaluation.
-        optimizer: the user's optimizer, over the parameters that this process updates.
-        flat: the flat buffers of the whole model.
-        process_group: the processes that hold the model together; None for one process.
-        part: this process's part of the model; None where it holds the whole model.
-        reducer: averages the gradients of all replicas; None for one process.
-        tables: the rows of the model's sparse tables; None where it has none.
-    """
+    """The model and the optimizer of a program, as this process holds them, with the settings."""
 
     settings: Settings
     model: nn.Module
+    """The whole model. Where processes hold parts of it, its values are those of the last
+    evaluation."""
     optimizer: torch.optim.Optimizer
-    flat: FlatModel
-    process_group: ProcessGroup | None = None
-    part: ModelPart | None = None
-    reducer: Reducer | None = None
-    tables: TableRows | None = None
+    """The user's optimizer, over the parameters that this process updates."""
+    flat: FlatModel  # of the whole model
+    process_group: ProcessGroup | None = None  # that holds the model together
+    part: ModelPart | None = None  # of the model, where this process does not hold it as a whole
+    reducer: Reducer | None = None  # of the gradients of all replicas; None for one process
+    tables: TableRows | None = None  # of the model's sparse tables
 
     @property
     def trained(self) -> Trained:
