@@ -58,18 +58,16 @@ class DataMethods(JobView):
         Each example of an epoch is dealt to one worker. Examples that a worker did not finish,
         because the worker died or its update was stale, are dealt again. A resumed job continues
         at the exact example. A program that leaves the loop early and creates another loader over
-        the same data set continues where the first loader ended, with the batch that it was handed
-        last and made no step from. Batches that the loop goes past without a step (`continue`)
-        count as left out of their epoch, and a warning says so once. Inside `epochs`, an iteration
-        ends with the epoch; otherwise a batch that crosses an epoch's end takes the rest from the
-        next epoch, so that all are full.
+        the same data set continues with the batch that it was handed last and made no step from.
+        Batches that the loop goes past without a step (`continue`) count as left out of their
+        epoch. Inside `epochs`, an iteration ends with the epoch; otherwise a batch that crosses an
+        epoch's end takes the rest from the next epoch, so that all are full.
 
         Args:
             dataset: a data set with `__len__` and `__getitem__`, of which tensors in memory
                 (`TensorDataset`) are gathered without per-example Python; one that is iterated
                 over, such as an `IterableDataset` or a streaming data set of Hugging Face; or a
-                `torch.utils.data.DataLoader`, whose data set, batch size, sampler, collate
-                function and other arguments are taken, and whose order is dealt.
+                `torch.utils.data.DataLoader`, whose arguments are taken, and whose order is dealt.
             batch_size: the number of examples in each batch of this worker, or of each of its
                 replicas. A `DataLoader` has its own.
             name: the data set's name, where a program trains on several data sets.
@@ -84,13 +82,11 @@ class DataMethods(JobView):
             transform: (batch, generator) -> batch, such as an augmentation; its randomness follows
                 from the seed and the batch.
             epochs: the iteration ends after this many passes over the data set, however many steps
-                the program makes of a batch, unless `max_steps` is set. The last batch is cut at
-                the end of the last pass. The workers then wait for each other, until each example
-                is in the parameters. Where the program has no other loader, that is its end:
-                `should_stop()` is true.
-            resized: whether a resumed job accepts a data set of another size than the
-                checkpoint's, and continues with the next epoch of the present data set; and
-                whether a program may change the size between epochs. A job without it is refused.
+                the program makes of a batch, unless `max_steps` is set; the last batch is cut. The
+                workers then wait for each other, until each example is in the parameters. Where
+                the program has no other loader, that is its end: `should_stop()` is true.
+            resized: whether a program may change the data set's size between epochs, or continue
+                from a checkpoint of another size, with the next epoch; else it is refused.
             generator: its seed, as set by `manual_seed`, replaces the session's for the order.
             by: of data sets that are iterated over, what is dealt: `position` has every worker
                 read all examples and keep its own; `shard` has each read whole shards. `auto`
@@ -144,10 +140,10 @@ class DataMethods(JobView):
     def epochs(self, count: int, *, name: str = "train") -> Iterator[int]:
         """Iterates over the epochs of a data set: 0 to `count - 1`, or what a resumed job lacks.
 
-        Inside the loop, each iteration over a `loader` ends with the epoch: it has no example of
-        the next one. Batches are cut at the end of the epoch. The examples of a worker that is
-        lost may come to another worker in a later epoch; `batch.epoch` tells. In the last epoch
-        the workers wait for each other, until each example is in the parameters.
+        Inside the loop, each iteration over a `loader` ends with the epoch, at which batches are
+        cut. The examples of a worker that is lost may come to another worker in a later epoch;
+        `batch.epoch` says which. In the last epoch the workers wait for each other, until each
+        example is in the parameters.
 
             for epoch in session.epochs(3):
                 for batch in session.loader(train, batch_size=100):
@@ -182,13 +178,10 @@ class DataMethods(JobView):
         """Returns the mean loss and metrics of a data set for the values of one consistent step.
 
         A metric with a state, such as one of TorchMetrics, is computed once, over the whole set.
-
-        Where no process holds the whole model (a graph that was placed by an example), all
-        processes must call it, with the same data.
-
         The moving average of the parameters is evaluated where one is kept; in a worker of several
-        processes only its first process does so. The chief also records the result, in TensorBoard
-        as the run `name`.
+        processes only its first process does so. The chief records the result, in TensorBoard as
+        the run `name`. Where no process holds the whole model (a graph that was placed by an
+        example), all processes must call it, with the same data.
 
         Args:
             dataset: a data set, of which each example counts once; one that is iterated over must
