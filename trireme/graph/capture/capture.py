@@ -12,7 +12,6 @@ instead: it is made for inference, and turns each change of a buffer into an out
 from __future__ import annotations
 
 import logging
-from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure
+from torch.utils._pytree import tree_leaves
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.buffers import copy_for_backward, remove_idle_copies
@@ -49,24 +48,39 @@ class Capture:
     batch: Batch  # the batch size that the graph takes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's output."""
+        """Returns the model's output; raises as `check`."""
         self.check(*args, **kwargs)
         return self.module(*args, **kwargs)
 
-    def check(self, *args: Any, **kwargs: Any) -> None:
-        """Checks inputs of the model."""
-        nesting = self.module.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]
-        if not _has_nesting((args, kwargs), nesting):
-            given = _nesting_text(tree_structure((args, kwargs)))
-            taken = _nesting_text(nesting)
-            raise self._refusal(f"they are nested as {given}, those of the capture as {taken}")
+    def flat(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Returns inputs of the model in the order of the graph's.
+
+        Raises:
+            ConfigurationError: they differ in structure from those of the capture.
+        """
+        codegen: Any = self.module.graph._codegen
+        try:
+            return list(codegen.pytree_info.in_spec.flatten_up_to((args, kwargs)))
+        except ValueError as error:
+            why = f"they are nested otherwise than those of the capture: {sentence(error)}"
+            raise self._refusal(why) from error
+
+    def check(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Checks inputs of the model, and returns them as `flat` does.
+
+        Raises:
+            ConfigurationError: they differ in structure from those of the capture, or in a shape
+                that the graph relies on.
+        """
+        flat = self.flat(*args, **kwargs)
         try:
             self.checks(*args, **kwargs)
-        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
             why = f"; {self.batch.reason}" if self.batch.reason else ""
-            if any(isinstance(each, int | float) for each in tree_leaves((args, kwargs))):
+            if any(isinstance(each, int | float) for each in tree_leaves(flat)):
                 why += "; numbers are constants of the graph: make those that change tensors"
             raise self._refusal(f"{sentence(error)}{why}") from error
+        return flat
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(
@@ -149,33 +163,6 @@ def _checks(stateful: fx.GraphModule) -> fx.GraphModule:
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=None)  # type: ignore[attr-defined]
     values = {"_guards_fn": stateful._guards_fn} if hasattr(stateful, "_guards_fn") else {}
     return fx.GraphModule(values, graph, class_name="Checks")
-
-
-def _has_nesting(value: Any, spec: TreeSpec) -> bool:
-    """Returns whether a value is nested like another one; the order of names plays no part."""
-    if spec.type is not dict:
-        found = tree_structure(value, is_leaf=lambda each: each is not value)
-        if spec.is_leaf() or found.type is not spec.type or found.context != spec.context:
-            return spec.is_leaf() and found.is_leaf()
-        children = tree_leaves(value, is_leaf=lambda each: each is not value)
-    elif type(value) is dict and value.keys() == set(spec.context):
-        children = [value[name] for name in spec.context]
-    else:
-        return False
-    parts = spec.children()
-    return len(children) == len(parts) and all(map(_has_nesting, children, parts))
-
-
-def _nesting_text(spec: TreeSpec) -> str:
-    if spec.is_leaf():
-        return "*"
-    parts = [_nesting_text(each) for each in spec.children()]
-    if spec.type is dict:
-        parts = [f"{name}: {part}" for name, part in zip(spec.context, parts, strict=True)]
-        return f"{{{', '.join(parts)}}}"
-    kind = spec.context if spec.type is namedtuple else spec.type
-    name = "" if kind in (tuple, list) else getattr(kind, "__name__", str(kind))
-    return f"{name}({', '.join(parts)})"
 
 
 def _share_attributes(graph: fx.Graph, module: nn.Module) -> None:

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.fx._pytree import tree_flatten_spec
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_unflatten
 
-from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.exporting import sentence, tensors
+from trireme.graph.execute.sizes import symbols
 from trireme.graph.measure.trial import Input, Trial, Trials, timed
 
 _log = logging.getLogger(__name__)
@@ -77,7 +76,8 @@ def measure(
     booleans are zeros, which are valid indices; other inputs are random and positive. The tensors
     of one operator exist at a time. The random state is afterwards as before.
     """
-    sizes = _symbols(captured.module, args, kwargs or {})
+    fakes = [node.meta.get("val") for node in captured.module.graph.find_nodes(op="placeholder")]
+    sizes = symbols(fakes, captured.flat(*args, **(kwargs or {})))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         return _Measuring(captured.module, sizes, repeats, budget_seconds).measure(loss)
 
@@ -134,7 +134,7 @@ class _Measuring:
         for node, trial in found.items():
             self._keep(node.all_input_nodes, trial)
             self._kept.update(self._owner((node, place)) for place in trial.kept_outputs)
-        last = Trial(0.0, 0.0, (), (), frozenset(), frozenset(), 0)
+        last = Trial(0.0, 0.0, (), ())
         if loss is not None:
             last, sources = self._tried_loss(loss)
             self._keep(sources, last)
@@ -165,7 +165,7 @@ class _Measuring:
         trained = self._trained.get((source, place), False)
         self._trained[node, 0] = trained
         self._owners[node, 0] = self._owner((source, place))
-        return Trial(0.0, 0.0, (trained,), (0,), frozenset(), frozenset(), 0)
+        return Trial(0.0, 0.0, (trained,), (0,))
 
     def _run(self, node: fx.Node) -> Trial:
         sources = node.all_input_nodes
@@ -198,9 +198,7 @@ class _Measuring:
                 sentence(error),
             )
             outputs = len(tensors(node.meta.get("val")))
-            return Trial(
-                0.0, 0.0, (False,) * outputs, (None,) * outputs, frozenset(), frozenset(), 0
-            )
+            return Trial(0.0, 0.0, (False,) * outputs, (None,) * outputs)
 
     def _tried_loss(self, loss: Callable[[Any], torch.Tensor]) -> tuple[Trial, list[fx.Node]]:
         node = self._graph.output_node()
@@ -236,9 +234,7 @@ class _Measuring:
         if node.op == "get_attr":
             value = attrgetter(str(node.target))(self._module)
             if isinstance(value, torch.Tensor):
-                meta = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
-                )
+                meta = value.detach().to("meta")
                 return Input(meta, value.requires_grad, resident=True)
             return Input(value)
         return Input(self._sized(node.meta.get("val")), self._trained.get((node, 0), False))
@@ -250,11 +246,7 @@ class _Measuring:
             strides = [self._sized(stride) for stride in value.stride()]
             return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            kinds: dict[Any, Any] = {
-                torch.SymInt: int,
-                torch.SymFloat: float,
-                torch.SymBool: bool,
-            }
+            kinds: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
             return kinds[type(value)](value.node.expr.subs(self._sizes))
         return value
 
@@ -293,32 +285,3 @@ class _Measuring:
             sum(sizes),
             any(trial.trained),
         )
-
-
-def _symbols(
-    module: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[Any, int]:
-    """Returns the sizes of the inputs for the symbols in the shapes of a graph."""
-    codegen: Any = module.graph._codegen
-    inputs = module.graph.find_nodes(op="placeholder")
-    try:
-        given = tree_flatten_spec((tuple(args), dict(kwargs)), codegen.pytree_info.in_spec)
-    except (KeyError, RuntimeError, ValueError) as error:
-        given = []
-        why: BaseException | None = error
-    else:
-        why = None
-    if len(given) != len(inputs):
-        raise ConfigurationError(
-            f"the captured graph takes {len(inputs)} inputs, and the example has {len(given)} or "
-            "another structure: give inputs like those of the capture"
-        ) from why
-    found: dict[Any, int] = {}
-    for node, each in zip(inputs, given, strict=True):
-        fake = node.meta.get("val")
-        if isinstance(fake, torch.Tensor) and isinstance(each, torch.Tensor):
-            for size, actual in zip(fake.shape, each.shape, strict=True):
-                symbol: Any = size
-                if isinstance(symbol, torch.SymInt):
-                    found[symbol.node.expr] = actual
-    return found

@@ -31,12 +31,10 @@ class Trial:
     forward_seconds: float  # how long it computes
     backward_seconds: float  # how long its backward computation takes, without starting autograd
     trained: tuple[bool, ...]  # whether each output has a gradient
-    # the input whose memory each output shares; None if it has memory of its own
-    shares: tuple[int | None, ...]
-    # the inputs that autograd keeps, or views of them, without resident ones
-    kept_inputs: frozenset[int]
-    kept_outputs: frozenset[int]  # the outputs that it keeps
-    kept_bytes: int  # what it keeps besides
+    shares: tuple[int | None, ...]  # the input whose memory each output shares
+    kept_inputs: frozenset[int] = frozenset()  # that autograd keeps, without resident ones
+    kept_outputs: frozenset[int] = frozenset()
+    kept_bytes: int = 0  # what it keeps besides
 
 
 class Trials:
@@ -70,35 +68,39 @@ class Trials:
         mutable: bool = False,
         read: frozenset[int] | None = None,
     ) -> Trial:
-        """Tries a function."""
+        """Tries a function.
+
+        Args:
+            function: takes the inputs and returns nested tensors.
+            inputs: the inputs.
+            seconds: after this time it is not repeated any more; it runs at least once.
+            mutable: whether it may change inputs in place.
+            read: which of its outputs have readers, so that gradients come back; None for all.
+
+        Raises:
+            RuntimeError: the function refuses random inputs of these shapes.
+        """
         began = time.perf_counter()
         leaves = [_made(each) for each in inputs]
         given = _copies(leaves) if mutable else leaves
         keeping = _Kept(given, inputs)
-        with torch.autograd.graph.saved_tensors_hooks(keeping.pack, _same):
+        with torch.autograd.graph.saved_tensors_hooks(keeping.pack, lambda tensor: tensor):
             forward, results = timed(lambda: function(*given))
         outputs = _tensors(results)
         trained = tuple(each.requires_grad for each in outputs)
         shares = tuple(keeping.shared(each) for each in outputs)
         kept_inputs, kept_outputs, kept_bytes = keeping.found(outputs)
-        gradients = [
-            torch.rand_like(each)
-            if each.requires_grad and (read is None or place in read)
-            else None
+        gradients = {
+            place: torch.rand_like(each)
             for place, each in enumerate(outputs)
-        ]
+            if each.requires_grad and (read is None or place in read)
+        }
         wanted = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
 
         def backward(outputs: list[torch.Tensor]) -> float:
-            chosen = [
-                (output, gradient)
-                for output, gradient in zip(outputs, gradients, strict=True)
-                if gradient is not None
-            ]
-            if not chosen:
+            if not gradients:
                 return 0.0
-            roots = [each for each, _ in chosen]
-            incoming = [each for _, each in chosen]
+            roots, incoming = [outputs[place] for place in gradients], list(gradients.values())
             self._cool(incoming)
             took, _ = timed(lambda: torch.autograd.grad(roots, wanted, incoming, allow_unused=True))
             return max(took - self._start_seconds, 0.0)
@@ -115,15 +117,8 @@ class Trials:
             samples.append((forward, backward(_tensors(results))))
             last = time.perf_counter() - at
         forwards, backwards = zip(*(samples or [first]), strict=True)
-        return Trial(
-            statistics.median(forwards),
-            statistics.median(backwards),
-            trained,
-            shares,
-            kept_inputs,
-            kept_outputs,
-            kept_bytes,
-        )
+        medians = statistics.median(forwards), statistics.median(backwards)
+        return Trial(*medians, trained, shares, kept_inputs, kept_outputs, kept_bytes)
 
     @cached_property
     def call_seconds(self) -> float:
@@ -214,10 +209,6 @@ def _made(each: Input) -> Any:
 def _copies(leaves: Sequence[Any]) -> list[Any]:
     """Returns inputs that may change in place, which leaves of autograd may not."""
     return [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _storage(tensor: torch.Tensor) -> int:

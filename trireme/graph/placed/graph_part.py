@@ -13,7 +13,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import Capture
@@ -61,13 +60,12 @@ class PlacedGraph:
         """Returns the arguments of a call as the graph takes them, flat."""
         plain, named = plain_inputs(args, kwargs)
         try:
-            self.optimised.capture.check(*plain, **named)
+            return self.optimised.capture.check(*plain, **named)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{error}. The model was captured by GraphConfig(example=...), else by the first "
                 "batch: all batches must be like it, but for the number of examples"
             ) from error
-        return list(tree_leaves((plain, named)))
 
 
 class GraphPart(MeshPart):
