@@ -12,10 +12,11 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
+from trireme.graph.capture.effects import Memory
 from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.fingerprint import fingerprint
-from trireme.graph.execute.node_groups import changed, memory_of
+from trireme.graph.execute.node_groups import changed
 from trireme.graph.execute.transfers import TaskDevice
 
 
@@ -186,7 +187,7 @@ def test_operations_on_changed_memory_are_in_one_segment_with_what_they_need() -
 
 def test_operations_on_changed_memory_are_together() -> None:
     module = capture(nn.BatchNorm1d(4), (torch.randn(3, 4),)).module
-    group = changed(module.graph, memory_of(module.graph, module))[0]
+    group = changed(module.graph, Memory(module.graph, module))[0]
     assert any("batch_norm" in node.name or "num_batches" in node.name for node in group)
 
 

@@ -16,9 +16,10 @@ from tests.graph.random_models import WIDTH, RandomModel, Step, models
 from tests.graph.shipping import packed, unpacked
 from tests.graph.standing_group import StandingGroup, standing_group
 from trireme.graph.capture.capture import capture
+from trireme.graph.capture.effects import Memory
 from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor, Microbatch
-from trireme.graph.execute.node_groups import changed, memory_of
+from trireme.graph.execute.node_groups import changed
 from trireme.graph.execute.plan import Schedule
 from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.place.requests import merged
@@ -115,7 +116,7 @@ def by_several(rank: int, case: Case, graph: bytes, schedule: Schedule) -> tuple
     rng, count = random.Random(case.seed), len(case.places)
     nodes = [each for each in module.graph.nodes if each.op in ("call_function", "get_attr")]
     where = {node.name: rng.randrange(count) for node in nodes}
-    groups = changed(module.graph, memory_of(module.graph, module))
+    groups = changed(module.graph, Memory(module.graph, module))
     for names in merged([[node.name for node in nodes] for nodes in groups]):
         where.update(dict.fromkeys(names, where[min(names & where.keys(), default="")]))
     parts = cut(module, where, output_place=rng.randrange(count))

@@ -30,7 +30,7 @@ def copy_for_backward(graph: fx.Graph, module: nn.Module) -> None:
     Autograd keeps what an operation reads, and the next micro-batch changes the buffer before this
     one's backward.
     """
-    memory = Memory(graph, lambda node: attrgetter(str(node.target))(module))
+    memory = Memory(graph, module)
     buffers = {id(each) for each in module.buffers()}
     groups = {
         memory.group(node)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
 
@@ -143,7 +144,7 @@ class Memory:
     counts as changed if any node of the graph changes it.
     """
 
-    def __init__(self, graph: fx.Graph, value_of: Callable[[fx.Node], Any]) -> None:
+    def __init__(self, graph: fx.Graph, module: nn.Module) -> None:
         self._above: dict[fx.Node, fx.Node] = {}
         storages: dict[int, fx.Node] = {}
         inputs = graph.find_nodes(op="placeholder")
@@ -151,7 +152,7 @@ class Memory:
             self._unite(node, inputs[0])
         for node in graph.nodes:
             if node.op == "get_attr":
-                value = value_of(node)
+                value = attrgetter(str(node.target))(module)
                 if isinstance(value, torch.Tensor):
                     storage = value.untyped_storage()._cdata
                     self._unite(node, storages.setdefault(storage, node))
@@ -187,16 +188,12 @@ class Memory:
         """Returns whether some node of the graph changes a value's memory."""
         return self.group(node) in self._changes
 
-    def is_final(self, node: fx.Node) -> bool:
-        """Returns whether no node changes a value's memory from this node on.
+    def is_final_at(self, group: fx.Node, node: fx.Node) -> bool:
+        """Returns whether no node changes the memory of a group from another node on.
 
         Memory that is there before the graph is computed, or afterwards, is never final: parameters
         and buffers change from batch to batch, and inputs belong to the caller.
         """
-        return self.is_final_at(self.group(node), node)
-
-    def is_final_at(self, group: fx.Node, node: fx.Node) -> bool:
-        """Returns whether no node changes the memory of a group from another node on."""
         return group not in self._lasting and self._changes[group][-1] < self._place[node]
 
     def changes_before(self, node: fx.Node, value: fx.Node) -> int:

@@ -1,4 +1,4 @@
-"""Optimises captured graphs: dead code, constants, attributes, common subexpressions.
+"""Optimises captured graphs: dead code, common subexpressions, constants.
 
 The graphs are those of training: parameters are no constants, layers change their buffers, dropout
 draws random numbers, and operations may be in-place. `effects` says which nodes a
@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter, getitem
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
@@ -37,62 +38,44 @@ _LARGEST = 64 * 2**20  # bytes; a larger constant costs more to keep and to send
 
 @dataclass(frozen=True, slots=True)
 class PassCount:
-    """What one pass did."""
+    """What one pass did: the number of operators (`call_function` nodes) before and after it."""
 
-    name: str  # `dead code`, `constants`, `attributes` or `common subexpressions`
-    # the number of operators (`call_function` nodes) before the pass; that of names of tensors
-    # (`get_attr` nodes) for `attributes`
+    name: str  # `dead code`, `common subexpressions` or `constants`
     before: int
-    after: int  # the same number after the pass
+    after: int
 
 
 @dataclass(frozen=True, eq=False)
 class Optimised:
-    """An optimised graph, and what each pass did, in order."""
+    """An optimised graph, with the parameters and buffers of the one that was given."""
 
-    capture: Capture  # the graph, with the parameters and buffers of the one that was given
-    passes: tuple[PassCount, ...]  # the counts of each pass
+    capture: Capture
+    passes: tuple[PassCount, ...]  # in order
 
 
-def optimise(
-    captured: Capture,
-    *,
-    largest_constant: int = _LARGEST,
-    devices: Mapping[str, str] | None = None,
-) -> Optimised:
-    """Removes dead code, folds constants and merges common subexpressions.
+def optimise(captured: Capture, *, devices: Mapping[str, str] | None = None) -> Optimised:
+    """Removes dead code, merges common subexpressions and folds constants.
 
     Random operators, and those that change memory (batch norm in training mode, in-place
     operations), stay as they are, even if nothing uses their result. So do regions under
     `torch.no_grad` and `torch.autocast`.
+
+    Args:
+        captured: the graph, which is not changed.
+        devices: the devices of nodes by name, as `scopes.requested` returns them. Operators of
+            different devices are not merged.
     """
-    module = captured.module
-    graph = copied(module.graph)  # it has no owner, so torch does not enter its regions
-    constants: dict[str, torch.Tensor] = {}
-
-    def fold(graph: fx.Graph) -> None:
-        constants.update(fold_constants(graph, module, largest_constant))
-
-    def merge(graph: fx.Graph) -> None:
-        merge_common(graph, module, constants, devices)
-
-    def share(graph: fx.Graph) -> None:
-        share_attributes(graph, module, constants)
-
-    steps: list[tuple[str, Callable[[fx.Graph], object], Callable[[fx.Graph], int]]] = [
-        ("dead code", remove_dead_code, operators),
-        ("constants", fold, operators),
-        ("attributes", share, attributes),
-        ("common subexpressions", merge, operators),
-    ]
-    passes = []
-    for name, step, count in steps:
-        before = count(graph)
-        step(graph)
-        passes.append(PassCount(name, before, count(graph)))
-    used = {node.target for node in graph.find_nodes(op="get_attr")}
-    kept = {name: value for name, value in constants.items() if name in used}
-    return Optimised(replace(captured, module=rebuild(module, graph, kept)), tuple(passes))
+    module, passes = captured.module, []
+    for name, apply in (
+        ("dead code", _remove_dead_code),
+        ("common subexpressions", partial(_merge_common, devices=devices or {})),
+        ("constants", _fold_constants),
+    ):
+        graph = copied(module.graph)  # it has no owner, so torch does not enter its regions
+        before = operators(graph)
+        module = rebuild(module, graph, apply(graph, module))
+        passes.append(PassCount(name, before, operators(graph)))
+    return Optimised(replace(captured, module=module), tuple(passes))
 
 
 def operators(graph: fx.Graph) -> int:
@@ -100,25 +83,42 @@ def operators(graph: fx.Graph) -> int:
     return Counter(node.op for node in graph.nodes)["call_function"]
 
 
-def attributes(graph: fx.Graph) -> int:
-    """Returns how often a graph names a tensor: the number of its `get_attr` nodes."""
-    return len(graph.find_nodes(op="get_attr"))
-
-
-def remove_dead_code(graph: fx.Graph) -> None:
-    """Removes nodes whose value nothing uses and that do nothing else. Changes the graph."""
+def _remove_dead_code(graph: fx.Graph, module: fx.GraphModule) -> Mapping[str, torch.Tensor]:
+    """Removes nodes whose value nothing uses and that do nothing else."""
     graph.eliminate_dead_code(is_impure)
+    return {}
 
 
-def fold_constants(
-    graph: fx.Graph, module: nn.Module, largest: int = _LARGEST
-) -> dict[str, torch.Tensor]:
-    """Replaces operators on constants by their results. Changes the graph.
+def _merge_common(
+    graph: fx.Graph, module: fx.GraphModule, devices: Mapping[str, str]
+) -> Mapping[str, torch.Tensor]:
+    """Merges nodes that apply the same operator to the same values.
+
+    Values are the same only if no node has changed their memory in between. A result whose memory
+    a node changes, or that the caller gets, is not merged.
+    """
+    memory = Memory(graph, module)
+    changes = memory.changes_before
+    first: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or is_impure(node) or not memory.is_private(node):
+            continue
+        versions = tuple(changes(node, each) for each in node.all_input_nodes)
+        key = (node.target, _key(node.args), _key(node.kwargs), versions, devices.get(node.name))
+        kept = first.setdefault(key, node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            graph.erase_node(node)
+    return {}
+
+
+def _fold_constants(graph: fx.Graph, module: fx.GraphModule) -> Mapping[str, torch.Tensor]:
+    """Replaces operators on constants by their results, which it returns by their names.
 
     Constants are tensors that are neither parameters nor buffers, numbers, and what operators make
     of them alone (`arange`, `ones`). A value that a node changes, or that the caller gets, stays.
     """
-    memory = Memory(graph, _values(module, {}))
+    memory = Memory(graph, module)
     sources = constants_of(module, graph)
     values: dict[fx.Node, Any] = {
         node: value for node, value in sources.items() if memory.is_private(node)
@@ -127,7 +127,7 @@ def fold_constants(
     for node in graph.nodes:
         if _is_foldable(node, values) and memory.is_private(node):
             value = _computed(node, values)
-            if _bytes(value) <= largest:
+            if _bytes(value) <= _LARGEST:
                 values[node] = folded[node] = value
     constants: dict[str, torch.Tensor] = {}
     for node, value in folded.items():
@@ -143,71 +143,6 @@ def fold_constants(
         if not node.users:
             graph.erase_node(node)
     return constants
-
-
-def share_attributes(
-    graph: fx.Graph, module: nn.Module, constants: Mapping[str, torch.Tensor] | None = None
-) -> None:
-    """Merges nodes that name the same tensor, or constants of the same bits. Changes the graph.
-
-    A constant that a node changes, or that the caller gets, is the same as itself only.
-    """
-    added = constants or {}
-    value_of = _values(module, added)
-    memory = Memory(graph, value_of)
-    fixed = constants_of(module, graph, added)
-    first: dict[Any, fx.Node] = {}
-    for node in graph.find_nodes(op="get_attr"):
-        value = value_of(node)
-        key: Any = id(value)
-        if node in fixed and memory.is_private(node):
-            key = (value.dtype, value.device, value.shape, value.stride(), _bits(value))
-        kept = first.setdefault(key, node)
-        if kept is not node:
-            node.replace_all_uses_with(kept)
-            graph.erase_node(node)
-
-
-def merge_common(
-    graph: fx.Graph,
-    module: nn.Module,
-    constants: Mapping[str, torch.Tensor] | None = None,
-    devices: Mapping[str, str] | None = None,
-) -> None:
-    """Merges nodes that apply the same operator to the same values. Changes the graph.
-
-    Values are the same only if no node has changed their memory in between. A result whose memory
-    a node changes, or that the caller gets, is not merged.
-    """
-    places = devices or {}
-    memory = Memory(graph, _values(module, constants or {}))
-    changes = memory.changes_before
-    first: dict[Any, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or is_impure(node) or not memory.is_private(node):
-            continue
-        versions = tuple(changes(node, each) for each in node.all_input_nodes)
-        key = (node.target, _key(node.args), _key(node.kwargs), versions, places.get(node.name))
-        kept = first.setdefault(key, node)
-        if kept is not node:
-            node.replace_all_uses_with(kept)
-            graph.erase_node(node)
-
-
-def _values(module: nn.Module, constants: Mapping[str, torch.Tensor]) -> Callable[[fx.Node], Any]:
-    """Returns the function that gives the value of a `get_attr` node."""
-
-    def value_of(node: fx.Node) -> Any:
-        name = str(node.target)
-        return constants[name] if name in constants else attrgetter(name)(module)
-
-    return value_of
-
-
-def _bits(value: torch.Tensor) -> bytes:
-    """Returns the elements of a tensor as bytes: 0.0 and -0.0 differ, and a NaN equals itself."""
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _is_foldable(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
@@ -242,7 +177,7 @@ def _bytes(value: Any) -> int:
     return sum(each.untyped_storage().nbytes() for each in parts if isinstance(each, torch.Tensor))
 
 
-def _unused_name(module: nn.Module, constants: dict[str, torch.Tensor]) -> str:
+def _unused_name(module: fx.GraphModule, constants: Mapping[str, torch.Tensor]) -> str:
     number = len(constants)
     while hasattr(module, f"folded_{number}") or f"folded_{number}" in constants:
         number += 1

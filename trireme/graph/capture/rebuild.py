@@ -49,15 +49,12 @@ def rebuild(
     return module
 
 
-def constants_of(
-    module: nn.Module, graph: fx.Graph, constants: Mapping[str, torch.Tensor] | None = None
-) -> dict[fx.Node, torch.Tensor]:
+def constants_of(module: nn.Module, graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
     """Returns the nodes that name constants: tensors that are neither parameters nor buffers."""
-    added = constants or {}
     buffers = {id(buffer) for buffer in module.buffers()}
     found: dict[fx.Node, torch.Tensor] = {}
     for node in graph.find_nodes(op="get_attr"):
-        value = added[node.target] if node.target in added else attrgetter(node.target)(module)
+        value = attrgetter(node.target)(module)
         plain = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
         if plain and id(value) not in buffers:
             found[node] = value

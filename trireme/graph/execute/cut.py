@@ -30,6 +30,7 @@ from torch import fx
 from torch.utils._pytree import TreeSpec
 
 from trireme.errors import ConfigurationError
+from trireme.graph.capture.effects import Memory
 from trireme.graph.capture.rebuild import copied, rebuild
 from trireme.graph.execute.gradients import differentiable
 from trireme.graph.execute.node_groups import (
@@ -37,7 +38,6 @@ from trireme.graph.execute.node_groups import (
     changed,
     copy_returned_buffers,
     everywhere,
-    memory_of,
 )
 from trireme.graph.execute.sizes import read_sizes_of_inputs
 
@@ -114,8 +114,8 @@ class _Cutter:
         read_sizes_of_inputs(self._graph)
         self._inputs = self._graph.find_nodes(op="placeholder")
         self._output = self._graph.output_node()
-        copy_returned_buffers(self._graph, memory_of(self._graph, module))
-        self._memory = memory_of(self._graph, module)
+        copy_returned_buffers(self._graph, Memory(self._graph, module))
+        self._memory = Memory(self._graph, module)
         self._groups = changed(self._graph, self._memory)
         self._everywhere = everywhere(self._graph, self._memory, module)
         self._check_numbers()

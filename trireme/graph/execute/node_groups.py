@@ -16,11 +16,6 @@ COPY = "trireme_copy"
 """The metadata of a copy of a returned buffer."""
 
 
-def memory_of(graph: fx.Graph, module: fx.GraphModule) -> Memory:
-    """Returns which values of a graph, whose attributes a module has, may share memory."""
-    return Memory(graph, lambda node: attrgetter(str(node.target))(module))
-
-
 def has_tensors(node: fx.Node) -> bool:
     """Returns whether the value of a node is or has tensors, or is not known."""
     value = node.meta.get("val")

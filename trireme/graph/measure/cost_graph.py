@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from trireme.graph.capture.capture import Capture
-from trireme.graph.execute.node_groups import changed, everywhere, memory_of
+from trireme.graph.capture.effects import Memory
+from trireme.graph.execute.node_groups import changed, everywhere
 from trireme.graph.measure.measurement import Cost, Measurement, has_tensors
 from trireme.graph.measure.updates import NO_UPDATE, UpdateCost
 from trireme.graph.place.costs import Constraints, CostGraph, Operation
@@ -39,7 +40,7 @@ def cost_graph(
     them.
     """
     module = captured.module
-    replicated = everywhere(module.graph, memory_of(module.graph, module), module)
+    replicated = everywhere(module.graph, Memory(module.graph, module), module)
     readers = {node for node in module.graph.nodes if has_tensors(node)} - replicated
     operations = dict[fx.Node, Operation]()
 
@@ -82,7 +83,7 @@ def grouping(captured: Capture, placed: Collection[str] = ()) -> Constraints:
     operator changes in place; and a parameter or buffer and the first operator that reads it.
     """
     module, graph = captured.module, captured.module.graph
-    memory = memory_of(graph, module)
+    memory = Memory(graph, module)
     replicated = everywhere(graph, memory, module)
     operations = {
         node: None
