@@ -68,5 +68,5 @@ class _Notes(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():
             return func(*args, **named)
         notes = {"device": called_on(), "line": calling_line(sys._getframe(1))}
-        with annotate({name: note for name, note in notes.items() if note is not None}):
+        with annotate({name: note for name, note in notes.items() if note}):
             return func(*args, **named)

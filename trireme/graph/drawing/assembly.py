@@ -127,7 +127,7 @@ def _node(
         operator=_KINDS.get(node.op) or operator_name(node),
         scope=scope_of(node) if node.op in ("call_function", "get_attr") else "",
         shape="" if node.op == "output" else shape_text(node.meta.get("val")),
-        source=str(source_line(node) or "") if node.op == "call_function" else "",
+        source=source_line(node) if node.op == "call_function" else "",
         place=place,
         depth=depth,
         late=late,
