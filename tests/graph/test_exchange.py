@@ -18,9 +18,8 @@ from torch import nn
 from tests.graph.standing_group import StandingGroup, standing_group
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
-from trireme.graph.execute.cut import Cut, cut
+from trireme.graph.execute.cut import Cut, cut, fingerprint
 from trireme.graph.execute.executor import Executor, Microbatch
-from trireme.graph.execute.fingerprint import fingerprint
 from trireme.graph.execute.plan import Message, Schedule
 from trireme.graph.execute.transfers import Route, TaskDevice, Transfers
 

@@ -13,9 +13,8 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
 from trireme.graph.capture.effects import Memory
-from trireme.graph.execute.cut import Cut, cut
+from trireme.graph.execute.cut import Cut, cut, fingerprint
 from trireme.graph.execute.executor import Executor, Microbatch
-from trireme.graph.execute.fingerprint import fingerprint
 from trireme.graph.execute.node_groups import changed
 from trireme.graph.execute.transfers import TaskDevice
 

@@ -24,13 +24,12 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from trireme.errors import ConfigurationError
-from trireme.graph.capture.buffers import copy_for_backward, remove_idle_copies
-from trireme.graph.capture.effects import argument
+from trireme.graph.capture.effects import Memory, aliased, argument, written
 from trireme.graph.capture.exporting import Batch, export, quiet, refusal, sentence, tensors
 from trireme.graph.capture.rebuild import copied, rebuild
 from trireme.graph.capture.rehearsal import Rehearsal, difference, rehearse
+from trireme.graph.capture.scopes import keep_notes
 from trireme.graph.capture.source import forward_line, source_line
-from trireme.graph.capture.tracing import keep_notes
 
 _log = logging.getLogger(__name__)
 
@@ -219,3 +218,53 @@ def _refuse_custom_functions(model: nn.Module, rehearsal: Rehearsal) -> None:
             forward_line(model),
             "make it an operator with torch.library.custom_op and register_autograd",
         )
+
+
+def remove_idle_copies(graph: fx.Graph) -> None:
+    """Removes copies of a buffer to itself, which torch.export puts at the end of a graph.
+
+    They would count as changes, after which autograd refuses to use the value in backward.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        target, source = node.args[:2]
+        while isinstance(source, fx.Node) and _returns_first_argument(source):
+            source = source.args[0]
+        if source is target and not node.users:
+            graph.erase_node(node)
+
+
+def copy_for_backward(graph: fx.Graph, module: nn.Module) -> None:
+    """Gives operations copies of the buffers that the graph changes.
+
+    Autograd keeps what an operation reads, and the next micro-batch changes the buffer before this
+    one's backward.
+    """
+    memory = Memory(graph, module)
+    buffers = {id(each) for each in module.buffers()}
+    groups = {
+        memory.group(node)
+        for node in graph.find_nodes(op="get_attr")
+        if id(attrgetter(str(node.target))(module)) in buffers and memory.changes(node)
+    }
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        spared = {*written(node), *aliased(node)}
+        for each in node.all_input_nodes if len(node.all_input_nodes) > 1 else ():
+            if each in spared or memory.group(each) not in groups:
+                continue
+            if not isinstance(each.meta.get("val"), torch.Tensor):
+                continue
+            with graph.inserting_before(node):
+                copy = graph.call_function(torch.ops.aten.clone.default, (each,))
+            copy.meta.update(node.meta, val=each.meta["val"])
+            node.replace_input_with(each, copy)
+
+
+def _returns_first_argument(node: fx.Node) -> bool:
+    """Returns whether a node changes its first argument and returns it."""
+    if not isinstance(node.target, OpOverload) or not node.args:
+        return False
+    returns = node.target._schema.returns
+    info = returns[0].alias_info if len(returns) == 1 else None
+    return info is not None and info.is_write and node.args[0] in written(node)

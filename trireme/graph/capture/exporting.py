@@ -25,8 +25,8 @@ from torch.utils._pytree import (
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.rehearsal import restored
+from trireme.graph.capture.scopes import noting
 from trireme.graph.capture.source import error_line, forward_line
-from trireme.graph.capture.tracing import noting
 
 _UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '([\w.<>]+)'>")
 

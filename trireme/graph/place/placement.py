@@ -13,12 +13,12 @@ from trireme.errors import ConfigurationError
 from trireme.graph.place.costs import Constraints, CostGraph, Devices, Hardware, Ints, Schedule
 from trireme.graph.place.prediction import Prediction, predict
 from trireme.graph.place.problem import Problem, coarsened, problem_of
-from trireme.graph.place.scheduling import earliest_task_first
 from trireme.graph.place.search import improved
 from trireme.graph.place.simulation import Score
 from trireme.graph.place.starts import (
     at_random,
     contiguous_cuts,
+    earliest_task_first,
     every_choice,
     packed,
     round_robin,

@@ -19,9 +19,8 @@ from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.optimise import Optimised
 from trireme.graph.capture.scopes import requested
 from trireme.graph.config import GraphConfig
-from trireme.graph.execute.cut import cut
+from trireme.graph.execute.cut import cut, fingerprint
 from trireme.graph.execute.executor import Executor
-from trireme.graph.execute.fingerprint import fingerprint
 from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.measure.links import measure_links
 from trireme.graph.place.costs import Device, Hardware

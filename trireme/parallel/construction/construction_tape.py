@@ -7,16 +7,16 @@ ways to make a tensor of a storage need no entry of their own.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
-
-from trireme.parallel.construction.free_memory import return_free_memory
 
 LARGE = 1 << 20
 """The size in bytes from which the memory of temporary tensors is given back at once."""
@@ -238,3 +238,19 @@ def _moved(storage: torch.UntypedStorage, device: torch.device) -> torch.Untyped
     if storage.device == device:
         return storage
     return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
+
+
+def return_free_memory() -> None:
+    """Returns freed memory to the operating system, where the C library is glibc.
+
+    glibc keeps freed blocks of up to 32 MiB in its heap, where tensors of different sizes that come
+    and go leave holes. Elsewhere this does nothing.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

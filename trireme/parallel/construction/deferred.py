@@ -29,8 +29,14 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.construction import construction_tape
-from trireme.parallel.construction.construction_tape import LARGE, Operation, Tape, View, written
-from trireme.parallel.construction.free_memory import return_free_memory
+from trireme.parallel.construction.construction_tape import (
+    LARGE,
+    Operation,
+    Tape,
+    View,
+    return_free_memory,
+    written,
+)
 from trireme.ps.module_names import own_name
 
 _Tensor: Any = torch.Tensor
