@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,24 +43,21 @@ from trireme.tensors import map_tensors
 class Example:
     """A call of the model, whose duration is measured."""
 
-    args: tuple[Any, ...]  # the arguments of the call
-    kwargs: Mapping[str, Any]  # those by name
-    # outputs -> the mean loss, a scalar; None where it is not known
-    loss: Callable[[Any], torch.Tensor] | None = None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Callable[[Any], torch.Tensor] | None = None  # outputs -> the mean loss, where known
 
 
 class Decision(msgspec.Struct, frozen=True):
     """Where each operation is computed: what one process tells the others."""
 
-    # the number of the place of each operation, parameter and buffer, by its node
-    placement: dict[str, int] = {}
-    output: int = 0  # the number of the place that receives the model's outputs
+    placement: dict[str, int] = {}  # the place of each operation, parameter and buffer, by node
+    output: int = 0  # the place that receives the model's outputs
     pieces: int = 1  # the number of micro-batches
     summary: str = ""  # what was decided and why, in a sentence
     warnings: tuple[str, ...] = ()  # requests of the program that cannot be met
     table: str = ""  # the placement as a table
-    # the name of the place of each module, by its path: that of most of its operations
-    modules: dict[str, str] = {}
+    modules: dict[str, str] = {}  # the name of the place of most operations of each module
     error: str = ""  # why there is no placement; "" if there is one
 
 
@@ -67,30 +65,23 @@ class Decision(msgspec.Struct, frozen=True):
 class Placed:
     """A placement, and what it was made of."""
 
-    optimised: Optimised  # the graph
-    costs: CostGraph  # its operations, with their costs for one micro-batch
-    hardware: Hardware  # the devices and links
-    placement: Placement  # where each operation is computed
+    optimised: Optimised
+    costs: CostGraph
+    hardware: Hardware
+    placement: Placement
     pieces: int  # the number of micro-batches
-    requests: Requests  # what the program has requested
-
-    @property
-    def seconds(self) -> float:
-        """The predicted duration of a step."""
-        return self.placement.prediction.step_seconds
+    requests: Requests
 
     @property
     def decision(self) -> Decision:
         """What other processes need to know of it."""
-        devices, hardware = self.placement.devices, self.hardware
-        picture = self.picture()
+        numbers, picture = self.hardware.numbers, self.picture()
+        placement = {name: numbers[device] for name, device in self.placement.devices.items()}
         return Decision(
-            {name: hardware.number(device) for name, device in devices.items()},
-            hardware.number(devices[OUTPUT]),
+            placement,
+            placement[OUTPUT],
             self.pieces,
-            _summary(
-                picture, self.placement, self.pieces, free=not self.requests.constraints.pinned
-            ),
+            _summary(self, picture),
             self.requests.unmet,
             placement_table(picture),
             module_places(picture.nodes),
@@ -136,7 +127,8 @@ class Decider:
                 max(cost.tensor_seconds for cost in costs),
                 max(cost.byte_seconds for cost in costs),
             )
-        others = [type(one).__name__ for one in each if not _is_of_torch(one)]
+        kinds = map(type, each)
+        others = [it.__name__ for it in kinds if not it.__module__.startswith("torch.optim.")]
         warning = ""
         if others and not servers:
             warning = (
@@ -159,11 +151,14 @@ class Decider:
     ) -> Placed:
         """Returns where each operation is computed, and why."""
         captured, config = optimised.capture, self.config
-        graph = captured.module.graph
-        wanted = matched(graph, config.placement)
-        wanted |= requested(captured.module, model)
-        wanted |= homes
-        parameters = parameters_of(captured.module)
+        module, graph = captured.module, captured.module.graph
+        wanted = {**matched(graph, config.placement), **requested(module, model), **homes}
+        names = {node.name: str(node.target) for node in graph.find_nodes(op="get_attr")}
+        parameters = frozenset(
+            node
+            for node, name in names.items()
+            if isinstance(attrgetter(name)(module), nn.Parameter)
+        )
         groups = grouping(captured, parameters & wanted.keys()).together
         groups += tuple(
             tuple(name for pattern in patterns for name in named_by(graph, pattern))
@@ -173,12 +168,7 @@ class Decider:
         best: Placed | None = None
         measured = self.measure(captured, example, len(hardware.devices), divides)
         for pieces, each in measured.items():
-            costs = cost_graph(
-                captured,
-                each,
-                state_factor=self.state_factor,
-                update=self.update,
-            )
+            costs = cost_graph(captured, each, state_factor=self.state_factor, update=self.update)
             requests = resolve(
                 wanted,
                 groups,
@@ -189,7 +179,7 @@ class Decider:
                 barred=barred,
                 servers=self.servers,
                 soft=config.soft,
-                names=_attributes_of(captured.module),
+                names=names,
             )
             found = place(
                 costs,
@@ -199,7 +189,8 @@ class Decider:
                 algorithm=config.algorithm,  # type: ignore[arg-type]
                 schedule=config.schedule,
             )
-            if best is None or found.prediction.step_seconds < best.seconds:
+            before = best.placement.prediction.step_seconds if best else math.inf
+            if found.prediction.step_seconds < before:
                 best = Placed(optimised, costs, hardware, found, pieces, requests)
         assert best is not None
         return best
@@ -270,26 +261,11 @@ def keeps_statistics(module: fx.GraphModule) -> bool:
     )
 
 
-def parameters_of(module: fx.GraphModule) -> frozenset[str]:
-    """Returns the names of the nodes that are parameters."""
-    return frozenset(
-        node.name
-        for node in module.graph.find_nodes(op="get_attr")
-        if isinstance(attrgetter(str(node.target))(module), nn.Parameter)
-    )
-
-
-def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("torch.optim.")
-
-
-def _attributes_of(module: fx.GraphModule) -> dict[str, str]:
-    nodes = module.graph.find_nodes(op="get_attr")
-    return {node.name: str(node.target) for node in nodes}
-
-
-def _summary(picture: Picture, found: Placement, pieces: int, *, free: bool) -> str:
+def _summary(placed: Placed, picture: Picture) -> str:
     """Returns a sentence about a placement, with the operators that its table counts."""
+    found, pieces = placed.placement, placed.pieces
+    # Else each algorithm keeps to the requests, and none has everything on one device.
+    free = not placed.requests.constraints.pinned
     counts = Counter(node.place for node in picture.nodes if node.is_operator and node.place)
     devices = [each.device for each in found.prediction.devices]
     shares = ", ".join(f"{counts[place] or 'no'} operators on {place}" for place in devices)
