@@ -10,14 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
-from trireme.tables.keys import Keys, plain, slots_of
+from trireme.tables.keys import Counts, Keys, plain, slots_of
 from trireme.tables.spec import MOST_STEPS, MOST_TOUCHES, Optimizer
-
-Counts = npt.NDArray[np.int64]
-
-
-def _none() -> Counts:
-    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +21,17 @@ class Block:
     Each array belongs to nobody else. What has no entries is of length 0.
     """
 
-    rows: npt.NDArray[Any]  # their rows, of the dtype of the table and of shape (n, width)
-    # the optimizer's state of each row, of the same dtype and of shape (n, state)
-    states: npt.NDArray[Any]
-    optimizer: Optimizer  # the optimizer with its hyper-parameters at the time
-    keys: Keys  # keys with rows, int64 of shape (n,)
-    steps: Counts  # the step of each row's last update, int64 of shape (n,)
-    touches: Counts  # how often each was touched, up to 2**24 - 1; int64 of shape (n,)
-    waiting_keys: Keys  # keys that were touched too seldom to have rows, int64 of shape (m,)
-    waiting_steps: Counts  # waiting_steps, waiting_touches: the same for these, int64 of shape (m,)
+    rows: npt.NDArray[Any]  # of the dtype of the table and of shape (n, width)
+    states: npt.NDArray[Any]  # of the optimizer, of the same dtype and of shape (n, state)
+    optimizer: Optimizer  # with its hyper-parameters at the time
+    keys: Keys  # keys with rows
+    steps: Counts  # the step of each row's last update
+    touches: Counts  # how often each was touched, up to 2**24 - 1
+    waiting_keys: Keys  # keys that were touched too seldom to have rows
+    waiting_steps: Counts
     waiting_touches: Counts
-    dropped_keys: Keys  # keys that were dropped, int64 of shape (d,)
-    dropped_steps: Counts  # the step at which each was, int64 of shape (d,)
+    dropped_keys: Keys
+    dropped_steps: Counts  # the step at which each was dropped
 
     @classmethod
     def of(
@@ -50,14 +43,9 @@ class Block:
         arrays: Mapping[str, npt.NDArray[Any]],
     ) -> Block:
         """Returns a block of some arrays; the others are empty."""
-        empty = {
-            each.name: _none()
-            for each in fields(cls)
-            if each.name not in ("rows", "states", "optimizer")
-        }
-        shapes = {"rows": np.empty((0, width), dtype), "states": np.empty((0, state), dtype)}
-        given: dict[str, Any] = {**empty, **shapes, **arrays}
-        return cls(**given, optimizer=optimizer)
+        empty: dict[str, Any] = {each.name: np.empty(0, np.int64) for each in fields(cls)}
+        empty |= {"rows": np.empty((0, width), dtype), "states": np.empty((0, state), dtype)}
+        return cls(**{**empty, **arrays, "optimizer": optimizer})
 
     @property
     def nbytes(self) -> int:

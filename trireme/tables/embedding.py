@@ -23,10 +23,7 @@ class RowSource(Protocol):
     """Where the rows of an embedding come from: a session, which has opened its table."""
 
     def rows(self, module: TableModule, keys: Any) -> torch.Tensor:
-        """Returns the rows of distinct keys, shape (n, embedding_dim), as a leaf of autograd.
-
-        Where gradients are computed, they become an update of the table.
-        """
+        """Returns the rows of distinct keys, as a leaf whose gradients update the table."""
 
 
 class TableModule(nn.Module):
@@ -155,14 +152,7 @@ class TableModule(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def keys_ahead(self, ids: object) -> Any:
-        """Returns each key of the next batch once, and keeps them until the module is called.
-
-        Args:
-            ids: those of the batch, as the function `ids` has told them.
-
-        Raises:
-            ConfigurationError: they are something else.
-        """
+        """Returns each key of the next batch once, and keeps them until the module is called."""
         from trireme.tables.keys import unique  # needs numba
 
         if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
@@ -227,7 +217,6 @@ def _is_count(value: object) -> bool:
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
-    """Checks that rows may have a dtype."""
     if dtype not in (torch.float32, torch.float64):
         raise ConfigurationError(
             f"dtype={dtype!r}: rows are torch.float32 or torch.float64. To compute in lower "

@@ -6,7 +6,7 @@ All of it is numbers and words, so that a specification travels in a message and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -41,21 +41,33 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(
+        ("lr", "eps", "initial_accumulator_value", "beta", "l1", "l2"),
+        (lambda value: value >= 0, "it is at least 0"),
+    ),
+    **dict.fromkeys(("alpha", "std"), (lambda value: value > 0, "it is above 0")),
+    **dict.fromkeys(
+        ("beta1", "beta2"), (lambda value: 0 <= value < 1, "it is at least 0 and below 1")
+    ),
+    "seed": (
+        lambda value: isinstance(value, int) and 0 <= value < 1 << 63,
+        "it is an integer from 0 to 2**63 - 1",
+    ),
+}
+"""What holds for a number of that name, and how it is said; any finite number for others."""
+
+
 class _Numbers(msgspec.Struct, frozen=True, tag=True):
-    """Base of values whose fields are finite numbers, in the ranges that `_ranges` names."""
+    """Base of values whose fields are finite numbers."""
 
     def __post_init__(self) -> None:
-        kind = type(self).__name__
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            _check(_is_number(value), f"{kind}.{name}", value, "it is a finite number")
-            if name == "seed":
-                whole = isinstance(value, int) and 0 <= value < 1 << 63
-                _check(whole, f"{kind}.seed", value, "it is an integer from 0 to 2**63 - 1")
-        self._check_ranges(kind)
-
-    def _check_ranges(self, kind: str) -> None:
-        """Raises ConfigurationError for a finite number that is out of range."""
+            value, what = getattr(self, name), f"{type(self).__name__}.{name}"
+            _check(_is_number(value), what, value, "it is a finite number")
+            if name in _RANGES:
+                holds, rule = _RANGES[name]
+                _check(holds(value), what, value, rule)
 
 
 class Zeros(_Numbers, frozen=True, tag=True):
@@ -86,10 +98,11 @@ class Uniform(_Numbers, frozen=True, tag=True):
     high: float
     seed: int = 0
 
-    def _check_ranges(self, kind: str) -> None:
-        _check(self.low < self.high, f"{kind}.low", self.low, f"it is below high, {self.high!r}")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         span = self.high - self.low
-        _check(math.isfinite(span), f"{kind}.high - low", span, "it is a finite number")
+        _check(span > 0, "Uniform.low", self.low, f"it is below high, {self.high!r}")
+        _check(math.isfinite(span), "Uniform.high - low", span, "it is a finite number")
 
 
 class Normal(_Numbers, frozen=True, tag=True):
@@ -107,9 +120,6 @@ class Normal(_Numbers, frozen=True, tag=True):
     std: float = 1.0
     seed: int = 0
 
-    def _check_ranges(self, kind: str) -> None:
-        _check(self.std > 0, f"{kind}.std", self.std, "it is above 0")
-
 
 Initializer: TypeAlias = Zeros | Constant | Uniform | Normal
 """How the first values of a row are made."""
@@ -123,9 +133,6 @@ class SGD(_Numbers, frozen=True, tag=True):
     """
 
     lr: float
-
-    def _check_ranges(self, kind: str) -> None:
-        _check(self.lr >= 0, f"{kind}.lr", self.lr, "it is at least 0")
 
 
 class Adagrad(_Numbers, frozen=True, tag=True):
@@ -143,11 +150,6 @@ class Adagrad(_Numbers, frozen=True, tag=True):
     lr: float
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
-
-    def _check_ranges(self, kind: str) -> None:
-        for name in ("lr", "eps", "initial_accumulator_value"):
-            value = getattr(self, name)
-            _check(value >= 0, f"{kind}.{name}", value, "it is at least 0")
 
 
 class RowWiseAdagrad(Adagrad, frozen=True, tag=True):
@@ -177,14 +179,6 @@ class SparseAdam(_Numbers, frozen=True, tag=True):
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def _check_ranges(self, kind: str) -> None:
-        for name in ("lr", "eps"):
-            value = getattr(self, name)
-            _check(value >= 0, f"{kind}.{name}", value, "it is at least 0")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            _check(0 <= value < 1, f"{kind}.{name}", value, "it is at least 0 and below 1")
-
 
 class FTRL(_Numbers, frozen=True, tag=True):
     """FTRL-proximal for each coordinate: sparse linear models.
@@ -203,12 +197,6 @@ class FTRL(_Numbers, frozen=True, tag=True):
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
-
-    def _check_ranges(self, kind: str) -> None:
-        _check(self.alpha > 0, f"{kind}.alpha", self.alpha, "it is above 0")
-        for name in ("beta", "l1", "l2"):
-            value = getattr(self, name)
-            _check(value >= 0, f"{kind}.{name}", value, "it is at least 0")
 
 
 class Add(_Numbers, frozen=True, tag=True):

@@ -38,25 +38,15 @@ BLOCK_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a table holds, and what has happened to it in this process.
+    """What a table holds, and what has happened to it in this process."""
 
-    Attributes:
-        rows: the keys with rows.
-        waiting: the keys that were touched too seldom to have rows.
-        bytes: the bytes that the table has allocated.
-        hits: how many keys that were pulled had rows.
-        misses: how many had none.
-        admitted: how many rows updates have made.
-        dropped: how many keys were dropped, waiting ones included.
-    """
-
-    rows: int
-    waiting: int
-    bytes: int
-    hits: int
-    misses: int
-    admitted: int
-    dropped: int
+    rows: int  # the keys with rows
+    waiting: int  # the keys that were touched too seldom to have rows
+    bytes: int  # that the table has allocated
+    hits: int  # how many keys that were pulled had rows
+    misses: int  # how many had none
+    admitted: int  # how many rows updates have made
+    dropped: int  # how many keys were dropped, waiting ones included
 
 
 class Table:
@@ -65,14 +55,7 @@ class Table:
     A table computes and nothing else: it reads no clock and no file. The same operations in the
     same order give the same rows, bit for bit, on every machine, and whatever part of the keys the
     table holds: a row depends only on the operations on its key. One thread at a time may use a
-    table; kernels run without the GIL.
-
-    Args:
-        spec: what the table is made of.
-
-    Attributes:
-        spec: the same.
-        optimizer: its optimizer, with the present hyper-parameters.
+    table; kernels run without the GIL. `optimizer` has the present hyper-parameters.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -114,10 +97,8 @@ class Table:
     def hot_keys(self, rows: int = 1 << 18) -> list[HotKey]:
         """Returns keys that updates touch often, the most often touched first.
 
-        Args:
-            rows: how many rows to look at, about: of a table with more, the next call looks at the
-                next rows, and several calls find the hottest keys. A quarter million takes a few
-                milliseconds.
+        It looks at that many rows, about; the next call at the next ones. A quarter million takes
+        some ten milliseconds.
         """
         return self._hot.look(self._rows.storage, rows)
 
@@ -130,9 +111,6 @@ class Table:
             keys: int64 of shape (n,), in any order; keys may repeat.
             out: where to write the rows: contiguous, of the dtype of the table and of shape
                 (n, width); None for a new array.
-
-        Raises:
-            Rejected: `keys` or `out` has another shape or dtype.
         """
         keys = self._checked_keys(keys)
         if out is None:
@@ -169,11 +147,8 @@ class Table:
             hyper: hyper-parameters by name, where they have changed since the last push.
 
         Raises:
-            Rejected: an array has another shape or dtype, the step is out of range, or the table
-                is full. Nothing has changed.
-            ConfigurationError: the optimizer has no such hyper-parameter, or a value is out of
-                range. Nothing has changed.
-            MemoryError: there is no memory for new rows. Nothing has changed.
+            Rejected, ConfigurationError: an argument is not as it should be, or the table is full.
+            MemoryError: there is no memory for new rows. Nothing has changed, in either case.
         """
         keys = self._checked_keys(keys)
         self._check_rows("updates", updates, keys.size)
@@ -184,7 +159,11 @@ class Table:
         addresses, missing = self._rows.find(keys) if known is None else (known, 0)
         if missing:
             absent = np.flatnonzero(addresses == 0)
-            if self._reserve(keys[absent]):  # rows have moved
+            ready, new = keys[absent], keys[:0]
+            if self.spec.admit_after > 1:
+                touches = self._touches(ready) + 1
+                ready, new = ready[touches >= self.spec.admit_after], ready[touches == 1]
+            if self._make_room(ready, new):  # rows have moved
                 addresses, _ = self._rows.find(keys)
             self.optimizer = optimizer
             self._admit(keys, absent, addresses, step)
@@ -196,11 +175,7 @@ class Table:
         row_optimizers.apply(optimizer, addresses, updates, step)
 
     def check_room(self, keys: Keys) -> None:
-        """Checks that every slot has room for those of some keys, each once, that have no row.
-
-        Raises:
-            Rejected: a slot has not.
-        """
+        """Raises Rejected where a slot has no room for those of some keys that have no row."""
         indices = (self._rows, self._waiting) if self.spec.admit_after > 1 else (self._rows,)
         for each in indices:
             if int(each.storage.counts.max()) + keys.size > row_index.MOST_RECORDS:
@@ -208,10 +183,7 @@ class Table:
                 each.check_room(keys[addresses == 0])
 
     def drop_unused(self, step: int) -> int:
-        """Drops the keys that no update has touched in the last `drop_after` steps.
-
-        Args:
-            step: the present global step.
+        """Drops the keys that no update has touched in the last `drop_after` steps before one.
 
         Returns:
             The number of keys that were dropped, with rows and without; 0 where `drop_after` is 0.
@@ -232,14 +204,6 @@ class Table:
         known = np.flatnonzero(addresses)
         touches[known] = headers(addresses[known])[2]
         return touches
-
-    def _reserve(self, absent: Keys) -> bool:
-        """Makes room for what a push of keys without rows adds; returns as `_make_room`."""
-        ready, new = absent, absent[:0]
-        if self.spec.admit_after > 1:
-            touches = self._touches(absent) + 1
-            ready, new = absent[touches >= self.spec.admit_after], absent[touches == 1]
-        return self._make_room(ready, new)
 
     def _make_room(self, rows: Keys, waiting: Keys) -> bool:
         """Makes room for rows and waiting keys; returns whether records have moved."""
@@ -299,9 +263,7 @@ class Table:
             block_bytes: the most bytes of a block, unless one row is larger.
 
         Raises:
-            Rejected: there is no such slot.
-            RuntimeError: the table was changed before the last block was asked for and the end
-                was reached.
+            RuntimeError: the table was changed before the end was reached.
         """
         changes = self._changes
         after = -1 if since is None else since
@@ -318,11 +280,8 @@ class Table:
     def load(self, block: Block) -> None:
         """Takes a block over: drops its dropped keys, then sets its rows and waiting keys.
 
-        What the block has of a key replaces what the table has of it.
-
-        Raises:
-            Rejected: the block is of another kind of table, or its arrays do not match. Nothing
-                has changed.
+        What the block has of a key replaces what the table has of it. A block of another kind of
+        table is Rejected, and nothing has changed.
         """
         block.check(self.optimizer, self.spec.width, self._state, self.spec.dtype)
         block = block.plain()
@@ -357,10 +316,7 @@ class Table:
         return len(self._drops)
 
     def forget_drops(self, until: int) -> None:
-        """Forgets which keys were dropped at steps up to `until`.
-
-        `export` has no use for them any more once it is only asked for what came after.
-        """
+        """Forgets which keys were dropped at steps up to `until`, which no export asks for."""
         self._drops.forget(until)
 
     def _blocks(self, after: int, slots: list[int], block_bytes: int) -> Iterator[Block]:
