@@ -99,9 +99,7 @@ def test_inputs_of_registered_classes_have_a_dynamic_size() -> None:
     captured = capture(model, [Registered(torch.ones(3, 4))])
     assert captured.batch.dynamic
     assert_same(captured, model, [Registered(torch.randn(5, 4))])
-    with pytest.raises(
-        ConfigurationError, match=r"nested otherwise .*expected .*Registered"
-    ):
+    with pytest.raises(ConfigurationError, match=r"nested otherwise .*expected .*Registered"):
         captured(Pair(torch.ones(3, 4), None))
 
 
