@@ -152,7 +152,7 @@ $(RECIPES_STAMP): $(STAMP)
 test-recipes: $(RECIPES_STAMP)
 	@command -v c++ >/dev/null || \
 	  echo "make: torch.compile IS NOT TESTED: no C++ compiler here: apt-get install g++" >&2
-	$(BIN)/pytest -m 'not slow' tests/recipes $(PYTEST_ARGS)
+	$(BIN)/pytest -m 'recipes or not slow' tests/recipes $(PYTEST_ARGS)
 
 $(BROWSER_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'

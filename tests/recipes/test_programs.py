@@ -54,6 +54,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return start
 
 
+# Continuous integration has no package of recipes: of the programs that need none it runs one way.
+@pytest.mark.slow(but=("resnet-one worker", "torch_compile-sync"))
 @pytest.mark.recipes
 @pytest.mark.processes
 @pytest.mark.thorough
