@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.process_state import ProcessState
+
 # Before torch is imported: several test processes with several threads each would fight over cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -55,12 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuses names of tests that differ from process to process: several share one run.
 
     Of a test with `@pytest.mark.thorough(but=(...))` the cases that are named stay in `make test`,
-    and of one with `@pytest.mark.slow(but=(...))` in `make test-all`.
+    and of one with `@pytest.mark.slow(but=(...))` in `make test-all`: cases that there are.
     """
+    if not any("::" in given for given in config.args):
+        _check_exceptions(items)
     for item in items:
         item.own_markers = [mark for mark in item.own_markers if not _excepted(item, mark)]
     named = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
@@ -69,6 +73,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"{len(named)} tests have an address of memory in their names, such as {named[0]}: "
             "give their parameters ids"
         )
+
+
+def _check_exceptions(items: list[pytest.Item]) -> None:
+    """Refuses a `but` that names no case: the test would be in none of those commands."""
+    named: set[tuple[str, str]] = set()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        for mark in item.own_markers:
+            if mark.name in ("slow", "thorough"):
+                named |= {(test, case) for case in mark.kwargs.get("but", ())}
+    there = {(item.nodeid.partition("[")[0], item.nodeid.partition("[")[2][:-1]) for item in items}
+    if named - there:
+        test, case = min(named - there)
+        raise pytest.UsageError(f"{test} has no case {case!r}, which its marker excepts")
 
 
 def _excepted(item: pytest.Item, mark: pytest.Mark) -> bool:
@@ -110,3 +128,11 @@ def _same_environment() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    """Fails a test that would spoil others of its process: they run in any order."""
+    state = ProcessState()
+    yield
+    assert state.changes() == []

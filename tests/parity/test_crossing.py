@@ -101,16 +101,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def crossings() -> list[Any]:
-    """By way of one process each way into any other and back; slow, into itself and the next.
+    """From one process into each way, and back from two of them; slow, back from all, and more.
 
     What one process reads to the bit and what one process has written is the same whoever is on
     the other side: a checkpoint says nothing of who wrote it, as the test below compares.
     """
     ways = list(WAYS)
-    found = dict.fromkeys([(way, "one process") for way in ways])
-    found |= dict.fromkeys([("one process", way) for way in ways])
-    more = [(way, way) for way in ways] + list(zip(ways, [*ways[1:], ways[0]], strict=True))
-    slow = [pair for pair in more if pair not in found]
+    found = [("one process", way) for way in ways]
+    found += [("ps sync over pp=2", "one process"), (LEAN, "one process")]
+    more = [(way, "one process") for way in ways]
+    more += [(way, way) for way in ways] + list(zip(ways, [*ways[1:], ways[0]], strict=True))
+    slow = [pair for pair in dict.fromkeys(more) if pair not in found]
     return [*found, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in slow)]
 
 
