@@ -12,8 +12,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.process_state import ProcessState
-
 # Before torch is imported: several test processes with several threads each would fight over cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -128,11 +126,3 @@ def _same_environment() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
-    """Fails a test that would spoil others of its process: they run in any order."""
-    state = ProcessState()
-    yield
-    assert state.changes() == []
