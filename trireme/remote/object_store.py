@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,31 +105,6 @@ class ObjectStore:
         """
         put = self.file_system.put_file
         self.attempt("written", key, lambda: put(str(file), self.path(key)))
-
-    def unfinished_uploads(self, prefix: str) -> Sequence[Mapping[str, str]]:
-        """Returns the uploads below a directory that killed processes have left behind.
-
-        Only S3 keeps such parts, for which it charges; elsewhere there are none.
-        """
-        call = getattr(self.file_system, "call_s3", None)
-        if call is None:
-            return ()
-        bucket, name, _ = self.file_system.split_path(self.path(f"{prefix}/"))
-        name = f"{name.rstrip('/')}/"
-        listed = self.attempt(
-            "listed", prefix, lambda: call("list_multipart_uploads", Bucket=bucket, Prefix=name)
-        )
-        return [
-            {"bucket": bucket, "key": each["Key"], "mpu": each["UploadId"]}
-            for each in listed.get("Uploads") or ()
-            if each["Key"].startswith(name)
-        ]
-
-    def abort_uploads(self, uploads: Iterable[Mapping[str, str]]) -> None:
-        """Deletes the parts of unfinished uploads, as far as the store lets it."""
-        for each in uploads:
-            with suppress(OSError):  # the next save tries again
-                self.attempt("deleted", each["key"], partial(self.file_system.abort_mpu, **each))
 
     def copy(self, key: str, to: str) -> None:
         """Copies an object within the store, which sends nothing over this host's network."""

@@ -9,7 +9,6 @@ A folder is a checkpoint once it has `state.json`, which is written last, and de
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,6 @@ from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint.manifest import (
     CHECKPOINTS,
     STATE,
-    Manifest,
-    check_record,
     order_of,
     read_manifest,
 )
@@ -96,17 +93,9 @@ class RemotePlace(Place):
     def _sweep(self, name: str) -> None:
         """Deletes what the writer of a name, and those before it, have left unfinished."""
         writer = (order_of(name) or (0, 0))[0]
-        uploads = self._store.unfinished_uploads(CHECKPOINTS)
-        mine = [each for each in uploads if self._writer_of(each["key"]) <= writer]
-        self._store.abort_uploads(mine)
         for folder in self._folders(whole=False):
-            if self._writer_of(folder) <= writer:
+            if (order_of(folder) or (0, 0))[0] <= writer:
                 self._delete(folder)
-
-    @staticmethod
-    def _writer_of(key: str) -> int:
-        orders = (order_of(part) for part in key.split("/"))
-        return max((order[0] for order in orders if order), default=0)
 
     def _delete(self, folder: str) -> None:
         with suppress(OSError):  # the next save tries again
@@ -178,19 +167,3 @@ class RemotePlace(Place):
 
             for done in [threads.submit(copy, start) for start in range(0, stop, _PART_BYTES)]:
                 done.result()
-
-    def verify_content(self, path: Location, manifest: Manifest) -> None:
-        folder = f"{CHECKPOINTS}/{path.name}"
-        with self._reading(path):
-            sizes = self._store.list(folder)
-        for name, record in manifest.files.items():
-            size = sizes.get(f"{folder}/{name}")
-            if size is None:
-                raise CheckpointError(f"{path}/{name} cannot be read: it is not there")
-            digest = hashlib.sha256()
-            with self._reading(path):
-                for start in range(0, size, _PART_BYTES) if size == record.size else ():
-                    digest.update(
-                        self._store.read(f"{folder}/{name}", start, min(start + _PART_BYTES, size))
-                    )
-            check_record(f"{path}/{name}", record, FileRecord(size, digest.hexdigest()))

@@ -290,9 +290,9 @@ def verify(path: str | Location) -> None:
         ConfigurationError: an object store cannot be read now.
     """
     place, path = place_of_checkpoint(path)
-    with place.fetch(path, content=False).reading() as directory:
+    with place.fetch(path).reading() as directory:
         manifest = read_manifest(directory)
-        place.verify_content(path, manifest)
+        verify_files(directory, manifest)
         _shapes(directory, manifest)
 
 

@@ -170,20 +170,15 @@ def verify_files(
                     found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        check_record(str(path), record, FileRecord(size, found))
-
-
-def check_record(name: str, record: FileRecord, found: FileRecord) -> None:
-    """Checks that a file is what was written."""
-    if found.size != record.size:
-        raise CheckpointError(
-            f"{name} is damaged: it has {found.size} bytes instead of {record.size}"
-        )
-    if found.sha256 != record.sha256:
-        raise CheckpointError(
-            f"{name} is damaged: its content is not what was written (SHA-256 "
-            f"{found.sha256[:16]}... instead of {record.sha256[:16]}...)"
-        )
+        if size != record.size:
+            raise CheckpointError(
+                f"{path} is damaged: it has {size} bytes instead of {record.size}"
+            )
+        if found != record.sha256:
+            raise CheckpointError(
+                f"{path} is damaged: its content is not what was written (SHA-256 "
+                f"{found[:16]}... instead of {record.sha256[:16]}...)"
+            )
 
 
 def _tail(digest: str) -> bytes:

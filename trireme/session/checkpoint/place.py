@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.session.checkpoint.manifest import Manifest, in_order, order_of
+from trireme.session.checkpoint.manifest import in_order, order_of
 from trireme.session.checkpoint.run_lock import Claims, RunLock, Writer, writer_here
 from trireme.session.checkpoint.tensors import FileRecord, WriteFile
 
@@ -168,12 +168,4 @@ class Place(ABC):
         Raises:
             CheckpointError: there is no such checkpoint.
             ConfigurationError: the place cannot be read now.
-        """
-
-    @abstractmethod
-    def verify_content(self, path: Location, manifest: Manifest) -> None:
-        """Verifies the size and the checksum of each file of a checkpoint.
-
-        Raises:
-            CheckpointError: a file is missing, or differs from what was written; names it.
         """

@@ -24,10 +24,8 @@ from trireme.errors import CheckpointError
 from trireme.location import Location, location
 from trireme.session.checkpoint.manifest import (
     CHECKPOINTS,
-    Manifest,
     order_of,
     read_manifest,
-    verify_files,
 )
 from trireme.session.checkpoint.place import Fetched, Fill, Place
 from trireme.session.checkpoint.run_lock import LocalClaims
@@ -114,9 +112,6 @@ class LocalPlace(Place):
 
     def fetch(self, path: Location, *, content: bool = True) -> Fetched:
         return Fetched(_local(path), path)
-
-    def verify_content(self, path: Location, manifest: Manifest) -> None:
-        verify_files(_local(path), manifest)
 
 
 def _link(source: Path, target: Path) -> None:
