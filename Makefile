@@ -5,6 +5,8 @@
 #                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make test-all what continuous integration runs: each promise in each way, some twelve minutes
+#   make test-without   the core's tests without each plug-in, or without one
+#                                                make test-without PLUGIN=graph TESTS=tests/session
 #   make test-slow   further cases of the same, more random schedules, every page's commands
 #   make parity   a table: how far every way to spread a model is from one plain process
 #   make mutants  changes the program in 400 small ways: do its tests notice?   MUTANTS_ARGS=--help
@@ -73,7 +75,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-recipes browser-test parity mutants wheel wheel-test release lint bench \
+.PHONY: venv demo test test-without test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-recipes browser-test parity mutants wheel wheel-test release lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -102,6 +104,10 @@ test: $(STAMP)
 
 test-all: override PYTEST_ARGS += -m 'not slow' --hypothesis-profile=all
 test-all: test
+
+test-without: export PYTHONDONTWRITEBYTECODE :=
+test-without: $(STAMP)
+	$(BIN)/python -m tests.without $(PLUGIN) -- -n $(TEST_PROCESSES) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 
 test-slow: override PYTEST_ARGS += -m slow
 test-slow: wheel test

@@ -14,6 +14,7 @@ import ast
 import re
 import statistics
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,18 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "trireme"
 MOST_LINES = {"core": 32_000, "trireme/": 58_000}
 MOST_WORDS = 90_000
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS: dict[str, tuple[str, ...]] = {
-    "graph": ("graph/", "cli/graph.py"),
-    "parallel": ("parallel/",),
-    "tables": ("tables/",),
-    "ray": ("launch/ray/",),
-    "dashboards": ("dashboards/",),
-    "doctor": ("doctor/",),
-    "notebook": ("jobs/",),
-    "remote": ("remote/",),
-    "tracking": ("tracking/",),
+    name: tuple(file.removeprefix("trireme/") + "/" for file in about["files"])
+    for name, about in PROJECT["tool"]["plugins"].items()
 }
-"""Each plug-in with the beginnings of its files' paths in `trireme/`."""
+"""Each plug-in with the folders of its files in `trireme/`."""
 PAGES: dict[str, tuple[str, ...]] = {
     "README, CONTRIBUTING, CHANGELOG, SECURITY": ("*.md",),
     "docs/decisions, docs/log.md": ("docs/decisions/*.md", "docs/log.md"),
@@ -62,8 +57,6 @@ def part_of(path: str) -> str:
     Args:
         path: the path of the file in `trireme/`.
     """
-    if path.startswith("plugins/") and path.count("/") > 1:
-        return path.split("/")[1]
     for name, beginnings in PLUGINS.items():
         if path.startswith(beginnings):
             return name

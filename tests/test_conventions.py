@@ -112,6 +112,7 @@ def test_no_code_comes_in_as_data() -> None:
     assert found == []
 
 
+@pytest.mark.skipif(not PICKLES.exists(), reason="`trireme.run` is left out here")
 def test_the_file_that_pickles_opens_nothing_and_is_used_by_those_who_start_tasks_alone() -> None:
     """Neither a file with a name nor a connection is in reach of it."""
     called = {word.rpartition(".")[2] for _, word in read(PICKLES).called}

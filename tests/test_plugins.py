@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points, metadata
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.metadata import forget, write_metadata
 from trireme import plugins
 from trireme.cli.command import Command
@@ -77,9 +79,13 @@ def test_every_extra_that_errors_name_is_declared() -> None:
     assert named <= set(declared or ())
 
 
-def test_what_errors_call_parts_of_ours_are_entry_points() -> None:
-    for group, names in plugins._EXTRAS.items():
-        assert names.keys() <= {point.name for point in entry_points(group=group)}
+def test_every_entry_point_of_a_part_that_may_be_left_out_has_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    files = [file for about in project["tool"]["plugins"].values() for file in about["files"]]
+    for group, named in project["project"]["entry-points"].items():
+        for name, value in named.items():
+            part = value.replace(".", "/").startswith(tuple(f"{file}/" for file in files))
+            assert part == (name in plugins._EXTRAS.get(group, {})), f"{group}: {name}"
 
 
 def test_one_that_fails_to_import_names_its_distribution_and_why(install: Install) -> None:
