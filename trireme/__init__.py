@@ -84,7 +84,6 @@ _EXTRAS = {
     "parallel": "parallel",
     "tables": "tables",
     "tracking": "tracking",
-    "tracking": "tracking",
 }
 """The packages of plug-ins here, with the extra that installs each: an error names it."""
 

@@ -40,7 +40,6 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.commands": {"doctor": "doctor", "graph": "graph", "report": "dashboards"},
     "trireme.engines": {"ray": "ray"},
     "trireme.hooks": {"profile": "tracking"},
-    "trireme.hooks": {"profile": "tracking"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
         **{"pipeline": "parallel", "tensor": "parallel"},
