@@ -35,8 +35,9 @@ from trireme.cluster import view as cluster_view
 from trireme.job_config import declared
 from trireme.launch.ray.options import RayOptions
 from trireme.ps import messages as ps_messages
-from trireme.ps import replication_messages, server_messages, snapshot_messages
+from trireme.ps import replication_messages, snapshot_messages
 from trireme.ps import rule as ps_rule
+from trireme.ps.leader import decisions
 from trireme.wire import handshake
 from trireme.wire.message import Message
 
@@ -271,10 +272,17 @@ CONVERSATIONS = (
     ("Tasks and the coordinator", (cluster_messages,)),
     (
         "Workers and parameter servers",
-        (ps_messages, snapshot_messages, server_messages, replication_messages),
+        (ps_messages, snapshot_messages, decisions, replication_messages),
     ),
 )
-VALUE_MODULES = (cluster_view, cluster_messages, ps_rule, ps_messages, snapshot_messages)
+VALUE_MODULES = (
+    cluster_view,
+    cluster_messages,
+    ps_rule,
+    ps_messages,
+    snapshot_messages,
+    decisions,
+)
 CHOICES = ("Outcome", "Phase", "TaskState", "Refusal")
 """Names that the cluster's messages give to a choice of words."""
 

@@ -34,6 +34,7 @@ from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import FrameError
 from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
+from trireme.ps.leader.decisions import Apply, Cut, Decided, Divide, Held, Measure, Stop
 from trireme.ps.messages import (
     Applied,
     Attach,
@@ -72,15 +73,7 @@ from trireme.ps.replication_messages import (
 )
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
-from trireme.ps.server_messages import (
-    PushesCommitted,
-    PushesStaged,
-    RoundClose,
-    RoundReady,
-    ShardFrozen,
-    StopAt,
-)
-from trireme.ps.snapshot_messages import Cut, Freeze, Load, Loaded, TensorSpec, Thaw
+from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, TensorSpec
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import Denied, Hello, Identity, ServerHandshake
 from trireme.wire.message import Catalog, Message
@@ -266,15 +259,13 @@ def server_templates(rule: Rule) -> list[Message]:
         Lease(1, "d", 100, 4, 10**9, 2),
         Drain(),
         Retire(),
-        *(Freeze(1), Cut(1, 0, ((1, 1),), True), Thaw(1)),
+        TakeSnapshot(1, True, 0, 1),
         Load(1, 0, (VALUES,), (WorkerProgress(1, 1, 1, 1, 0),), (Span("d", 0, 4),)),
         *(Share("topic"), Collect("topic")),
         LendMemory(4096, ((0, 64),), ((64, 64),)),
-        RoundReady(0, ((1, 1),), (), 0.0),
-        RoundClose(0, ((1, 1),), 1.0),
-        PushesStaged(0, ((1, 1, 1),)),
-        PushesCommitted(0, ((1, 1, 1, True),), 1),
-        *(ShardFrozen(1, 0, ((1, 1),)), StopAt(1, 0, ((1, 1),))),
+        Held(0, ((1, 1, 1),), ((1, 1),), ((1, 1, 1),), 1.0),
+        Decided(0, (Apply(1, ((1, 1, 1),), 0.5), Cut(1, 1, 1)), 1),
+        Decided(0, (Measure(0, ((1, 1, 1),)), Stop(1), Divide(1, 2)), 2),
         *(Address(0, 1), Speak(1, 1), Follow(0, 1, 0, 1, 1), Replicated(1)),
         Replicate(1, 0.0, 0, 1, push.kind, PS_CATALOG.encode(push)),
         Fill(view(1, 0), b"", (VALUES,)),
@@ -400,8 +391,8 @@ def test_what_cannot_be_trained_is_refused_and_keeps_nobody_out(
         ("observer:0", 0, Pull(1), "observer:0 may not say Pull: only a task of role worker may"),
         ("observer:0", 0, StopJob("because"), "observer:0 may not say StopJob: only a task of"),
         ("ps:1", 0, Drain(), "ps:1 may not say Drain: only a task of role worker may"),
-        ("worker:1", 1, RoundReady(0, (), (), 0.0), "worker:1 may not say RoundReady: only a"),
-        ("ps:0", 0, RoundClose(0, (), 1.0), "ps:0 may not speak as a server over this"),
+        ("worker:1", 1, Held(0, ()), "worker:1 may not say Held: only a"),
+        ("ps:0", 0, Decided(0, (), 1), "ps:0 may not speak as a server over this"),
         ("ps:7", 0, Attached(True, 0, 1), "a server is not asked Attached"),
     ],
 )
@@ -461,7 +452,7 @@ def test_only_a_server_that_was_called_leads() -> None:
     handler = ShardHandler(1, Clock())
     handler.view(view(1, 0))
     victim = Victim(handler, PS_CATALOG)
-    said = RoundClose(0, (), 1.0)
+    said = Decided(0, (), 1)
     impostor, leader = victim.link("ps:0"), victim.link("ps:0", opened_here=True)
     assert not victim.say(impostor, said.kind, PS_CATALOG.encode(said))
     assert victim.say(leader, said.kind, PS_CATALOG.encode(said))

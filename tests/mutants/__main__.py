@@ -28,22 +28,21 @@ from tests.mutants.trial import Result, try_all
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ps", "cluster", "wire")
 CORE = (
-    "trireme/ps/termination.py",
+    *(f"trireme/ps/leader/{name}.py" for name in ("ending", "example_ledgers", "leader")),
     *(f"trireme/ps/client/{name}.py" for name in ("client", "lanes", "protocol", "server_links")),
-    "trireme/ps/server/dispatcher.py",
+    "trireme/ps/replication/dispatcher.py",
     *(
         f"trireme/ps/shard/{name}.py"
         for name in (
             "answers",
-            "commit",
-            "example_ledgers",
+            "copies",
+            "follower",
             "participants",
-            "push_decider",
             "push_table",
             "rounds",
             "shard",
-            "snapshot_barrier",
             "state",
+            "updates",
         )
     ),
     *(f"trireme/cluster/{name}.py" for name in ("consequences", "decision", "membership", "state")),

@@ -10,10 +10,12 @@ import torch
 from trireme.cluster.view import View, WorkerEntry
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
+from trireme.ps.leader.leader import Leader
 from trireme.ps.messages import (
     Applied,
     Attach,
     Drain,
+    FromServer,
     GroupSpec,
     Lease,
     Leased,
@@ -33,7 +35,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.snapshot_messages import Cut, Freeze, Load, Snapshot, TensorSpec, Thaw
+from trireme.ps.snapshot_messages import Load, Snapshot, TakeSnapshot, TensorSpec
 from trireme.wire.message import Message
 
 PARAMETER = ParameterSpec("w", (16,), "float32", 0)
@@ -196,16 +198,18 @@ class Bench:
     def drain(self, worker: int = 0, route: str = "drain") -> list[Instruction]:
         return self.shard.drain(self.now, route, Participant(worker, 1), Drain())
 
-    def freeze(self, token: int = 7) -> list[Instruction]:
-        return self.shard.freeze(self.now, f"freeze {token}", Freeze(token))
-
-    def cut(
-        self, step: int, *decided: tuple[int, int], token: int = 7, state: bool = False
+    def snapshot(
+        self, token: int = 7, *, worker: int = 0, state: bool = False, **changed: Any
     ) -> list[Instruction]:
-        return self.shard.cut(self.now, f"cut {token}", Cut(token, step, decided, state))
+        request, who = TakeSnapshot(token, state, **changed), Participant(worker, 1)
+        return self.shard.snapshot(self.now, f"snapshot {token}", who, request)
 
-    def thaw(self, token: int = 7) -> list[Instruction]:
-        return self.shard.thaw(self.now, f"thaw {token}", Thaw(token))
+    def hear(self, server: int, message: FromServer) -> list[Instruction]:
+        """What another shard says, and what follows at once."""
+        out = self.shard.heard(self.now, server, message)
+        while self.shard.due:
+            out += self.shard.go_on(self.now)
+        return out
 
     # -- how it is then ---------------------------------------------------------------------------
 
@@ -223,6 +227,12 @@ class Bench:
         (vector,) = reply.payload
         assert (vector == vector[0]).all()
         return float(vector[0])
+
+    @property
+    def leader(self) -> Leader:
+        """The leader, where the shard has it."""
+        assert self.shard.state.leader is not None
+        return self.shard.state.leader
 
     @property
     def first(self) -> int:

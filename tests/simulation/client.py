@@ -222,6 +222,11 @@ class Client:
             self.lost = True
             raise
 
+    def send(self, message: Message, shards: Sequence[int]) -> None:
+        """Asks shards something, whose answers nobody waits for."""
+        with suppress(Divided, CopiesLost):
+            self._ask({s: Request(message) for s in shards if s < self.layout.spec.shards})
+
     def _push_again(self, made: Made) -> _Steps[None]:
         """Sends a push, as the shards were divided anew."""
         try:

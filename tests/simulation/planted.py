@@ -13,29 +13,43 @@ import msgspec
 
 from trireme.cluster.view import View
 from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
-from trireme.ps.client.protocol import ClientProtocol
+from trireme.ps.client.protocol import ClientProtocol, Pause
 from trireme.ps.flat import PartBuffer
-from trireme.ps.messages import Applied, Done, FromServer, Lease, Push, Retire, Span, WorkerProgress
+from trireme.ps.leader.decisions import Apply, Decided, Decision, Held, PushId
+from trireme.ps.leader.ending import Ending
+from trireme.ps.leader.example_ledgers import ExampleLedgers
+from trireme.ps.leader.leader import Leader
+from trireme.ps.messages import (
+    Applied,
+    Attach,
+    Done,
+    FencedVerdict,
+    FromServer,
+    Lease,
+    Leased,
+    Push,
+    PushReply,
+    Retire,
+    Span,
+    WorkerProgress,
+)
 from trireme.ps.replication.dispatcher import Dispatcher
-from trireme.ps.server_messages import PushesStaged, RoundClose, RoundReady
+from trireme.ps.rule import Rule
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.commit import CommitFollower, CommitLeader
-from trireme.ps.shard.example_ledgers import ExampleLedgers
-from trireme.ps.shard.instructions import Instruction, Reply, Send
+from trireme.ps.shard.copies import Copies
+from trireme.ps.shard.follower import Follower
+from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.push_table import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.quiet_state import Quiet
-from trireme.ps.shard.rounds import Decision, Live, Round, RoundFollower, RoundLeader
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
-from trireme.ps.shard.state import ShardState, ShownModel
+from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.updates import Updates
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.shard.values.tables import ShardTables
-from trireme.ps.snapshot_messages import Cut, Load
-from trireme.ps.termination import Ending
+from trireme.ps.snapshot_messages import Load, TakeSnapshot
 
 
 class AppliesRepeats(Shard):
@@ -54,73 +68,61 @@ class _WithParts(Shard):
     """A shard some of whose parts are replaced."""
 
     book: type[ExampleLedgers] = ExampleLedgers
-    hold: type[SnapshotBarrier] = SnapshotBarrier
     table: type[PushTable] = PushTable
     ending: type[Ending] = Ending
-    answers: type[Answers] = Answers
-    decider: type[PushDecider] = PushDecider
-    leader: type[RoundLeader] = RoundLeader
-    follower: type[RoundFollower] = RoundFollower
-    commit_leader: type[CommitLeader] = CommitLeader
-    commit_follower: type[CommitFollower] = CommitFollower
+    leader: type[Leader] = Leader
+    replies: type[Answers] = Answers
+    changes: type[Updates] = Updates
+    follows: type[Follower] = Follower
+    holds: type[Copies] = Copies
 
     def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         super().__init__(server, factory)
-        self.state.examples = self.book()
-        self.state.barrier = self.hold()
         self.state.table = self.table()
-        self.state.ending = self.ending(decides=server == 0)
-        self._answers = self.answers(self.state)
-        self._decider = self.decider(self.state, self._answers)
-
-    def _create(self, shown: ShownModel) -> None:
-        super()._create(shown)
-        rule, servers, decider = shown.rule, shown.layout.spec.shards, self._decider
-        decider._coordinator = self.follower(rule) if self.server else self.leader(rule, servers)
-        if decider._commits is not None:
-            decider._commits = (
-                self.commit_follower() if self.server else self.commit_leader(servers)
-            )
+        if self.state.leader is not None:
+            self.state.leader = self.leader()
+            self.state.leader.examples = self.book()
+            self.state.leader.ending = self.ending()
+        self.answers = self.replies(self.state)
+        self.updates = self.changes(self.state, self.answers)
+        self.follower = self.follows()
+        self.copies = self.holds(self.state)
 
 
-class _AppliesLater(PushDecider):
+class _AppliesLater(Updates):
     def __init__(self, state: ShardState, answers: Answers) -> None:
         super().__init__(state, answers)
         self.postponed: list[Pending] = []
 
-    def decide_one(self, pending: Pending, *, applied: bool) -> PushAnswer:
-        if not applied:
-            return super().decide_one(pending, applied=False)
+    def apply(self, pending: Pending, step: int) -> PushAnswer:
         self.postponed.append(msgspec.structs.replace(pending, gradients=pending.gradients.copy()))
-        self._state.step += 1
-        return self._decide(pending, Applied(self._state.step), 0)
+        nothing = msgspec.structs.replace(pending.push, weight=0.0)
+        return super().apply(msgspec.structs.replace(pending, push=nothing), step)
 
 
 class AnswersFirst(_WithParts):
     """A push is answered when it has come, and applied at the next tick."""
 
-    decider = _AppliesLater
+    changes = _AppliesLater
 
     def tick(self, now: float) -> list[Instruction]:
-        assert isinstance(self._decider, _AppliesLater)
-        for pending in self._decider.postponed:
+        assert isinstance(self.updates, _AppliesLater)
+        for pending in self.updates.postponed:
             assert self.state.values is not None
             self.state.values.apply(Total(pending.gradients), None, self.state.step)
-        self._decider.postponed.clear()
+        self.updates.postponed.clear()
         return super().tick(now)
 
 
-class _TakesStale(PushDecider):
-    def consider(self, pending: Pending) -> None:
-        if pending.push.pulled < self._state.step:
-            pending.push = msgspec.structs.replace(pending.push, pulled=self._state.step)
-        super().consider(pending)
-
-
-class AppliesStale(_WithParts):
+class AppliesStale(Shard):
     """An update for a closed round goes into the open one."""
 
-    decider = _TakesStale
+    def push(
+        self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
+    ) -> list[Instruction]:
+        if push.pulled < self.state.step:
+            push = msgspec.structs.replace(push, pulled=self.state.step)
+        return super().push(now, route, who, push, gradients)
 
 
 class IgnoresFence(Shard):
@@ -137,29 +139,41 @@ class IgnoresFence(Shard):
 class AnswersNobodyDropped(Shard):
     """A worker taken for lost never hears what became of its push."""
 
-    def _drop(self, worker: int) -> list[Reply]:
-        super()._drop(worker)
-        return []
+    def view(self, now: float, view: View) -> list[Instruction]:
+        return [
+            each
+            for each in super().view(now, view)
+            if not (
+                isinstance(each, Reply)
+                and isinstance(each.message, PushReply)
+                and isinstance(each.message.verdict, FencedVerdict)
+            )
+        ]
 
 
-class _HoldsNobodyBack(Answers):
-    def _highest_clock(self) -> float:
-        return math.inf
+class _MeasuresFromTheFurthest(PushTable):
+    def slowest(self, workers: Iterable[int]) -> int:
+        return max([self.records[w].clock for w in workers if w in self.records], default=0)
 
 
 class RunsAhead(_WithParts):
     """Nobody is ever too far ahead."""
 
-    answers = _HoldsNobodyBack
+    table = _MeasuresFromTheFurthest
 
 
-class NamesOldStep(Shard):
-    """Answers are made before all is done that an event leads to."""
+class _NamesOldStep(Answers):
+    def reply(self, answer: PushAnswer) -> Reply:
+        made = super().reply(answer)
+        assert isinstance(made.message, PushReply)
+        old = msgspec.structs.replace(made.message, step=answer.pending.push.pulled)
+        return msgspec.structs.replace(made, message=old)
 
-    def _proceed(self) -> list[Instruction]:
-        due, self._answers.due = self._answers.due, []
-        early = [self._answers.reply(answer) for answer in due]
-        return [*early, *super()._proceed()]
+
+class NamesOldStep(_WithParts):
+    """An answer names the step before the update that it tells of, and carries the values after."""
+
+    replies = _NamesOldStep
 
 
 class _NeverReleases(ExampleLedgers):
@@ -185,7 +199,7 @@ class KeepsExamplesOfTheStale(_WithParts):
 
 
 class _DealsAgain(ExampleLedgers):
-    def lease(self, worker: int, request: Lease) -> tuple[Span, ...]:
+    def lease(self, worker: int, request: Lease) -> Leased:
         return super().lease(worker, msgspec.structs.replace(request, number=0))
 
 
@@ -195,18 +209,29 @@ class LosesLeases(_WithParts):
     book = _DealsAgain
 
 
-class _HoldsNothing(SnapshotBarrier):
-    def holds(self, pending: Pending) -> bool:
-        return False
-
-    def stops_round(self, step: int) -> bool:
-        return False
-
-
 class CutsWithoutHold(_WithParts):
-    """Training goes on between freeze and copy."""
+    """Each shard copies the values that it has when it is asked."""
 
-    hold = _HoldsNothing
+    def snapshot(
+        self, now: float, route: object, who: Participant, request: TakeSnapshot
+    ) -> list[Instruction]:
+        refused = self.copies.ask(now, route, who, request)
+        if refused is not None:
+            return [Reply(route, refused)]
+        return [*self.copies.make(who.worker, request.token)]
+
+
+class CutsTooEarly(Shard):
+    """A shard other than the leader's copies the values that it has when it is asked."""
+
+    def snapshot(
+        self, now: float, route: object, who: Participant, request: TakeSnapshot
+    ) -> list[Instruction]:
+        out = super().snapshot(now, route, who, request)
+        held = self.copies.tokens.get(who.worker)
+        return (
+            out if held is None or not self.server else [*out, *self.copies.make(who.worker, held)]
+        )
 
 
 class _ForgetsAll(PushTable):
@@ -235,8 +260,11 @@ class TakesSequencesOver(_WithParts):
 
 
 class _CountsNobody(Ending):
-    def _others(self, worker: int) -> int:
-        return 0
+    def undecided(self, worker: int, step: int) -> bool:
+        return False
+
+    def grant(self, worker: int, step: int) -> bool:
+        return not self.reached(step)
 
 
 class EndsLate(_WithParts):
@@ -268,13 +296,43 @@ class StopsAtOnce(_WithParts):
     ending = _StopsAtOnce
 
 
-class _TakesAll(RoundLeader):
-    def decide(self, current: Round, live: Live) -> tuple[list[Send], Decision | None]:
-        told, decision = super().decide(current, live)
-        common = self._common(current, live)
-        if decision is None or len(decision.members) == len(common):
-            return told, decision
-        return self._close(current, Decision(common, 1.0))
+class _Believing(Leader):
+    """A leader that can be made to believe that shards hold what they have not reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: dict[PushId, int] = {}
+        self.reported: dict[int, Held] = {}
+
+    def begin(self, rule: Rule, shards: int) -> None:
+        super().begin(rule, shards)
+        self.others = range(1, shards)
+
+    def hold(self, push: PushId, steps: int) -> None:
+        self.own[push] = steps
+        super().hold(push, steps)
+
+    def hear(self, shard: int, message: Held) -> None:
+        self.reported[shard] = message
+        super().hear(shard, message)
+
+    def believe(self, shard: int, *pushes: PushId) -> None:
+        """Takes pushes as if a shard had reported them."""
+        copies = self.reported[shard].copies if shard in self.reported else ()
+        super().hear(shard, Held(0, pushes, copies))
+
+
+class _TakesAll(_Believing):
+    def write(self, decision: Decision) -> Decision:
+        if isinstance(decision, Apply):
+            common = set(self.own)
+            for message in self.reported.values():
+                common &= set(message.pushes)
+            step = min(push[2] for push in decision.pushes)
+            more = {push for push in common if push[2] == step} if self.others else set()
+            pushes = tuple(sorted({*decision.pushes, *more}))
+            decision = msgspec.structs.replace(decision, pushes=pushes)
+        return super().write(decision)
 
 
 class TakesAll(_WithParts):
@@ -283,126 +341,125 @@ class TakesAll(_WithParts):
     leader = _TakesAll
 
 
-class _AsksNobody(RoundLeader):
-    def _common(self, current: Round, live: Live) -> tuple[Participant, ...]:
-        return current.held(live)
+class _AsksNobody(_Believing):
+    def hold(self, push: PushId, steps: int) -> None:
+        for shard in self.others:
+            self.believe(shard, push)
+        super().hold(push, steps)
 
 
-class _TakesWhatIsThere(RoundFollower):
-    def decide(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
-        decision = self._decision
-        if decision is None:
-            return [], None
-        there = tuple(m for m in decision.members if m in current.pending)
-        missing = set(decision.members) - set(there)
-        if any(live.get(worker) == start for worker, start in missing):
-            return [], None
-        return [], Decision(there, decision.scale)
+class _TakesWhatIsThere(Follower):
+    def hear(self, message: Decided) -> None:
+        new = message.decisions[max(self.known - message.first, 0) :]
+        decisions = tuple(
+            msgspec.structs.replace(each, pushes=self._there(each.pushes))
+            if isinstance(each, Apply)
+            else each
+            for each in new
+        )
+        first = max(self.known, message.first)
+        super().hear(msgspec.structs.replace(message, first=first, decisions=decisions))
+
+    def _there(self, pushes: Sequence[PushId]) -> tuple[PushId, ...]:
+        held = {pending.id for pending in self.held.values()}
+        return tuple(push for push in pushes if push in held)
 
 
 class LeaderDecidesAlone(_WithParts):
-    """Server 0 does not ask whether the others have the updates that it counts on."""
+    """The leader does not ask whether the others have the updates that it counts on."""
 
     leader = _AsksNobody
-    follower = _TakesWhatIsThere
+    follows = _TakesWhatIsThere
 
 
-class _ByItself(RoundFollower):
-    """Closes its rounds as server 0 would if it were the only one."""
+class _Alone(Leader):
+    def begin(self, rule: Rule, shards: int) -> None:
+        super().begin(rule, 1)
 
-    def decide(self, current: Round, live: Live) -> tuple[Sequence[Send], Decision | None]:
-        return RoundLeader(self._rule, 1).decide(current, live)
-
-    def hear(self, step: int, message: RoundClose) -> None:
-        pass
-
-
-class _Alone(RoundLeader):
-    def __init__(self, rule: Any, servers: int) -> None:
-        super().__init__(rule, 1)
+    def view(self, view: View) -> None:
+        super().view(msgspec.structs.replace(view, shards=view.shards[:1]))
 
 
 class EachDecidesAlone(_WithParts):
-    """Every server closes a round when it has all updates that it expects."""
+    """Every shard decides by itself, as one shard does."""
 
     leader = _Alone
-    follower = _ByItself
+
+    def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
+        super().__init__(server, factory)
+        self.state.leader = self.leader()
 
 
-class _KeepsNoCopy(RoundFollower):
-    def drop(self, current: Round, member: Participant) -> None:
-        current.pending[member].answered = True
+class _KeepsNoCopy(Follower):
+    def drop(self, pending: Pending, view: int, *, leads: bool) -> None:
+        super().drop(pending, view, leads=leads)
+        kept = self.held.get(pending.owner)
+        if kept is not None:
+            self.held[pending.owner] = msgspec.structs.replace(kept, gradients=pending.gradients)
 
 
 class ReadsOverwrittenGradients(_WithParts):
     """An update is counted on while its worker, which was fenced off, writes the next one there."""
 
-    follower = _KeepsNoCopy
+    follows = _KeepsNoCopy
 
 
-class AppliesAtOnce(Shard):
-    """Each server applies an asynchronous push by itself, as one server does."""
-
-    def _create(self, shown: ShownModel) -> None:
-        super()._create(shown)
-        self._decider._commits = None
-
-
-class _AsksAnybody(CommitLeader):
-    def _lacking(self, pending: Pending) -> list[int]:
-        lacking = super()._lacking(pending)
-        return lacking if len(lacking) == len(self._others) else []
-
-
-class _TakesWhatItHas(CommitFollower):
-    @property
-    def decided(self) -> tuple[Pending, bool] | None:
-        while self._decided and self._decided[0][:2] not in self._staged:
-            self._decided.popleft()
-        return super().decided
+class _AsksAnybody(_Believing):
+    def hear(self, shard: int, message: Held) -> None:
+        super().hear(shard, message)
+        for other in self.others:
+            if other != shard:
+                self.believe(other, *message.pushes)
 
 
 class CommitsWithoutAll(_WithParts):
-    """Server 0 commits a push that one other server has, and not each."""
+    """The leader commits a push that one other shard has, and not each."""
 
-    commit_leader = _AsksAnybody
-    commit_follower = _TakesWhatItHas
+    leader = _AsksAnybody
+    follows = _TakesWhatIsThere
 
 
-class _ForgetsTheLost(CommitFollower):
-    def drop(self, pending: Pending, view: int) -> None:
-        self._staged.pop(pending.owner)
+class _ForgetsTheLost(Follower):
+    def drop(self, pending: Pending, view: int, *, leads: bool) -> None:
+        super().drop(pending, view, leads=True)
 
 
 class DropsWhatItSaidItHas(_WithParts):
-    """A server drops a push with its worker, though server 0 may have committed it."""
+    """A shard drops a push with its worker, though the leader may have decided to apply it."""
 
-    commit_follower = _ForgetsTheLost
+    follows = _ForgetsTheLost
 
 
-class _CommitsTheLost(CommitLeader):
-    def drop(self, pending: Pending, view: int) -> None:
-        pending.answered = True
+class _CommitsTheLost(Leader):
+    def drop(self, push: PushId) -> None:
+        pass
+
+
+class _KeepsAll(Follower):
+    def drop(self, pending: Pending, view: int, *, leads: bool) -> None:
+        if not leads:
+            super().drop(pending, view, leads=False)
+        elif self.held.get(pending.owner) is pending:
+            self.held[pending.owner] = pending.kept()
 
 
 class CommitsTheLost(_WithParts):
-    """Server 0 still commits the push of a worker that is out, which others may have dropped."""
+    """The leader still commits the push of a worker that is out, which others may have dropped."""
 
-    commit_leader = _CommitsTheLost
-
-
-class _LendsStill(CommitFollower):
-    def drop(self, pending: Pending, view: int) -> None:
-        super().drop(pending, view)
-        kept = self._staged.get(pending.owner)
-        if kept is not None:
-            self._staged[pending.owner] = msgspec.structs.replace(kept, gradients=pending.gradients)
+    leader = _CommitsTheLost
+    follows = _KeepsAll
 
 
-class AppliesOverwrittenPushes(_WithParts):
-    """A push is kept in memory to which its worker, which was fenced off, writes the next one."""
+class _KeepsTheLost(Follower):
+    def drop(self, pending: Pending, view: int, *, leads: bool) -> None:
+        pass
 
-    commit_follower = _LendsStill
+
+class AppliesWhatTheLostHadHeld(_WithParts):
+    """What was held is decided and answered, though its worker is out by then."""
+
+    leader = _CommitsTheLost
+    follows = _KeepsTheLost
 
 
 class LateCopyTakesTheAnswer(Dispatcher[Any]):
@@ -445,7 +502,7 @@ class TakesReadyForClose(Dispatcher[Any]):
     """A late word of one server is led to where those of another belong."""
 
     def sender(self, link: Any, message: Any) -> Participant:
-        if isinstance(message, (RoundReady, PushesStaged)):
+        if isinstance(message, Held):
             return Participant(1, 0)
         return super().sender(link, message)
 
@@ -479,25 +536,6 @@ class WaitsForTheRetired(Shard):
         return [Reply(route, Done())]
 
 
-class _KeepsTheLost(PushDecider):
-    def consider(self, pending: Pending) -> None:
-        self._state.table.records[pending.owner.worker].pending = pending
-        super().consider(pending)
-
-
-class AppliesWhatTheLostHadHeld(_WithParts):
-    """What a cut held back is decided after it, though its worker is out by then."""
-
-    decider = _KeepsTheLost
-
-
-class CutsTooEarly(Shard):
-    """A copy does not wait for what other servers have decided."""
-
-    def cut(self, now: float, route: object, request: Cut) -> list[Instruction]:
-        return super().cut(now, route, msgspec.structs.replace(request, step=0, decided=()))
-
-
 class ForgetsWhatWasConsumed(Shard):
     """A resumed job deals examples again that are in the values."""
 
@@ -523,18 +561,22 @@ class RepeatsGoUnanswered(Shard):
         return out
 
 
-class _MakesNoStep(PushDecider):
-    def decide_one(self, pending: Pending, *, applied: bool) -> PushAnswer:
-        answer = super().decide_one(pending, applied=applied)
-        if applied and pending.push.sequence % 5 == 0:
-            self._state.step -= pending.push.steps
+class _MakesNoStep(Updates):
+    def __init__(self, state: ShardState, answers: Answers) -> None:
+        super().__init__(state, answers)
+        self.of = state
+
+    def apply(self, pending: Pending, step: int) -> PushAnswer:
+        answer = super().apply(pending, step)
+        if isinstance(answer.verdict, Applied) and pending.push.sequence % 5 == 0:
+            self.of.step -= pending.push.steps
         return answer
 
 
 class AppliesWithoutCounting(_WithParts):
     """An update that is applied under a staleness bound or without one makes no step."""
 
-    decider = _MakesNoStep
+    changes = _MakesNoStep
 
 
 class _KeepsSequences(PushTable):
@@ -579,20 +621,30 @@ class NewcomersAreAhead(_WithParts):
     table = _BeginsAtZero
 
 
-class _ClosesAnother(RoundFollower):
-    def hear(self, step: int, message: RoundClose) -> None:
-        super().hear(message.step, message)
+class _ClosesAnother(Follower):
+    def hear(self, message: Decided) -> None:
+        held = {who: pending.id for who, pending in self.held.items()}
+        decisions = tuple(
+            msgspec.structs.replace(each, pushes=tuple(held.get(p[:2], p) for p in each.pushes))  # type: ignore[call-overload]
+            if isinstance(each, Apply)
+            else each
+            for each in message.decisions
+        )
+        again = msgspec.structs.replace(message, first=self.known, decisions=decisions)
+        super().hear(again)
 
 
 class ClosesAnotherRound(_WithParts):
     """A decision on one round is taken for one on the next."""
 
-    follower = _ClosesAnother
+    follows = _ClosesAnother
 
 
-class _HearsOld(RoundLeader):
-    def hear(self, step: int, server: int, message: RoundReady) -> list[Send]:
-        return super().hear(message.step, server, message)
+class _HearsOld(_Believing):
+    def hear(self, shard: int, message: Held) -> None:
+        super().hear(shard, message)
+        workers = {push[:2] for push in message.pushes}
+        self.believe(shard, *(push for push in self.own if push[:2] in workers))
 
 
 class HearsOfOldRounds(_WithParts):
@@ -601,9 +653,12 @@ class HearsOfOldRounds(_WithParts):
     leader = _HearsOld
 
 
-class _KeepsHeard(RoundLeader):
-    def begin(self) -> None:
-        self._proposed = ()
+class _KeepsHeard(_Believing):
+    def hold(self, push: PushId, steps: int) -> None:
+        super().hold(push, steps)
+        for shard, message in self.reported.items():
+            if push[:2] in {each[:2] for each in message.pushes}:
+                self.believe(shard, push)
 
 
 class RemembersTheRoundBefore(_WithParts):
@@ -680,9 +735,10 @@ class CountsTwice(ClientProtocol):
     """A sequence number is used for two pushes, now and then."""
 
     def next_push(self, *said: Any, **options: Any) -> Push:
-        if self._sequence % 3 == 2:
-            self._sequence -= 1
-        return super().next_push(*said, **options)
+        push = super().next_push(*said, **options)
+        if push.sequence % 3 == 0:
+            push = msgspec.structs.replace(push, sequence=push.sequence - 1)
+        return push
 
 
 class AcknowledgesTooEarly(ClientProtocol):
@@ -734,12 +790,14 @@ class LeasesWithOneNumber(ClientProtocol):
         return super().lease(*said, **options)
 
 
-class CutsWhatTheLastHas(ClientProtocol):
-    """A copy is of what the last server has decided, though others have decided more."""
+class JoinsTwoCopies(ClientProtocol):
+    """A copy is of what the first server has at one point, and the others at another."""
 
-    def freeze(self, token: int) -> Any:
-        frozen = yield from super().freeze(token)
-        return frozen and frozen[-1:]
+    def snapshot(self, **options: Any) -> Any:
+        first = yield from super().snapshot(**options)
+        yield Pause(0.1)
+        second = yield from super().snapshot(**options)
+        return first[:1] + second[1:]
 
 
 class MovesNoRows(Shard):
@@ -749,39 +807,30 @@ class MovesNoRows(Shard):
         return super().resume(now, view, msgspec.structs.replace(quiet, tables=quiet.tables and ()))
 
 
-class _AllRows(Round):
-    def _rows(self, members: tuple[Participant, ...], scale: float = 1.0) -> Any:
-        for member in members:
-            pending = self.pending[member]
-            pending.push = msgspec.structs.replace(pending.push, weight=1.0)
-        return super()._rows(members, scale)
-
-
-class _TakesAllRows(PushDecider):
-    def _new_round(self) -> Round:
-        made = super()._new_round()
-        return _AllRows(made.step, made.spare, made.tables)
-
-
-class CountsRowsOfTheEmpty(_WithParts):
-    """The rows of a push that weighs nothing are updated too."""
-
-    decider = _TakesAllRows
-
-
 class _PullsOnce(ShardTables):
     def pull(self, wanted: Any) -> Any:
         self.kept = getattr(self, "kept", None) or super().pull(wanted)
         return self.kept
 
 
-class AnswersWithOldRows(Shard):
+class _WithTables(Shard):
+    """A shard whose tables are of another class."""
+
+    kind: type[ShardTables] = ShardTables
+
+    def attach(
+        self, now: float, route: object, who: Participant, request: Attach
+    ) -> list[Instruction]:
+        out = super().attach(now, route, who, request)
+        if self.state.tables is not None:
+            self.state.tables.__class__ = self.kind
+        return out
+
+
+class AnswersWithOldRows(_WithTables):
     """Answers carry the rows of the first one."""
 
-    def _create(self, shown: ShownModel) -> None:
-        super()._create(shown)
-        if self.state.tables is not None:
-            self.state.tables.__class__ = _PullsOnce
+    kind = _PullsOnce
 
 
 class _CopiesFirst(ShardTables):
@@ -794,10 +843,7 @@ class _CopiesFirst(ShardTables):
         return getattr(self, "before", now) if shown else now
 
 
-class CopiesRowsLater(Shard):
+class CopiesRowsLater(_WithTables):
     """A copy has the rows of the update before."""
 
-    def _create(self, shown: ShownModel) -> None:
-        super()._create(shown)
-        if self.state.tables is not None:
-            self.state.tables.__class__ = _CopiesFirst
+    kind = _CopiesFirst

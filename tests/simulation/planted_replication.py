@@ -24,6 +24,7 @@ from trireme.ps.server.receive_buffer import ReceiveBuffer
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.quiet_state import Quiet, united
+from trireme.ps.shard.rounds import Mean
 from trireme.ps.shard.values.tables import ShardTables, arrays_in, tensors_of, within
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -253,3 +254,15 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
             yield from self._noted(each)
 
     return patch.object(Replica, "_happen", happen)
+
+
+def counts_rows_of_the_empty() -> AbstractContextManager[Any]:
+    """The rows of a push that weighs nothing are updated too."""
+    rows = Mean.rows
+
+    def counts(self: Any, members: Any, scale: float = 1.0) -> Any:
+        replace = msgspec.structs.replace
+        weighty = [replace(each, push=replace(each.push, weight=1.0)) for each in members]
+        return rows(self, weighty, scale)
+
+    return patch.object(Mean, "rows", counts)

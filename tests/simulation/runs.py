@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from tests.simulation.expected_values import Violation
-from tests.simulation.final_checks import answer_in, joined
+from tests.simulation.final_checks import joined
 from tests.simulation.makers import Makers
 from tests.simulation.model import SLOTS, Model, layout_over, same_state, tables_of
 from tests.simulation.network import Weather
@@ -20,11 +20,11 @@ from trireme.ps.client.protocol import Copy
 from trireme.ps.flat import as_bytes
 from trireme.ps.layout import equal_bounds
 from trireme.ps.messages import Attach
-from trireme.ps.shard.instructions import Reply
+from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState, disassemble
-from trireme.ps.snapshot_messages import Cut, Freeze, Load, Snapshot
+from trireme.ps.snapshot_messages import Load, Snapshot, TakeSnapshot
 
 _RESUMED = 3
 """One in so many jobs goes on from its last copy."""
@@ -78,6 +78,26 @@ def resumed(schedule: Schedule, state: ModelState) -> Schedule:
     )
 
 
+def snapshots(shards: Sequence[Shard]) -> Copy:
+    """Copies the state of all shards of a job, whose messages reach each other at once."""
+    found: dict[int, tuple[Snapshot, list[memoryview]]] = {}
+
+    def carry_out(shard: Shard, instructions: Sequence[Instruction]) -> None:
+        for each in instructions:
+            if isinstance(each, Send):
+                other = shards[each.server]
+                carry_out(other, other.heard(0.0, shard.server, each.message))
+            elif isinstance(each, Reply) and isinstance(each.message, Snapshot):
+                payload = [as_bytes(tensor) for tensor in each.payload if tensor.numel()]
+                found[shard.server] = each.message, payload
+        if shard.due:
+            carry_out(shard, shard.go_on(0.0))
+
+    for shard in shards:
+        carry_out(shard, shard.snapshot(0.0, None, _LOADER, TakeSnapshot(1, True)))
+    return [copy for _, copy in sorted(found.items())]
+
+
 def check_reload(schedule: Schedule, state: ModelState) -> None:
     """Loads a copy into another number of fresh shards, and copies it from there.
 
@@ -86,9 +106,8 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
     """
     model = Model(schedule.momentum, schedule.seed)
     layout = layout_over(equal_bounds(SLOTS, schedule.resumed_servers))
-    copies: Copy = []
-    for server in range(schedule.resumed_servers):
-        shard = Shard(server)
+    shards = [Shard(server) for server in range(schedule.resumed_servers)]
+    for server, shard in enumerate(shards):
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
         attach = Attach(1, layout.spec, model.optimizer, schedule.rule, schedule.tables)
         shard.attach(0.0, None, _LOADER, attach)
@@ -97,11 +116,7 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
         consumed = state.consumed if server == 0 else ()
         load = Load(1, state.step, specs, state.workers, consumed)
         shard.load(0.0, None, _LOADER, load, tensors)
-        shard.freeze(0.0, None, Freeze(1))
-        instructions = shard.cut(0.0, None, Cut(1, state.step, (), True))
-        snapshot = answer_in(instructions, Snapshot)
-        payload = next(i.payload for i in instructions if isinstance(i, Reply))
-        copies.append((snapshot, [as_bytes(tensor) for tensor in payload if tensor.numel()]))
+    copies = snapshots(shards)
     if not same_state(joined(layout, copies), state):
         raise Violation(
             f"a copy of {schedule.servers} servers is another one after it was loaded into "

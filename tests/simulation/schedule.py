@@ -123,7 +123,8 @@ class Schedule:
         view_delay: the longest time that a message of the coordinator takes.
         crashes, evictions: what becomes of workers.
         cuts: when a cut is asked for by somebody who pushes nothing.
-        vanishing: when somebody freezes all servers and is never heard of again; None for never.
+        vanishing: when somebody asks some servers for a copy and is never heard of again; None for
+            never.
         stop_at: when the job is asked to stop; None where `rule.max_steps` ends it.
         slower_from: see `faster_from`.
         replicas: how many copies of each shard there are.

@@ -195,10 +195,10 @@ class Server:
     def _check_that_it_says_what_has_stopped(self) -> None:
         """A shard that has stopped, with all its copies, says so until another view comes."""
         for replica in self.handler.replicas.by_shard.values():
-            under_way = replica.shard.state.reconfiguration
-            if replica.log is None or not under_way.stopped or replica.log.unconfirmed:
+            if replica.log is None or not replica.shard.stopped or replica.log.unconfirmed:
                 continue
-            said = ReadyToSwitch(under_way.view, replica.generation, replica.number)
+            view = replica.shard.state.participants.view.number
+            said = ReadyToSwitch(view, replica.generation, replica.number)
             if said not in replica.reports():
                 raise Violation(f"{self.name} does not say that shard {replica.number} has stopped")
 

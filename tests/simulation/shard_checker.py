@@ -43,7 +43,7 @@ from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Decided
 from trireme.ps.shard.values.parameters import Values
-from trireme.ps.snapshot_messages import Freeze, Load, Loaded, Snapshot
+from trireme.ps.snapshot_messages import Load, Loaded, Snapshot, TakeSnapshot
 from trireme.wire.message import Message
 
 Members = tuple[PushId, ...]
@@ -293,7 +293,7 @@ class ShardChecker:
             self._check_values(message.step, reply.payload)
         elif isinstance(message, Refused):
             counts[message.code] += 1
-            early = isinstance(request, Freeze) and account.values is None
+            early = isinstance(request, TakeSnapshot) and account.values is None
             late = (  # it came on a connection that its worker has replaced
                 isinstance(request, Lease)
                 and who is not None
@@ -360,7 +360,7 @@ class ShardChecker:
         if made != verdict.step:
             account.fail(f"push {who} was applied at step {made} and told {verdict}")
         bound = self._rule.staleness
-        if bound and not (account.shard == 0 and self._ended) and who[:2] in account.live:
+        if bound and not self._ended and who[:2] in account.live:
             slowest = min(
                 account.clocks[other] for other in account.live if other[0] not in account.retired
             )
@@ -375,8 +375,9 @@ class ShardChecker:
             account.dealing.give_back(who[:2], made.spans)
         if who in account.applied:
             account.fail(f"push {who} is told to be stale and was applied")
-        over = account.shard == 0 and self._ended
-        if not over and not (self._rule.synchronous and made.push.pulled < account.step):
+        if not self._rule.synchronous and who[:2] in account.live:
+            account.fail(f"push {who} is stale, though each is applied that was let begin")
+        if not self._ended and not (self._rule.synchronous and made.push.pulled < account.step):
             account.fail(f"push {who} is told to be stale, and its round is open")
         if self._rule.aggregate == 0 and not self._ended and who[:2] not in self._job.lost:
             account.fail(f"push {who} of a live worker is stale, though all must be in each round")

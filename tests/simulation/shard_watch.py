@@ -15,9 +15,19 @@ from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ShownModel
 from trireme.wire.message import Message
 
-_OF_PARTICIPANTS = ("attach", "load", "pull", "push", "lease", "retire", "share", "drain")
-_OF_ANYBODY = ("stop", "freeze", "cut", "thaw", "collect")
-_OTHERS = ("heard", "go_on", "expire")
+_OF_PARTICIPANTS = (
+    "attach",
+    "load",
+    "pull",
+    "push",
+    "lease",
+    "retire",
+    "share",
+    "drain",
+    "snapshot",
+)
+_OF_ANYBODY = ("stop", "collect")
+_OTHERS = ("heard", "go_on")
 
 
 class Watch(Protocol):

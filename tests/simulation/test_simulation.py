@@ -142,12 +142,12 @@ BUGS: list[tuple[str, Makers]] = [
     ("sync", Makers(shard=planted.EachDecidesAlone)),
     ("backup", Makers(shard=planted.EachDecidesAlone)),
     ("clip", Makers(shard=planted.ReadsOverwrittenGradients)),
-    ("async", Makers(shard=planted.AppliesAtOnce)),
-    ("ssp", Makers(shard=planted.AppliesAtOnce)),
+    ("async", Makers(shard=planted.EachDecidesAlone)),
+    ("ssp", Makers(shard=planted.EachDecidesAlone)),
     ("async", Makers(shard=planted.CommitsWithoutAll)),
     ("async", Makers(shard=planted.DropsWhatItSaidItHas)),
     ("ssp", Makers(shard=planted.CommitsTheLost)),
-    ("async", Makers(shard=planted.AppliesOverwrittenPushes)),
+    ("async", Makers(shard=planted.ReadsOverwrittenGradients)),
     ("async", Makers(dispatcher=planted.NeverRepeats)),
     ("sync", Makers(dispatcher=planted.LateCopyTakesTheAnswer)),
     ("sync", Makers(dispatcher=planted.NeverRepeats)),
@@ -180,7 +180,7 @@ BUGS: list[tuple[str, Makers]] = [
     ("backup", Makers(protocol=planted.NeverLevels)),
     ("async", Makers(protocol=planted.AsksBeforeItSettles)),
     ("ssp", Makers(protocol=planted.LeasesWithOneNumber)),
-    ("async", Makers(protocol=planted.CutsWhatTheLastHas)),
+    ("async", Makers(protocol=planted.JoinsTwoCopies)),
     ("sync", Makers(membership=planted_membership.tells_newcomers_nothing)),
     ("async", Makers(membership=planted_membership.admits_the_lost_as_they_were)),
     ("sync", Makers(membership=planted_membership.numbers_views_alike)),
@@ -191,7 +191,6 @@ BUGS: list[tuple[str, Makers]] = [
     ("ssp", Makers(last_chief=planted_membership.LeavesWhatIsNewer)),
     ("sync", Makers(last_chief=planted_membership.NeverTakesOver)),
     ("rows", Makers(shard=planted.MovesNoRows)),
-    ("sync-rows", Makers(shard=planted.CountsRowsOfTheEmpty)),
     ("rows", Makers(shard=planted.AnswersWithOldRows)),
     ("rows", Makers(shard=planted.CopiesRowsLater)),
 ]
@@ -218,6 +217,11 @@ def of_size(schedule: Schedule) -> bool:
     """Returns whether shards are moved."""
     kinds = {fault.kind for fault in schedule.faults}
     return bool(kinds & {"add server", "remove server"}) or of_servers(schedule)
+
+
+def of_empty_pushes(schedule: Schedule) -> bool:
+    """Returns whether some pushes weigh nothing."""
+    return schedule.empty > 0
 
 
 def of_coordinator(schedule: Schedule) -> bool:
@@ -247,6 +251,7 @@ REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule]
     ("rows", planted_replication.waits_with_updates_until_it_is_filled, of_servers),
     ("rows", planted_replication.updates_rows_that_come_later, of_servers),
     ("rows", planted_replication.counts_on_who_lacks_rows, of_servers),
+    ("sync-rows", planted_replication.counts_rows_of_the_empty, of_empty_pushes),
 ]
 
 

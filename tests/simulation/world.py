@@ -38,7 +38,7 @@ from trireme.ps.client.protocol import Copy
 from trireme.ps.messages import PushReply, Span
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.snapshot import ModelState
-from trireme.ps.snapshot_messages import Snapshot
+from trireme.ps.snapshot_messages import Snapshot, TakeSnapshot
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -180,8 +180,10 @@ class World:
             self.copied(client, copy)
 
     def _vanish(self, client: Client) -> Process:
-        with suppress(Rejected):
-            yield from client.run(client.protocol.freeze(self.rng.getrandbits(53)))
+        shards = range(client.layout.spec.shards)
+        some = self.rng.sample(shards, self.rng.randint(1, len(shards)))
+        client.send(TakeSnapshot(self.rng.getrandbits(53), True), some)
+        yield self.loop.sleep(0.5)  # until the requests have arrived
 
     def _stop(self, client: Client) -> Process:
         statuses = yield from client.run(client.protocol.status())

@@ -6,7 +6,7 @@ message says which role may send it: `FromWorker`, `FromServer` or `FromAnyone`.
 of them.
 
 The messages of a consistent copy are in `snapshot_messages`, those between servers in
-`server_messages`.
+`leader.decisions`.
 
 Every request gets one reply with the same frame sequence. Before it `Waiting` notices with that
 sequence may come, which name the tasks that the reply is withheld for.

@@ -11,7 +11,7 @@ from typing import ClassVar
 from trireme.cluster.view import View
 from trireme.ps.messages import FromAnyone, FromServer, Pairs
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.wire.message import Index, Message, Number
+from trireme.wire.message import Index, Number
 
 
 class Address(FromAnyone, frozen=True, array_like=True):
@@ -142,12 +142,6 @@ class Borrows(FromServer, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 109
     memories: tuple[Number, ...]
-
-
-class Expire(Message, frozen=True, array_like=True):
-    """An entry that no task sends: a cut has taken too long."""
-
-    kind: ClassVar[int] = 108
 
 
 OPENERS = (Address, Speak, Follow)

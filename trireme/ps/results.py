@@ -1,4 +1,4 @@
-"""The results of a worker's requests: of a push, and of a trace."""
+"""The results of a worker's requests: of a push, and of a trace; and of a push too many."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from trireme.errors import ConfigurationError
 from trireme.ps.messages import Applied, Duplicate, Verdict
 
 
@@ -60,3 +61,11 @@ class ServerClock:
 def decided(verdict: Verdict) -> Verdict:
     """Returns a verdict; of a push that was repeated, the first one's."""
     return verdict.original if isinstance(verdict, Duplicate) else verdict
+
+
+def after_the_end(worker: int, step: int) -> ConfigurationError:
+    """Returns the error of a worker that trains on after it was told to stop at `step`."""
+    return ConfigurationError(
+        f"worker:{worker} made an update after training had ended at step {step}: leave the loop "
+        "when should_stop() says so; the batches of session.loader end by themselves"
+    )

@@ -23,7 +23,7 @@ class TableMark(NamedTuple):
     """A point in the history of tables, after which changes can be asked for.
 
     Attributes:
-        step: the global step. Where servers are at several ones, the first.
+        step: the global step.
         view: the view in which the history was one: what servers that failed since had applied
             last may be applied anew in another order.
     """

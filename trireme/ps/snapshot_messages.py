@@ -1,8 +1,4 @@
-"""The messages of a consistent copy: a cut over all servers, and values that are loaded.
-
-All servers are frozen, then asked for a cut, which each answers with a `Snapshot`. `Load` gives a
-server such a state back.
-"""
+"""The messages of a consistent copy of all shards, and of values that are loaded."""
 
 from __future__ import annotations
 
@@ -10,52 +6,29 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from trireme.ps.messages import FromWorker, Pairs, Span, WorkerProgress
+from trireme.ps.messages import FromWorker, Span, WorkerProgress
 from trireme.wire.message import Message, Name, Number
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 """How many examples a data set has."""
 
 
-class Freeze(FromWorker, frozen=True, array_like=True):
-    """Asks the server to apply nothing until `Cut` and its snapshot, or `Thaw`."""
+class TakeSnapshot(FromWorker, frozen=True, array_like=True):
+    """Asks for a copy of this shard; every shard is asked, and all copy at the same point.
+
+    Attributes:
+        token: names the copy among all of this worker.
+        state: whether the copy includes the optimizer's state and the tables, besides the values.
+        since: the step after which changes of the tables are enough, in the view `since_view`,
+            where the server knows them all; -1 for all rows.
+        since_view: the number of that view.
+    """
 
     kind: ClassVar[int] = 80
     token: Number
-
-
-class Frozen(Message, frozen=True, array_like=True):
-    """The answer to `Freeze`: the last decided sequence of each worker (pairs) and the step.
-
-    `changes_after` is the step after which the server knows all changes of its tables. `view` is
-    the server's. Sequences count the pushes of one start of a worker, so that those of
-    several servers can be compared only within one view.
-    """
-
-    kind: ClassVar[int] = 81
-    step: Number
-    decided: Pairs
-    view: Number = 0
-    changes_after: Number = 0
-
-
-class Cut(FromWorker, frozen=True, array_like=True):
-    """Asks for a copy, once each worker's pushes are decided up to the given sequence.
-
-    Attributes:
-        token: the one of `Freeze`.
-        step: the largest step that any server answered in `Frozen`.
-        decided: pairs (worker, sequence): the largest that any server answered in `Frozen`.
-        state: whether the copy includes the optimizer's state and the tables, besides the values.
-        since: the step after which changes of the tables are wanted; -1 for all rows.
-    """
-
-    kind: ClassVar[int] = 82
-    token: Number
-    step: Number
-    decided: Pairs
     state: bool
     since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
+    since_view: Number = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -78,7 +51,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Message, frozen=True, array_like=True):
-    """The answer to `Cut`. Payload: the tensors, one after the other.
+    """The answer to `TakeSnapshot`. Payload: the tensors, one after the other.
 
     Attributes:
         step: the global step.
@@ -88,7 +61,7 @@ class Snapshot(Message, frozen=True, array_like=True):
         sizes: how many examples each data set has (shard 0).
         orders: the fingerprint of each data set's order (shard 0).
         view: the server's.
-        since: as in the `Cut`.
+        since: the step after which the tables' changes are in it; -1 for all rows.
     """
 
     kind: ClassVar[int] = 83
@@ -100,13 +73,6 @@ class Snapshot(Message, frozen=True, array_like=True):
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
     view: Number = 0
     since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
-
-
-class Thaw(FromWorker, frozen=True, array_like=True):
-    """Gives up a `Freeze`. Answered by `Done`."""
-
-    kind: ClassVar[int] = 84
-    token: Number
 
 
 class Load(FromWorker, frozen=True, array_like=True):
@@ -130,8 +96,7 @@ class WriteValues(FromWorker, frozen=True, array_like=True):
     """Values that a program has written itself. Payload as in `Snapshot`. Answered by `Done`.
 
     They replace the server's at once; the optimizer's state stays. A worker of a synchronous job
-    sends them before its push, without which no round is closed. While a copy is under way the
-    answer is `busy`.
+    sends them before its push, without which no round is closed.
     """
 
     kind: ClassVar[int] = 85

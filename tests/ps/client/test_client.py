@@ -21,7 +21,7 @@ from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout, WireTimeout
 from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import Lanes, Request
-from trireme.ps.client.protocol import Ask, Operation, expect
+from trireme.ps.client.protocol import Ask, Operation, Pause, expect
 from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.messages import (
@@ -30,7 +30,6 @@ from trireme.ps.messages import (
     GroupSpec,
     PullReply,
     Push,
-    Refused,
     Span,
     Stale,
     Status,
@@ -44,7 +43,7 @@ from trireme.ps.server.peer_links import PeerLinks
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
-from trireme.ps.snapshot_messages import Cut, Freeze, Loaded, Thaw
+from trireme.ps.snapshot_messages import Loaded
 from trireme.wire.message import Message
 from trireme.wire.service import Service
 from trireme.wire.transport import listen
@@ -542,29 +541,13 @@ def test_only_what_may_lack_others_updates_is_pulled_at_the_end(rule: Rule) -> N
         worker.client.close()
 
 
-def test_a_copy_is_of_all_servers_and_is_tried_again_while_another_is_under_way() -> None:
+def test_a_copy_is_of_all_servers() -> None:
     with servers(2) as made:
         worker = Worker(made, 0, SYNC)
         worker.begin()
         worker.push()
         worker.client.wait()
-        for handler in made.handlers[1:]:
-            handler.shard.freeze(time.monotonic(), None, Freeze(99))
-        tries: list[bool] = []
-        cut = worker.client._protocol.cut
-
-        def tried(state: bool, since: Any = None) -> Operation[Any]:
-            found = yield from cut(state, since)
-            tries.append(found is not None)
-            held = [handler.shard.state.barrier.token for handler in made.handlers]
-            if found is None:
-                assert held == [None, 99], "what was begun is taken back"
-                made.handlers[1].shard.thaw(time.monotonic(), None, Thaw(99))
-            return found
-
-        with mock.patch.object(worker.client._protocol, "cut", tried):
-            copy = worker.client.snapshot(state=True)
-        assert tries == [False, True]
+        copy = worker.client.snapshot(state=True)
         assert copy.step == 1
         assert {name: float(v.flatten()[0]) for name, v in copy.values.items()} == {
             name: -1.0 for name in worker.flat.parameters
@@ -577,42 +560,15 @@ def test_a_copy_that_never_comes_about_is_given_up() -> None:
     with servers(1) as made:
         worker = Worker(made, 0, SYNC, patience_seconds=0.2)
         worker.begin()
-        made.handlers[0].shard.freeze(time.monotonic(), None, Freeze(99))
-        with pytest.raises(WaitTimeout, match="worker:0 could not copy a consistent state within"):
+        tried = mock.patch.object(worker.client._protocol, "_try_snapshot", _nothing)
+        with tried, pytest.raises(WaitTimeout, match="could not copy a consistent state within"):
             worker.client.snapshot(state=False)
         worker.client.close()
 
 
-def test_a_copy_of_servers_in_different_views_is_not_taken() -> None:
-    with servers(2) as made:
-        worker = Worker(made, 0, SYNC)
-        worker.begin()
-        made.take(1, View(2, made.first_view.servers, made.first_view.workers))
-        assert worker.client._run(worker.client._protocol.cut(False)) is None
-        assert [handler.shard.state.barrier.token for handler in made.handlers] == [None, None]
-        worker.client.close()
-
-
-def test_a_copy_has_what_any_server_has_decided() -> None:
-    with servers(2) as made:
-        worker = Worker(made, 0, SYNC)
-        worker.begin()
-        first = made.handlers[0].shard
-        first.state.table.decide(Participant(0, 1), 1, Applied(1))
-        first.state.step = 1
-        cut = worker.client._protocol.cut(True)
-        wanted = next(cut)
-        while not (isinstance(wanted, Ask) and len(wanted.requests) == 2):
-            assert isinstance(wanted, Ask)
-            worker.client._servers.ask(wanted.requests)
-            wanted = cut.send(worker.client._servers.finish())
-        with pytest.raises(StopIteration) as ended:
-            cut.send(dict.fromkeys(range(2), (Refused("busy", "", 1), [])))
-        assert ended.value.value is None
-        asked = wanted.requests[0].message
-        assert isinstance(asked, Cut)
-        assert (asked.step, asked.decided, asked.state) == (1, ((0, 1),), True)
-        worker.client.close()
+def _nothing(state: bool, since: Any) -> Operation[Any]:
+    yield Pause(0.0)
+    return None
 
 
 def test_a_clock_of_each_server_is_read_between_asking_and_its_answer() -> None:

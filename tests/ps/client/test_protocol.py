@@ -12,7 +12,7 @@ import pytest
 from tests.ps.bench import PARAMETER, SGD, SYNC
 from trireme.errors import ConfigurationError
 from trireme.ps.client.lanes import Answer, Divided
-from trireme.ps.client.protocol import AWAIT, PUBLISH, Ask, ClientProtocol, Operation
+from trireme.ps.client.protocol import AWAIT, PUBLISH, Ask, ClientProtocol, Operation, Pause
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -23,12 +23,13 @@ from trireme.ps.messages import (
     Pull,
     PullReply,
     PushReply,
+    Refused,
     ServerStatus,
     Status,
 )
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
 from trireme.ps.snapshot import ModelState, TableMark
-from trireme.ps.snapshot_messages import Cut, Frozen, Load, Loaded
+from trireme.ps.snapshot_messages import Load, Loaded, Snapshot, TakeSnapshot
 from trireme.tables.spec import Add, TableSpec
 from trireme.wire.message import Message
 
@@ -154,26 +155,41 @@ def test_rows_that_do_not_fit_into_a_message_are_refused() -> None:
         protocol.message(push, 0)
 
 
+def copied(since: int, step: int = 7) -> Snapshot:
+    return Snapshot(step, (), (), (), view=3, since=since)
+
+
+def test_a_copy_is_asked_for_at_all_servers_at_once() -> None:
+    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=TableMark(5, 3))
+    assert next(operation) == Pause(0.0)
+    requests = operation.send(0.0)
+    assert isinstance(requests, Ask)
+    messages = [request.message for request in requests.requests.values()]
+    assert isinstance(messages[0], TakeSnapshot) and messages == [messages[0]] * 2
+    assert (messages[0].since, messages[0].since_view) == (5, 3)
+    with pytest.raises(StopIteration) as ended:
+        operation.send({0: (copied(5), ()), 1: (copied(5), ())})
+    assert [message for message, _ in ended.value.value] == [copied(5)] * 2
+
+
 @pytest.mark.parametrize(
-    ("since", "frozen", "asked_since"),
-    [
-        (None, (Frozen(7, (), 3, 0), Frozen(7, (), 3, 0)), -1),
-        (TableMark(5, 3), (Frozen(7, (), 3, 5), Frozen(7, (), 3, 0)), 5),
-        (TableMark(5, 3), (Frozen(7, (), 3, 0), Frozen(7, (), 3, 6)), -1),
-        (TableMark(5, 2), (Frozen(7, (), 3, 0), Frozen(7, (), 3, 0)), -1),
-    ],
-    ids=["all rows wanted", "all know", "one does not know", "another view"],
+    "answers",
+    [(copied(5), copied(-1)), (copied(5), Refused("busy", "", 3))],
+    ids=["one does not know all changes", "an answer was lost"],
 )
-def test_changes_are_asked_for_where_all_servers_know_them(
-    since: TableMark | None, frozen: tuple[Frozen, Frozen], asked_since: int
-) -> None:
-    cut = attached(2, (True, 3), (True, 3)).cut(True, since)
-    assert list(asked(cut)) == [0]
-    assert list(asked(cut, {0: (frozen[0], ())})) == [1]
-    requests = asked(cut, {1: (frozen[1], ())})
-    assert {message.since for message in requests.values() if isinstance(message, Cut)} == {
-        asked_since
-    }
+def test_a_copy_that_is_not_whole_is_asked_for_again(answers: tuple[Any, Any]) -> None:
+    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=TableMark(5, 3))
+    next(operation)
+    first = operation.send(0.0)
+    assert isinstance(first, Ask)
+    assert isinstance(operation.send({0: (answers[0], ()), 1: (answers[1], ())}), Pause)
+    second = operation.send(0.1)
+    assert isinstance(second, Ask)
+    before, after = first.requests[0].message, second.requests[0].message
+    assert isinstance(before, TakeSnapshot) and isinstance(after, TakeSnapshot)
+    assert before.token != after.token
+    known = isinstance(answers[1], Refused)
+    assert after.since == (5 if known else -1)
 
 
 def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> None:

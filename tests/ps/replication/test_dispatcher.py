@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trireme.ps.leader.decisions import Held
 from trireme.ps.replication.dispatcher import Dispatcher
-from trireme.ps.server_messages import PushesStaged, ShardFrozen
 from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.shard import Shard
 from trireme.wire.handshake import Identity
@@ -17,15 +17,14 @@ class Link:
     opened_here: bool = True
 
 
-def test_the_last_message_of_each_kind_is_sent_over_a_new_connection() -> None:
-    """A shard that stops for other shards may stage a push after that: shard 0 needs both."""
+def test_the_last_message_is_sent_over_a_new_connection() -> None:
     dispatcher = Dispatcher[Link](Shard(1))
-    frozen = ShardFrozen(13, 606, ((0, 301),))
-    pushes = [PushesStaged(0, ((0, 1, sequence),)) for sequence in (301, 302)]
-    for message in (pushes[0], frozen, pushes[1]):
+    messages = [Held(0, ((0, 1, sequence),)) for sequence in (301, 302)]
+    for message in messages:
         assert dispatcher.link_for(Send(0, message)) is None
     link = Link(Identity("job", "ps:0"))
     dispatcher.opened(link, 1)
-    assert dispatcher.speaks(link, 0) == [frozen, pushes[1]]
-    assert dispatcher.link_for(Send(0, frozen)) is link
-    assert dispatcher.last_sent(0) == [pushes[1], frozen]
+    assert dispatcher.speaks(link, 0) == [messages[1]]
+    assert dispatcher.link_for(Send(0, messages[0])) is link
+    assert dispatcher.last_sent(0) == [messages[0]]
+    assert dispatcher.last_sent(1) == []

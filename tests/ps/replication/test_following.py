@@ -13,7 +13,7 @@ from trireme.ps.messages import PullRows, Retire
 from trireme.ps.replication.log import EVENTS, Tell
 from trireme.ps.replication.replica import decoded
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.replication_messages import Address, Expire, Fill, Follow, Replicate, Replicated
+from trireme.ps.replication_messages import Address, Fill, Follow, Replicate, Replicated
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.shard.instructions import Reply
 from trireme.wire.frame_reader import Incoming
@@ -206,7 +206,7 @@ def test_what_was_not_confirmed_over_one_connection_is_not_over_the_next() -> No
         handler.connected(link, Peer(0, True, 0))
         handler.turn_over()
         assert [type(each) for each in said] == [Follow]
-        event = Replicate(position, 0.0, 0, 0, Expire.kind, EVENTS.encode(Expire()), 1)
+        event = Replicate(position, 0.0, 0, 0, Retire.kind, EVENTS.encode(Retire()), 1)
         handler.received(link, Incoming(event, 0, [], 0))
         if position == 1:
             handler.closed(link, None)

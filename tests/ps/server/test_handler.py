@@ -19,6 +19,7 @@ from tests.ps.bench import ASYNC, SYNC, Bench, view
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import FrameError, OutOfMemory
 from trireme.ps.flat import as_bytes
+from trireme.ps.leader.decisions import Decided, Held
 from trireme.ps.messages import (
     Attach,
     Attached,
@@ -44,7 +45,6 @@ from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import Staging
 from trireme.ps.server.trace import Note
-from trireme.ps.server_messages import RoundClose, RoundReady
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.connection import SharedPayload
 from trireme.wire.frame_reader import Incoming
@@ -137,7 +137,7 @@ def test_what_a_connection_brings_late_is_not_heard() -> None:
 
 
 def test_a_connection_is_old_though_its_first_message_comes_after_that_of_the_next() -> None:
-    """A request over it would be one that was answered long ago, such as to freeze the shard."""
+    """A request over it would be one that was answered long ago, such as to load values."""
     server = Server()
     old, new = (FakeLink(Identity("job", "worker:0", 1)) for _ in range(2))
     for link in (old, new):
@@ -175,7 +175,7 @@ def test_a_server_repeats_its_last_word_over_a_new_connection() -> None:
     server.hear(worker, load, [memoryview(bytearray(part.bytes))])
     push = Push(1, 1, 0, 0, 1.0)
     server.hear(worker, push, worker.connection.destination(push, part.bytes))
-    said = RoundReady(0, ((0, 1),), (), 0.0)
+    said = Held(0, ((0, 1, 1),))
     assert leader.sent == [said]
     assert server.link("ps:0").sent == [said]
 
@@ -193,8 +193,8 @@ def test_a_server_that_calls_the_coordinator_is_not_talked_to_as_a_server() -> N
     server.hear(worker, load, [memoryview(bytearray(part.bytes))])
     push = Push(1, 1, 0, 0, 1.0)
     server.hear(worker, push, worker.connection.destination(push, part.bytes))
-    server.hear(other, RoundReady(0, ((0, 1),), (), 0.0))
-    assert [type(message) for message in other.sent] == [RoundClose]
+    server.hear(other, Held(0, ((0, 1, 1),)))
+    assert [type(message) for message in other.sent] == [Decided]
     assert not member.sent
 
 
@@ -203,7 +203,7 @@ def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None
     link = server.link("ps:2")
     assert link.closed, "only shard 0 is spoken with"
     with pytest.raises(FrameError, match="ps:2 did not say which shard it asks"):
-        server.hear(link, RoundReady(0, (), (), 0.0))
+        server.hear(link, Held(0, ()))
 
 
 def test_only_messages_that_have_a_payload_bring_one() -> None:

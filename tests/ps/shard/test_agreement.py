@@ -9,11 +9,9 @@ import pytest
 
 from tests.ps.bench import ASYNC, SYNC, Bench, told
 from trireme.cluster.view import View, WorkerEntry
-from trireme.ps.messages import Applied, PullReply, PushReply
+from trireme.ps.leader.decisions import Decided, Measure
+from trireme.ps.messages import Applied, PullReply, PushReply, Refused, Stale
 from trireme.ps.rule import Rule
-from trireme.ps.server_messages import (
-    RoundClose,
-)
 from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.snapshot_messages import Snapshot
 from trireme.wire.message import Message
@@ -135,16 +133,15 @@ def test_two_starts_of_a_worker_are_not_mistaken_for_each_other() -> None:
     assert set(servers.values()) == {97.0}
 
 
-def test_a_word_that_was_lost_is_said_again_when_it_is_asked_for() -> None:
+def test_a_decision_that_was_lost_comes_with_the_next_one() -> None:
     servers = Servers(SYNC)
     for server in (0, 1):
         for worker in (0, 1):
             servers.push(server, worker, 2.0)
-    ready = servers.wire[0]
     servers.deliver(1)
     assert servers.benches[0].shard.state.step == 1
-    servers.wire.clear()  # the decision never arrives; ps:1 repeats its last word
-    servers.wire.append(ready)
+    servers.wire.clear()  # the decision never arrives
+    servers.view(0, 2, *BOTH)
     servers.deliver()
     assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
 
@@ -161,7 +158,8 @@ def test_norms_of_a_round_whose_members_change_while_they_are_asked_for(workers:
     servers.deliver()
     servers.view(0, 2, *everybody[:workers])
     proposal = servers.wire[0][2]
-    assert proposal == RoundClose(0, tuple(everybody[:workers]), -1.0)
+    pushes = tuple((worker, 1, 1) for worker, _ in everybody[:workers])
+    assert isinstance(proposal, Decided) and proposal.decisions == (Measure(0, pushes),)
     servers.view(0, 3, *everybody[:workers], (3, 1))  # one more joins meanwhile
     servers.deliver()
     assert servers.benches[0].shard.state.step == 0
@@ -186,12 +184,73 @@ def test_a_server_copies_nothing_before_it_is_at_the_step_of_the_others(rule: Ru
         servers.deliver(1)
     step = servers.benches[0].shard.state.step
     assert behind.shard.state.step < step
-    behind.freeze()
-    assert behind.cut(step) == []
+    for server, bench in enumerate(servers.benches):
+        servers.take(server, bench.snapshot())
+    assert not any(isinstance(each, Snapshot) for each in servers.answers.values())
     servers.deliver()
-    assert behind.shard.state.step == step
-    (copy,) = [each for (_, route), each in servers.answers.items() if route == "cut 7"]
-    assert isinstance(copy, Snapshot) and copy.step == step
+    copies = [each for each in servers.answers.values() if isinstance(each, Snapshot)]
+    assert [copy.step for copy in copies] == [2 if rule is ASYNC else 1] * 2
+
+
+def test_a_copy_is_of_one_point_though_pushes_come_in_between() -> None:
+    servers = Servers(ASYNC)
+    servers.take(1, servers.benches[1].snapshot(state=True))
+    for worker in (0, 1):
+        for server in (0, 1):
+            servers.push(server, worker, 4.0)
+    servers.take(0, servers.benches[0].snapshot(state=True))
+    servers.deliver()
+    first, second = (each for each in servers.answers.values() if isinstance(each, Snapshot))
+    assert first.step == second.step
+    assert first.workers == second.workers
+    assert [bench.shard.state.step for bench in servers.benches] == [2, 2]
+
+
+def test_a_copy_that_not_every_shard_was_asked_for_holds_nobody_up() -> None:
+    servers = Servers(SYNC)
+    servers.take(0, servers.benches[0].snapshot())
+    for worker in (0, 1):
+        for server in (0, 1):
+            servers.push(server, worker, 4.0)
+    servers.deliver()
+    assert [bench.shard.state.step for bench in servers.benches] == [1, 1]
+    (wait,) = servers.benches[0].shard.waits(servers.benches[0].now)
+    assert (wait.worker, wait.notice.names) == (0, ("ps:1",))
+    assert wait.notice.reason == "a copy of every shard"
+
+
+def test_a_copy_is_not_made_twice() -> None:
+    """Its answer was lost: here it would be of a later point than at the other shard."""
+    servers = Servers(ASYNC)
+    for server, bench in enumerate(servers.benches):
+        servers.take(server, bench.snapshot())
+    servers.deliver()
+    ((_, again),) = told(servers.benches[1].snapshot())
+    assert again == Refused("busy", "the copy was made already", 1)
+
+
+# The end -----------------------------------------------------------------------------------------
+
+
+def test_every_shard_learns_of_the_end_and_what_comes_after_it_is_stale() -> None:
+    servers = Servers(Rule(max_steps=1))
+    for server in (0, 1):
+        servers.push(server, 0, 4.0)
+    servers.deliver()
+    servers.push(1, 1, 50.0)
+    assert servers.verdict(1, "push 1.1") == Stale(1)
+    servers.push(0, 1, 50.0)
+    assert servers.verdict(0, "push 1.1") == Stale(1)
+    assert set(servers.values()) == {96.0}
+
+
+def test_what_one_shard_holds_at_the_end_is_stale_at_all() -> None:
+    servers = Servers(Rule(max_steps=1))
+    servers.push(1, 1, 50.0)
+    for server in (0, 1):
+        servers.push(server, 0, 4.0)
+    servers.deliver()
+    assert servers.verdict(1, "push 1.1") == Stale(1)
 
 
 # Asynchronous pushes ---------------------------------------------------------------------------

@@ -73,7 +73,6 @@ def test_the_slowest_is_looked_for_among_those_asked_for() -> None:
     assert table.slowest([0, 1]) == 1
     assert table.slowest([]) == 0
     assert table.slowest([0, 77]) == 3
-    assert table.decided([2, 0, 77]) == ((0, 3), (2, 0))
 
 
 def test_counts_outlive_the_job_and_sequences_do_not() -> None:

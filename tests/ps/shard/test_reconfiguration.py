@@ -124,6 +124,12 @@ class Job:
         return united_quiet
 
     @property
+    def under_way(self) -> set[int]:
+        leader = self.shards[0].state.leader
+        assert leader is not None
+        return leader.ending.under_way
+
+    @property
     def values(self) -> torch.Tensor:
         found = [shard.state.values for shard in self.shards]
         return torch.cat([values.buffer.vectors[0] for values in found if values is not None])
@@ -192,9 +198,9 @@ def test_workers_that_were_lost_or_started_anew_meanwhile_give_back_what_they_he
     held = {job.lease(worker, 1, 1) for worker in range(2)}
     for worker in range(2):
         job.pull(worker)
-    assert job.shards[0].state.ending.under_way == {0, 1}
+    assert job.under_way == {0, 1}
     job.divide(0, 6, 12, workers=(WorkerEntry(1, 2),))
-    assert job.shards[0].state.ending.under_way == set()
+    assert job.under_way == set()
     assert (
         {(span,) for span in job.lease(1, 2, 2)} == held == {(Span("d", 0, 4),), (Span("d", 4, 8),)}
     )

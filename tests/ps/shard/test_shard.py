@@ -456,8 +456,7 @@ def test_applied_examples_are_consumed_and_stale_ones_dealt_again() -> None:
     bench.push(0, 1, examples=(mine,))
     bench.push(1, 1, pulled=0, examples=(yours,))
     assert bench.lease(0) == (yours,)
-    bench.freeze()
-    assert snapshot_of(bench.cut(1))[0].consumed == (mine,)
+    assert snapshot_of(bench.snapshot())[0].consumed == (mine,)
 
 
 def test_a_lease_that_is_repeated_gets_the_same_examples() -> None:

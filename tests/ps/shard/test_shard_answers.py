@@ -10,6 +10,7 @@ import torch
 from tests.ps.bench import ASYNC, PARAMETER, SGD, SYNC, Bench, applied, told, view
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
+from trireme.ps.leader.decisions import Apply, Decided, Held
 from trireme.ps.messages import (
     Attached,
     Collect,
@@ -31,10 +32,9 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.rule import Rule
-from trireme.ps.server_messages import PushesCommitted, PushesStaged, RoundClose, RoundReady
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.shard import FREEZE_SECONDS, NOTICE_SECONDS, Shard
-from trireme.ps.snapshot_messages import Frozen
+from trireme.ps.shard.shard import NOTICE_SECONDS, Shard
+from trireme.ps.snapshot_messages import TakeSnapshot
 from trireme.wire.message import Message
 
 BOUND = Rule(aggregate=1, staleness=2)
@@ -162,8 +162,8 @@ def test_examples_that_are_in_the_values_are_held_by_nobody() -> None:
     bench = Bench()
     (mine,), (yours,) = bench.lease(0), bench.lease(1)
     bench.push(0, 1, examples=(mine,))
-    assert bench.shard.state.examples.consumed() == (mine,)
-    held = bench.shard.state.examples._ledgers["d"]._held
+    assert bench.leader.examples.consumed() == (mine,)
+    held = bench.leader.examples._ledgers["d"]._held
     assert list(held[1].within(0, 100)) == [(yours.start, yours.stop)]
     assert not list(held[0].within(0, 100))
 
@@ -224,23 +224,23 @@ def test_who_retires_is_answered_and_only_its_own_start_counts() -> None:
 
 def test_what_servers_tell_each_other_is_heard_by_whom_it_is_for() -> None:
     leader, follower = Bench(SYNC, servers=2), Bench(SYNC, server=1, servers=2)
-    close, ready = RoundClose(0, ((0, 1),), 1.0), RoundReady(0, ((0, 1),), (), 0.0)
+    close, ready = Decided(0, (), 1), Held(0, ((0, 1, 1),))
     assert leader.shard.heard(leader.now, 0, close) == []
     assert follower.shard.heard(follower.now, 1, ready) == []
     for bench in (leader, follower):
         bench.push(0)
         bench.push(1)
         assert bench.shard.state.step == 0
-    both = ((0, 1), (1, 1))
-    leader.shard.heard(leader.now, 1, RoundReady(0, both, (), 0.0))
-    follower.shard.heard(follower.now, 0, RoundClose(0, both, 1.0))
+    both = ((0, 1, 1), (1, 1, 1))
+    leader.hear(1, Held(0, both))
+    follower.hear(0, Decided(0, (Apply(1, both),), 1))
     assert (leader.shard.state.step, follower.shard.state.step) == (1, 1)
     assert leader.counters["rounds"] == follower.counters["rounds"] == 1.0
 
 
 def test_what_servers_tell_each_other_of_pushes_is_heard_by_whom_it_is_for() -> None:
     leader, follower = Bench(ASYNC, servers=2), Bench(ASYNC, server=1, servers=2)
-    staged, committed = PushesStaged(0, ((0, 1, 1),)), PushesCommitted(0, (), 1)
+    staged, committed = Held(0, ((0, 1, 1),)), Decided(0, (), 1)
     for bench in (leader, follower, Bench(SYNC), Bench(loaded=False)):
         if bench is not leader:
             assert bench.shard.heard(bench.now, 1, staged) == []
@@ -254,8 +254,7 @@ def test_who_is_out_is_not_answered_again_when_its_push_is_committed() -> None:
     bench.push(1)
     ((route, _),) = told(bench.view(0))[:1]
     assert route == "push 1.1"
-    committed = PushesCommitted(0, ((1, 1, 1, True),), 1)
-    out = told(bench.shard.heard(bench.now, 0, committed))
+    out = told(bench.hear(0, Decided(0, (Apply(1, ((1, 1, 1),)),), 1)))
     assert [route for route, _ in out if str(route).startswith("push")] == []
     assert bench.shard.state.step == 1
     assert bench.shard.waits(bench.now) == ()
@@ -298,42 +297,38 @@ def test_who_would_make_an_update_too_many_waits_where_that_is_possible(
 # Copies ----------------------------------------------------------------------------------------
 
 
-def test_a_cut_that_is_given_up_is_answered_where_it_was_asked_for() -> None:
-    bench = Bench()
-    bench.freeze()
-    bench.cut(9, (0, 5))
-
-    def given_up(reason: str, view_number: int = 1) -> Refused:
-        return Refused("busy", f"the cut was given up: {reason}", view_number)
-
-    assert told(bench.thaw()) == [("thaw 7", Done()), ("cut 7", given_up("it was taken back"))]
-    bench.freeze()
-    bench.cut(9, (0, 5))
-    late = bench.shard.tick(bench.now + FREEZE_SECONDS + 1.0)
-    assert ("cut 7", given_up("it took more than 60 s")) in told(late)
-    bench.freeze()
-    bench.cut(9, (0, 5))
-    assert told(bench.view(0, 1)) == [("cut 7", given_up("the view has changed", 2))]
-    none = Refused("busy", "the cut was given up: it took too long, or its view has changed", 2)
-    assert told(bench.cut(0)) == [("cut 7", none)]
+def test_a_copy_for_a_worker_that_is_out_is_answered_where_it_was_asked_for() -> None:
+    bench = Bench(servers=2)
+    assert bench.snapshot(worker=1) == []
+    ((route, refused),) = told(bench.view(0))[:1]
+    assert route == "snapshot 7"
+    assert refused == Refused("fenced", "the view has changed", 2)
 
 
-def test_what_cannot_be_frozen_is_answered_where_it_was_asked_for() -> None:
+def test_there_is_no_copy_before_values_are_loaded() -> None:
     empty = Bench(loaded=False)
-    assert told(empty.freeze()) == [("freeze 7", Refused("rejected", "no values are loaded", 1))]
-    bench = Bench()
-    assert told(bench.freeze(1)) == [("freeze 1", Frozen(0, ((0, 0), (1, 0)), 1))]
-    assert told(bench.thaw(2)) == [("thaw 2", Done())]
-    assert told(bench.freeze(2)) == [("freeze 2", Refused("busy", "another cut is under way", 1))]
+    none = Refused("rejected", "no values are loaded", 1)
+    assert told(empty.snapshot()) == [("snapshot 7", none)]
 
 
-def test_a_cut_of_rounds_waits_for_its_step() -> None:
-    bench = Bench(SYNC)
-    bench.freeze()
-    assert bench.cut(1, (0, 1), (1, 1)) == []
-    assert bench.push(0) == []
-    out = bench.push(1)
-    assert [route for route, _ in told(out)] == ["cut 7", "push 0.1", "push 1.1"]
+def test_a_copy_is_asked_for_again_where_the_connection_was_lost() -> None:
+    bench = Bench(servers=2)
+    assert bench.snapshot() == []
+    who = Participant(0, 1)
+    assert bench.shard.snapshot(bench.now, "again", who, TakeSnapshot(7, False)) == []
+    out = bench.hear(1, Held(0, (), ((0, 7),)))
+    assert [route for route, _ in told(out)] == ["ps:1", "again"]
+
+
+def test_only_shard_0_is_asked_what_the_leader_keeps() -> None:
+    bench, who = Bench(server=1, servers=2), Participant(0, 1)
+    answers = [
+        *bench.stop(),
+        *bench.shard.lease(bench.now, "lease", who, Lease(1, "d", 100, 4, 1)),
+        *bench.shard.share(bench.now, "share", who, Share("t"), torch.zeros(1)),
+    ]
+    for _, answer in told(answers):
+        assert isinstance(answer, Refused) and "only shard 0" in answer.reason
 
 
 # Notices ---------------------------------------------------------------------------------------
@@ -428,7 +423,7 @@ def test_a_topic_is_forgotten_once_somebody_shares_nothing_under_it() -> None:
     share(0, 1, 2)
     share(1, 3)
     share(0)
-    assert not bench.shard.state.topics
+    assert not bench.leader.topics
     share(0)
     assert told(bench.shard.collect(bench.now, "c", Collect("t"))) == [("c", Collected((), ()))]
 

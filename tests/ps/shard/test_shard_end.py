@@ -9,9 +9,9 @@ from tests.ps.bench import (
     applied,
     told,
 )
+from trireme.ps.leader.decisions import Apply, Decided, Held
 from trireme.ps.messages import Done, Lease, PullReply, PushReply, Refused, Span, Stale, Stopping
 from trireme.ps.rule import Rule
-from trireme.ps.server_messages import PushesCommitted, PushesStaged
 from trireme.ps.shard.participants import Participant
 
 # The end ---------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ def test_rounds_end_with_the_last_one() -> None:
 
 def test_only_server_0_says_when_it_is_over() -> None:
     bench = Bench(ending(1), server=1, servers=2)
-    assert told(bench.push(0)) == [("ps:0", PushesStaged(0, ((0, 1, 1),)))]
-    committed = PushesCommitted(0, ((0, 1, 1, True),), 1)
-    assert told(bench.shard.heard(bench.now, 0, committed)) == [("push 0.1", applied(1))]
+    assert told(bench.push(0)) == [("ps:0", Held(0, ((0, 1, 1),)))]
+    decided = Decided(0, (Apply(1, ((0, 1, 1),)),), 1)
+    assert told(bench.hear(0, decided)) == [("push 0.1", applied(1))]
     assert told(bench.pull(0)) == [("pull 0", PullReply(1, False))]
 
 
@@ -114,7 +114,7 @@ def test_what_was_left_out_is_finished_and_in_no_step() -> None:
     assert bench.lease(0) == (Span("d", 0, 4),)
     assert not bench.leased(0, count=0, until=4).finished
     assert bench.leased(0, count=0, until=4, left_out=((0, 4),)).finished
-    assert bench.shard.state.examples.consumed() == (Span("d", 0, 4),)
+    assert bench.leader.examples.consumed() == (Span("d", 0, 4),)
     assert bench.shard.state.step == 0
     request = Lease(1, "d", 100, 4, 1, left_out=((0, 400),))
     ((_, answer),) = told(bench.shard.lease(0.0, "lease", Participant(0, 1), request))

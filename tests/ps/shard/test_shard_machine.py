@@ -13,7 +13,7 @@ from tests.ps.bench import ASYNC, SYNC, Bench, snapshot_of, told
 from trireme.ps.messages import Applied, Duplicate, FencedVerdict, PushReply, RejectedVerdict, Stale
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Instruction, Reply
-from trireme.ps.snapshot_messages import Frozen, Snapshot
+from trireme.ps.snapshot_messages import Snapshot
 
 Id = tuple[int, int, int]
 """A push by worker, incarnation, sequence; also its route."""
@@ -46,9 +46,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.value = 100.0
         self.steps = 0
         self.history = {0: 100.0}
-        self.token: int | None = None
-        self.frozen_at: int | None = None
-        self.cuts = 0
+        self.copies = 0
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -91,41 +89,12 @@ class ShardMachine(RuleBasedStateMachine):
             self.bury(worker)
             self.change_view()
 
-    @precondition(lambda self: self.token is None)
     @rule()
-    def freeze(self) -> None:
-        self.cuts += 1
-        self.token = self.cuts
-        self.frozen_at = None
-        if isinstance(told(self.bench.freeze(self.token))[0][1], Frozen):
-            self.frozen_at = self.bench.shard.state.step
-
-    @precondition(lambda self: self.token is not None)
-    @rule(wait=st.booleans())
-    def cut(self, wait: bool) -> None:
-        """Copies; or wants one push more of a worker, as if another server had decided it."""
-        decided = {
-            row.worker: row.sequence for row in self.bench.table if row.worker in self.living
-        }
-        under_way = [w for w, who in self.living.items() if who.waiting is not None]
-        if wait and under_way and not self.rule_of_the_job.synchronous:
-            decided[under_way[0]] = self.living[under_way[0]].sequence
-        assert self.token is not None
-        self.take(
-            self.bench.cut(self.bench.shard.state.step, *sorted(decided.items()), token=self.token)
-        )
-        self.token = None
-
-    @precondition(lambda self: self.token is not None)
-    @rule(tick=st.booleans())
-    def give_the_cut_up(self, tick: bool) -> None:
-        assert self.token is not None
-        if tick:
-            self.bench.now += 70.0
-            self.take(self.bench.shard.tick(self.bench.now))
-        else:
-            self.take(self.bench.thaw(self.token))
-        self.token = None
+    def copy(self) -> None:
+        self.copies += 1
+        out = self.bench.snapshot(self.copies)
+        assert any(isinstance(message, Snapshot) for _, message in told(out))
+        self.take(out)
 
     # -- how it is done ---------------------------------------------------------------------------
 
@@ -151,7 +120,6 @@ class ShardMachine(RuleBasedStateMachine):
     def change_view(self) -> None:
         before = {(worker, who.incarnation) for worker, who in self.living.items()}
         pairs = sorted(before)
-        self.token = None  # a cut does not outlive its view
         self.take(self.bench.view(*pairs))
 
     def take(self, out: Sequence[Instruction]) -> None:
@@ -216,11 +184,6 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.bench.value == self.value
 
     @invariant()
-    def nothing_is_decided_while_it_is_frozen(self) -> None:
-        if self.token is not None and self.frozen_at is not None:
-            assert self.bench.shard.state.step == self.frozen_at
-
-    @invariant()
     def the_table_counts_every_verdict(self) -> None:
         for row in self.bench.table:
             mine = [v for (worker, _, _), v in self.verdicts.items() if worker == row.worker]
@@ -229,8 +192,6 @@ class ShardMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nobody waits for ever: when all push, all are answered."""
-        if self.token is not None:
-            self.take(self.bench.thaw(self.token))
         for _ in range(2):
             for worker, who in self.living.items():
                 if who.waiting is None:

@@ -13,6 +13,7 @@ from tests.ps.bench import (
     snapshot_of,
     told,
 )
+from trireme.ps.leader.decisions import Apply, Decided, Held, PushId
 from trireme.ps.messages import (
     Done,
     Duplicate,
@@ -23,32 +24,16 @@ from trireme.ps.messages import (
     WorkerProgress,
 )
 from trireme.ps.rule import Average, Rule
-from trireme.ps.server_messages import RoundClose, RoundReady
-from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.rounds import Live, Round
 
-A, B, C = (0, 1), (1, 1), (2, 1)
+A, B = (0, 1, 1), (1, 1, 1)
+
+
+def close(*pushes: PushId) -> Decided:
+    return Decided(0, (Apply(1, pushes),), 1)
 
 
 def fenced(number: int, reason: str, *, step: int = 0) -> PushReply:
     return PushReply(FencedVerdict(number, reason), step, 0, False)
-
-
-def test_who_has_too_few_updates_for_a_round_does_not_look_at_all_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """To look at all of them at each that comes takes a second in a round of a thousand."""
-    looked, held = [], Round.held
-
-    def look(self: Round, live: Live) -> tuple[Participant, ...]:
-        looked.append(len(self.pending))
-        return held(self, live)
-
-    monkeypatch.setattr(Round, "held", look)
-    bench = Bench(SYNC, workers=range(100), server=1, servers=2)
-    out = [bench.push(worker, 1, 1.0) for worker in range(100)]
-    assert looked == [100]
-    assert [len(each) for each in out] == [0] * 99 + [1]
 
 
 # Rounds at a single server ---------------------------------------------------------------------
@@ -171,8 +156,7 @@ def test_a_large_mean_is_clipped_and_a_small_one_is_not() -> None:
 def test_the_moving_average_is_kept() -> None:
     bench = Bench(Rule(aggregate=1, average=Average(0.5, warm_up=False)))
     bench.push(0, 1, 4.0)
-    bench.freeze()
-    message, numbers = snapshot_of(bench.cut(1, (0, 1), (1, 0)))
+    message, numbers = snapshot_of(bench.snapshot())
     assert [spec.key for spec in message.tensors] == ["values", "average"]
     assert numbers == [96.0, 98.0]
 
@@ -184,9 +168,9 @@ def test_server_0_waits_until_the_others_hold_the_updates() -> None:
     bench = Bench(SYNC, servers=2)
     bench.push(0)
     assert bench.push(1) == []
-    out = bench.shard.heard(bench.now, 1, RoundReady(0, (A, B), (), 0.0))
+    out = bench.hear(1, Held(0, (A, B)))
     assert told(out) == [
-        ("ps:1", RoundClose(0, (A, B), 1.0)),
+        ("ps:1", close(A, B)),
         ("push 0.1", applied(1)),
         ("push 1.1", applied(1)),
     ]
@@ -194,23 +178,23 @@ def test_server_0_waits_until_the_others_hold_the_updates() -> None:
 
 def test_another_server_does_what_server_0_decides() -> None:
     bench = Bench(Rule(aggregate=1, staleness=0), server=1, servers=2)
-    assert sent(bench.push(0)) == [(0, RoundReady(0, (A,), (), 0.0))]
-    assert sent(bench.push(1)) == [(0, RoundReady(0, (A, B), (), 0.0))]
-    out = bench.shard.heard(bench.now, 0, RoundClose(0, (B,), 1.0))
+    assert sent(bench.push(0)) == [(0, Held(0, (A,)))]
+    assert sent(bench.push(1)) == [(0, Held(0, (A, B)))]
+    out = bench.hear(0, close(B))
     assert told(out) == [
         ("push 1.1", applied(1)),
         ("push 0.1", PushReply(Stale(1), 1, 1, False)),
     ]
-    assert bench.shard.heard(bench.now, 0, RoundClose(0, (B,), 1.0)) == []
+    assert bench.hear(0, close(B)) == []
 
 
 def test_a_round_of_updates_that_are_not_here_is_not_believed() -> None:
     bench = Bench(SYNC, server=1, servers=2)
     bench.push(0, 1, 2.0)
-    assert bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0)) == []
-    assert sent(bench.push(1, 1, 4.0)) == [(0, RoundReady(0, (A, B), (), 0.0))]
+    assert bench.hear(0, close(A, B)) == []
+    assert sent(bench.push(1, 1, 4.0)) == [(0, Held(0, (A, B)))]
     assert bench.shard.state.step == 0
-    assert bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0)) != []
+    assert bench.hear(0, close(A, B)) != []
 
 
 def test_an_update_that_server_0_counts_on_outlives_its_worker() -> None:
@@ -219,7 +203,7 @@ def test_an_update_that_server_0_counts_on_outlives_its_worker() -> None:
     bench.push(1, 1, 4.0)
     # The worker hears at once that it is out; its memory is its own again.
     assert told(bench.view(0))[0] == ("push 1.1", fenced(2, "worker:1 is not in view 2"))
-    out = bench.shard.heard(bench.now, 0, RoundClose(0, (A, B), 1.0))
+    out = bench.hear(0, close(A, B))
     assert told(out) == [("push 0.1", applied(1))]
     assert bench.value == 97.0
     assert bench.table[1] == WorkerProgress(1, 1, 1, 1, 0)
@@ -230,7 +214,7 @@ def test_an_update_that_was_kept_and_not_counted_on_is_forgotten() -> None:
     bench.push(0, 1, 2.0)
     bench.push(1, 1, 4.0)
     bench.view(0)
-    out = bench.shard.heard(bench.now, 0, RoundClose(0, (A,), 1.0))
+    out = bench.hear(0, close(A))
     assert told(out) == [("push 0.1", applied(1))]
     assert bench.value == 98.0
     assert bench.table[1] == WorkerProgress(1, 1, 0, 0, 0)
@@ -242,10 +226,11 @@ def test_norms_are_gathered_at_server_0() -> None:
     bench.push(0, 1, 1.0)  # this server holds no element, or all of them
     square = float(sum(part.length for part in bench.layout.parts(0)))
     other = 100.0 - square
-    out = bench.shard.heard(bench.now, 1, RoundReady(0, (A,), (A,), other))
-    ((_, close), (_, answer)) = told(out)
-    assert isinstance(close, RoundClose)
-    assert close.scale == pytest.approx(0.5, rel=1e-6)
+    ((_, decided), (_, answer)) = told(bench.hear(1, Held(0, (A,), (), (A,), other)))
+    assert isinstance(decided, Decided)
+    (decision,) = decided.decisions
+    assert isinstance(decision, Apply)
+    assert decision.scale == pytest.approx(0.5, rel=1e-6)
     assert answer == applied(1)
 
 

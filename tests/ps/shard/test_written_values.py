@@ -36,12 +36,7 @@ def test_they_replace_the_values_at_once_and_make_no_step() -> None:
     assert bench.value == 3.0
 
 
-def test_they_wait_for_a_copy_and_for_the_first_values() -> None:
-    bench = Bench(ASYNC)
-    bench.freeze()
-    assert answer(write(bench)) == Refused("busy", "a copy is under way", bench.view_number)
-    bench.thaw()
-    assert answer(write(bench)) == Done()
+def test_they_wait_for_the_first_values() -> None:
     empty = Bench(ASYNC, loaded=False)
     refused = answer(write(empty))
     assert isinstance(refused, Refused) and refused.code == "rejected"

@@ -362,7 +362,7 @@ class Client:
             clocks.append(ServerClock(message.now, message.clock, asked, heard, notes))
         return clocks
 
-    # -- a consistent cut ------------------------------------------------------------------------
+    # -- a consistent copy -----------------------------------------------------------------------
 
     def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         """Copies the values of one consistent step from all servers.
@@ -372,7 +372,7 @@ class Client:
             since: what has changed in the tables after this mark is enough.
 
         Raises:
-            WaitTimeout: no cut could be completed in time.
+            WaitTimeout: no copy could be completed in time.
         """
         copy = self._run(self._protocol.snapshot(state=state, since=since))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
@@ -385,7 +385,7 @@ class Client:
             found,
             tables=tables_in([tensors for _, tensors in parts]),
             since=since if parts[0][0].since >= 0 else None,
-            mark=TableMark(min(cut.step for cut, _ in parts), parts[0][0].view),
+            mark=TableMark(parts[0][0].step, min(cut.view for cut, _ in parts)),
         )
 
     def _tensors_of_tables(self, state: ModelState, server: int) -> Tensors:

@@ -57,21 +57,17 @@ from trireme.ps.messages import (
     Trace,
     Traced,
 )
-from trireme.ps.results import PushResult, decided
+from trireme.ps.results import PushResult, after_the_end, decided
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
-    Cut,
-    Freeze,
-    Frozen,
     Load,
     Loaded,
     Snapshot,
+    TakeSnapshot,
     TensorSpec,
-    Thaw,
     WriteValues,
 )
-from trireme.ps.termination import after_the_end
 from trireme.tables.spec import TableSpec
 from trireme.wire.message import Message
 
@@ -106,7 +102,7 @@ Operation = Generator[Wanted, Any, _T]
 _Answers = Mapping[int, Answer]
 
 Copy = list[tuple[Snapshot, Sequence[Any]]]
-"""The servers' answers to one cut, in the servers' order, with the payloads."""
+"""The servers' answers to one request for a copy, in the servers' order, with the payloads."""
 
 
 class ClientProtocol:
@@ -116,7 +112,7 @@ class ClientProtocol:
         worker: the worker's index.
         servers: the number of servers.
         patience_seconds: for how long a consistent copy is tried.
-        rng: names cuts, and draws the pauses between two.
+        rng: names copies, and draws the pauses between two.
         space: where to put the keys and rows that a request sends to a shard; None for new memory.
 
     Attributes:
@@ -225,16 +221,13 @@ class ClientProtocol:
         Raises:
             Divided: there are other shards now: nothing, or not all, was written.
         """
-        left = {
+        requests = {
             server: Request(WriteValues(0, tensors), payload)
             for server, (tensors, payload) in enumerate(parts)
             if tensors
         }
-        while left:
-            answers = yield from self._ask(left)
-            left = {server: left[server] for server in left if not _is_done(answers[server])}
-            if left:
-                yield Pause(BACK_OFF)
+        for answer in (yield from self._ask(requests)).values() if requests else ():
+            expect(answer, Done)
 
     def divide(self, servers: int, bounds: Sequence[int] = ()) -> None:
         """Goes on with other shards.
@@ -492,87 +485,49 @@ class ClientProtocol:
             offset += size
         return left
 
-    # -- a consistent cut ------------------------------------------------------------------------
+    # -- a consistent copy -----------------------------------------------------------------------
 
     def snapshot(self, *, state: bool, since: TableMark | None = None) -> Operation[Copy]:
         """Copies one consistent step of all servers.
 
         Args:
             state: whether the optimizer's state and the tables are wanted too.
-            since: what has changed in the tables after this mark is enough, where the servers know
+            since: what has changed in the tables after this mark is enough, where all servers know
                 it: each `Snapshot` says so.
 
         Raises:
-            WaitTimeout: no cut could be completed in time.
+            WaitTimeout: no copy could be completed in time.
         """
         began = yield Pause(0.0)
         while True:
-            copy = yield from self.cut(state, since)
+            copy = yield from self._try_snapshot(state, since)
+            if copy is not None and len({message.since for message, _ in copy}) > 1:
+                copy, since = None, None  # one server does not know all changes
             if copy is not None:
                 return copy
             now = yield Pause(BACK_OFF * (1 + self._rng.random()))
             if now - began > self._patience_seconds:
                 raise WaitTimeout(
                     f"worker:{self._worker} could not copy a consistent state within "
-                    f"{self._patience_seconds:.0f} s: other copies or changes of membership came "
-                    "in between each time"
+                    f"{self._patience_seconds:.0f} s: servers were lost, or the shards divided "
+                    "anew, each time"
                 )
 
-    def cut(self, state: bool, since: TableMark | None = None) -> Operation[Copy | None]:
-        """Tries once to copy one step of all servers; returns None if something came in between."""
-        token = self._rng.getrandbits(53)
-        frozen = yield from self.freeze(token)
-        if frozen is None:
-            return None
-        done: dict[int, int] = {}
-        for answer in frozen:
-            for worker, sequence in answer.decided:
-                done[worker] = max(sequence, done.get(worker, 0))
-        step = max([answer.step for answer in frozen])
-        known = since is not None and all(
-            answer.view == since.view and answer.changes_after <= since.step for answer in frozen
-        )
-        after = since.step if since is not None and known else -1
-        cut = Cut(token, step, tuple(sorted(done.items())), state, after)
-        copy: Copy = []
+    def _try_snapshot(self, state: bool, since: TableMark | None) -> Operation[Copy | None]:
+        """Copies one step of all servers; returns None where an answer was lost on its way.
+
+        All servers copy at the same point of the leader's decisions, once each was asked.
+        """
+        mark = (since.step, since.view) if since is not None else (-1, 0)
+        request = Request(TakeSnapshot(self._rng.getrandbits(53), state, *mark))
         try:
-            answers = yield from self._ask(dict.fromkeys(range(self._servers), Request(cut)))
+            answers = yield from self._ask(dict.fromkeys(range(self._servers), request))
         except Divided:
             return None
-        for _, (message, payload) in sorted(answers.items()):
-            if isinstance(message, Snapshot):
-                copy.append((message, payload))
-            else:
-                _refuse_unless_busy(message)
-        return copy if len(copy) == self._servers else None
-
-    def freeze(self, token: int) -> Operation[list[Frozen] | None]:
-        """Freezes all servers; thaws them and returns None if one is busy or has another view."""
-        frozen: list[Frozen] = []
-        for server in range(self._servers):  # 0 first: whoever holds it goes on, the others wait
-            try:
-                answers = yield from self._ask({server: Request(Freeze(token))})
-            except Divided:
-                return None
-            message = answers[server][0]
-            if not isinstance(message, Frozen):
-                _refuse_unless_busy(message)
-                yield from self._thaw(token, server)
-                return None
-            frozen.append(message)
-        if len({answer.view for answer in frozen}) > 1:
-            yield from self._thaw(token, self._servers)
+        if any(isinstance(m, Refused) and m.code == "busy" for m, _ in answers.values()):
             return None
-        return frozen
-
-    def _thaw(self, token: int, count: int) -> Operation[None]:
-        thaw = Request(Thaw(token))
-        try:
-            answers = yield Ask(dict.fromkeys(range(count), thaw))
-        except Divided:
-            return  # nobody knows of the cut
-        for answer in answers.values():
-            expect(answer, Done)
+        messages = self._all(answers, Snapshot)
+        return [(message, answers[server][1]) for server, message in enumerate(messages)]
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -614,19 +569,6 @@ class ClientProtocol:
 
     def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
-
-
-def _is_done(answer: Answer) -> bool:
-    """Returns whether a request is done, and not `busy`."""
-    if isinstance(answer[0], Done):
-        return True
-    _refuse_unless_busy(answer[0])
-    return False
-
-
-def _refuse_unless_busy(message: Message) -> None:
-    if not (isinstance(message, Refused) and message.code == "busy"):
-        raise FrameError(f"a server answered a cut with {type(message).__name__}")
 
 
 def expect(answer: Answer, wanted: type[_M]) -> _M:

@@ -18,7 +18,6 @@ and drive this same object.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -40,11 +39,10 @@ from trireme.ps.messages import (
     Status,
     StopJob,
 )
-from trireme.ps.replication_messages import Expire
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.snapshot_messages import Cut, Freeze, Load, Thaw, WriteValues
+from trireme.ps.snapshot_messages import Load, TakeSnapshot, WriteValues
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -81,9 +79,8 @@ class Dispatcher(Generic[_S]):
         self.shard = shard
         # The connections to the primaries of other shards, by shard.
         self._shards: dict[int, _S] = {}
-        # The last message of each kind to each, for a new connection. A message tells all that
-        # those of its kind have told before.
-        self._last_sent: defaultdict[int, dict[type[FromServer], FromServer]] = defaultdict(dict)
+        # The last message to each, for a new connection: it tells all that those before have told.
+        self._last_sent: dict[int, FromServer] = {}
         # The connection that each process uses, and the numbers of all.
         self._numbers: dict[_S, int] = {}
         self._speaking: dict[Identity, _S] = {}
@@ -92,9 +89,6 @@ class Dispatcher(Generic[_S]):
         self._requests: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             StopJob: shard.stop,
             Collect: shard.collect,
-            Freeze: shard.freeze,
-            Cut: shard.cut,
-            Thaw: shard.thaw,
             Status: shard.status,
         }
         self._of_participants: Mapping[type[Message], Callable[..., list[Instruction]]] = {
@@ -104,6 +98,7 @@ class Dispatcher(Generic[_S]):
             Lease: shard.lease,
             Drain: shard.drain,
             Retire: shard.retire,
+            TakeSnapshot: shard.snapshot,
         }
         self._with_payload: Mapping[type[Message], Callable[..., list[Instruction]]] = {
             Load: shard.load,
@@ -183,8 +178,6 @@ class Dispatcher(Generic[_S]):
             return self.shard.heard(now, who.worker, message)
         if isinstance(message, ViewChanged):
             return self.shard.view(now, message.view)
-        if isinstance(message, Expire):
-            return self.shard.expire(now)
         if kind in self._requests:
             return self._requests[kind](now, route, message)
         if kind in self._of_participants:
@@ -197,14 +190,12 @@ class Dispatcher(Generic[_S]):
         If there is none, `speaks` returns the message when there is one.
         """
         assert isinstance(word.message, FromServer)
-        last = self._last_sent[word.server]
-        last.pop(type(word.message), None)  # it is the newest of all now
-        last[type(word.message)] = word.message
+        self._last_sent[word.server] = word.message
         return self._shards.get(word.server)
 
     def last_sent(self, shard: int) -> list[FromServer]:
-        """Returns the last message of each kind to another shard, in the order of sending."""
-        return [*self._last_sent[shard].values()]
+        """Returns the last message to another shard, if there is one."""
+        return [self._last_sent[shard]] if shard in self._last_sent else []
 
     def closed(self, link: _S) -> None:
         """Forgets a connection that is gone."""

@@ -46,7 +46,7 @@ from trireme.ps.messages import (
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
 from trireme.ps.replication.filling import filling, filling_rows
 from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
-from trireme.ps.replication_messages import Expire, Fill, FillRows, Follow, Replicate, Replicated
+from trireme.ps.replication_messages import Fill, FillRows, Follow, Replicate, Replicated
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, QuietState, export
@@ -156,10 +156,7 @@ class Replica(Generic[_L]):
         """
         self._take_role(view)
         self.began = view.number
-        if quiet is None:
-            instructions = self.shard.view(now, view)
-        else:
-            instructions = self.shard.resume(now, view, quiet)
+        instructions = self._first_instructions(now, view, quiet)
         if self._log is None:
             return
         if self._log.active:
@@ -169,6 +166,13 @@ class Replica(Generic[_L]):
             instructions = self._log.hold(instructions)
         for each in instructions:
             yield from self._noted(each)
+
+    def _first_instructions(self, now: float, view: View, quiet: Quiet | None) -> list[Instruction]:
+        shard = self.shard
+        out = shard.view(now, view) if quiet is None else shard.resume(now, view, quiet)
+        while self.shard.due:
+            out += self.shard.go_on(now)
+        return out
 
     def wait(self, view: View) -> None:
         """Waits for the state with which the generation has begun; it comes from the primary."""
@@ -183,16 +187,15 @@ class Replica(Generic[_L]):
         if self.primary:
             raise FrameError("a primary is not filled")
         self._forget_all()
-        view = message.view
-        if not message.state:
-            self.shard.view(now, view)
-        else:
+        quiet = None
+        if message.state:
             try:
                 state = msgspec.msgpack.decode(message.state, type=QuietState)
             except (msgspec.DecodeError, ConfigurationError) as error:
                 raise FrameError(f"a shard's state is malformed: {error}") from error
-            self.shard.resume(now, view, Quiet(state, tensors, topics, None))
-        self.began = view.number
+            quiet = Quiet(state, tensors, topics, None)
+        self._first_instructions(now, message.view, quiet)
+        self.began = message.view.number
 
     def fill_rows(self, message: FillRows, tensors: Tensors) -> None:
         """Takes rows of sparse tables, as they are after the entries that have come.
@@ -349,9 +352,7 @@ class Replica(Generic[_L]):
             return
         for each in self._log.look(now, taken):
             yield from self._noted(each)
-        if self.shard.overdue(now):
-            yield from self._happen(now, NOBODY, None, Expire(), None)
-        yield from self.shard.notices(now)
+        yield from self.shard.tick(now)
         if now - self._noticed >= NOTICE_SECONDS:
             self._noticed = now
             yield from self._log.waits(now)

@@ -97,8 +97,8 @@ class Answers:
         does it compute an update that it was let begin: where the shards were divided anew before
         it had the values of all, it pulls again, and others must not wait for that update.
         """
-        if pull.train:
-            self._state.ending.done(who.worker)
+        if pull.train and (leader := self._state.leader) is not None:
+            leader.ending.done(who.worker)
         if self._pulls:
             self._pulls = [each for each in self._pulls if each.owner.worker != who.worker]
         self._pulls.append(_WithheldPull(who, route, pull, now))
@@ -159,7 +159,7 @@ class Answers:
     def reply(self, answer: PushAnswer) -> Reply:
         """Returns the answer to a push as it is sent now."""
         state, push = self._state, answer.pending.push
-        stop = not state.ending.grant(answer.pending.owner.worker, state.step)
+        stop = self._is_last(answer.pending.owner.worker)
         payload: Sequence[torch.Tensor] = ()
         if push.pull:
             assert state.values is not None
@@ -173,7 +173,7 @@ class Answers:
     def _highest_clock(self) -> float:
         """Returns how many pushes a worker may have made that is answered now."""
         state, bound = self._state, self._state.rule.staleness
-        if bound is None or state.ending.reached(state.step):
+        if bound is None or state.over:
             return math.inf
         return state.table.slowest(state.participants.live) + bound
 
@@ -181,7 +181,17 @@ class Answers:
         """Returns whether a worker is not too far ahead, and it is decided whether it goes on."""
         state = self._state
         ahead = state.table.records[worker].clock > highest
-        return not ahead and not state.ending.undecided(worker, state.step)
+        return not ahead and not self._undecided(worker)
+
+    def _undecided(self, worker: int) -> bool:
+        """Returns whether updates under way decide if a worker goes on, which shard 0 tells."""
+        state, leader = self._state, self._state.leader
+        return leader is not None and leader.ending.undecided(worker, state.step)
+
+    def _is_last(self, worker: int) -> bool:
+        """Returns whether a worker is to stop training, which shard 0 tells."""
+        state, leader = self._state, self._state.leader
+        return leader is not None and not leader.ending.grant(worker, state.step)
 
     def _answer_pulls(self) -> list[Reply]:
         """Answers the pulls for a step that is reached, if their workers need not wait."""
@@ -191,14 +201,13 @@ class Answers:
         pulls, self._pulls = self._pulls, []
         for each in pulls:
             pull, worker = each.pull, each.owner.worker
-            undecided = pull.train and state.ending.undecided(worker, state.step)
-            if state.step < pull.at_least or undecided:
+            if state.step < pull.at_least or (pull.train and self._undecided(worker)):
                 self._pulls.append(each)
                 continue
             if pull.train:
-                stop = not state.ending.grant(worker, state.step)
+                stop = self._is_last(worker)
             else:
-                stop = state.ending.reached(state.step)
+                stop = state.leader is not None and state.leader.ending.reached(state.step)
             out.append(Reply(each.route, PullReply(state.step, stop), state.values.buffer.vectors))
         return out
 
@@ -221,10 +230,11 @@ class Answers:
         state, live = self._state, self._state.participants.live
         slowest = state.table.slowest(live)
         behind = tuple(f"worker:{w}" for w in live if state.table.records[w].clock == slowest)
-        last = tuple(f"worker:{worker}" for worker in sorted(state.ending.under_way))
+        under_way = state.leader.ending.under_way if state.leader else ()
+        last = tuple(f"worker:{worker}" for worker in sorted(under_way))
         for worker, answer in self.withheld.items():
             reason, names = f"staleness bound {state.rule.staleness}", behind
-            if state.ending.undecided(worker, state.step):
+            if self._undecided(worker):
                 reason, names = "the last updates", last
             notice = Waiting(reason, names, now - answer.pending.since)
             yield answer.pending.route, Wait(worker, notice)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from trireme.ps.flat import PartBuffer
+from trireme.ps.leader.decisions import PushId
 from trireme.ps.messages import Applied, Push, RejectedVerdict, Stale, WorkerProgress
 from trireme.ps.row_messages import owned
 from trireme.ps.shard.participants import Participant
@@ -39,6 +40,11 @@ class Pending(msgspec.Struct, eq=False):
     gradients: PartBuffer
     since: float
     answered: bool = False
+
+    @property
+    def id(self) -> PushId:
+        """Names the push among all."""
+        return *self.owner, self.push.sequence
 
     def kept(self) -> Pending:
         """Returns a copy that counts as answered and shares no memory with the worker."""
@@ -126,14 +132,6 @@ class PushTable:
         for sequence in [*verdicts]:
             if sequence <= acknowledged:
                 del verdicts[sequence]
-
-    def decided(self, workers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """Returns (worker, last decided sequence) of those among `workers` that have a record."""
-        return tuple(
-            (worker, self.records[worker].sequence)
-            for worker in sorted(workers)
-            if worker in self.records
-        )
 
     def slowest(self, workers: Iterable[int]) -> int:
         """Returns the lowest clock of these workers; 0 when none of them has pushed."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from trireme.ps.leader.example_ledgers import ExamplesState
 from trireme.ps.messages import GroupSpec, LayoutSpec, OptimizerSpec
 from trireme.ps.rule import Rule
-from trireme.ps.shard.example_ledgers import ExamplesState
 from trireme.ps.shard.push_table import RecordState
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.snapshot_tensors import Tensors
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):
-    """What is the same in every shard, but for `last` to `topics`, which are shard 0's.
+    """What is the same in every shard, but for `last` to `topics`, which are the leader's.
 
     Attributes:
         task, layout, optimizer, rule: of the model that was shown, with the present
@@ -85,7 +85,12 @@ def export(state: ShardState) -> Quiet | None:
     shown, values = state.shown, state.values
     if not state.loaded or shown is None or values is None:
         return None
-    topics = [(t, w, data) for t, left in state.topics.items() for w, data in left.items()]
+    leader = state.leader
+    topics = [
+        (topic, worker, data)
+        for topic, left in (leader.topics if leader else {}).items()
+        for worker, data in left.items()
+    ]
     quiet = QuietState(
         task=shown.task,
         layout=shown.layout.spec,
@@ -95,9 +100,9 @@ def export(state: ShardState) -> Quiet | None:
         records=state.table.export_records(),
         retired=tuple(sorted(state.participants.retired)),
         counters=dict(state.counters),
-        last=state.ending.last,
-        under_way=tuple(sorted(state.ending.under_way)),
-        examples=state.examples.export(),
+        last=leader.ending.last if leader else None,
+        under_way=tuple(sorted(leader.ending.under_way)) if leader else (),
+        examples=leader.examples.export() if leader else ExamplesState(),
         topics=tuple((topic, worker, data.numel()) for topic, worker, data in topics),
         tables=shown.tables,
     )

@@ -6,14 +6,15 @@ simulator, the tests and a lone process all drive this same object.
     event                      what it is
     view                       the coordinator's newest view
     attach, load, pull, push   requests of workers
-    lease, stop                requests to shard 0: for examples, and for the job's end
-    freeze, cut, thaw          a consistent cut over all servers, for checkpoints and evaluation
-    heard                      messages of other servers, where shard 0 decides the rounds or the
-                               asynchronous pushes
+    snapshot                   a request for a copy, which all shards make at one point
+    lease, stop, ...           requests to shard 0, for what the leader keeps
+    heard                      at shard 0, what another shard holds; at others, the leader's
+                               decisions
     tick                       time passes
 
-When the instructions of an event are carried out, the driver calls `go_on` while `due` holds: other
-servers must hear of a decision before this server carries it out.
+Every shard carries out the same sequence of decisions, which the leader writes at shard 0. When the
+instructions of an event are carried out, the driver calls `go_on` while `due` holds: other shards
+must hear of a decision before this shard carries it out.
 
 The driver names the participant that makes a request, or the server that sends a message, as the
 handshake of the connection has proven it.
@@ -40,6 +41,18 @@ from trireme.errors import (
 )
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
+from trireme.ps.leader.decisions import (
+    Apply,
+    Cut,
+    Decided,
+    Decision,
+    Divide,
+    Held,
+    Measure,
+    PushId,
+    Stop,
+)
+from trireme.ps.leader.leader import needed_for
 from trireme.ps.messages import (
     Attach,
     Attached,
@@ -66,26 +79,18 @@ from trireme.ps.messages import (
     Stopping,
     Waiting,
 )
-from trireme.ps.server_messages import ShardFrozen, StopAt
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait
+from trireme.ps.shard.copies import Copies
+from trireme.ps.shard.follower import Follower
 from trireme.ps.shard.instructions import Instruction, Reply, Send, Stopped
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.push_decider import PushDecider
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.state import ShardState, ShownModel
+from trireme.ps.shard.updates import Updates
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.snapshot_messages import (
-    Cut,
-    Freeze,
-    Frozen,
-    Load,
-    Loaded,
-    Snapshot,
-    Thaw,
-    WriteValues,
-)
+from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
 
 if TYPE_CHECKING:
     from trireme.ps.shard.values.tables import ShardTables
@@ -97,34 +102,34 @@ _CODES = {ModelMismatchError: "mismatch", UnsupportedOptimizerError: "optimizer"
 
 _MOST_TOPICS = 4096
 
-FREEZE_SECONDS = 60.0
-"""After this long a cut that was not completed is given up, and training goes on."""
+_NOT_THE_LEADER = "only shard 0 is asked that, which has the leader"
 
 
 class Shard:
     """One server's part of the parameters, and all decisions about it.
 
     Args:
-        server: this server's index; shard 0 also deals examples and decides when the job ends.
+        server: this server's index; shard 0 has the leader.
         factory: makes the values once the first worker has shown its model.
 
     Attributes:
         server: the same index.
         state: the shard's state. Only the shard changes it.
+        due: whether `go_on` is to be called before the next event.
+        answers, updates, follower, copies: its parts.
     """
 
     def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         self.server = server
         self._factory = factory
         self.state = ShardState(server)
-        self._answers = Answers(self.state)
-        self._decider = PushDecider(self.state, self._answers)
+        self.answers = Answers(self.state)
+        self.updates = Updates(self.state, self.answers)
+        self.follower = Follower()
+        self.copies = Copies(self.state)
+        self._stopped_in = 0  # the number of the view for which it has stopped last
         self._noticed = 0.0
-
-    @property
-    def due(self) -> bool:
-        """Whether `go_on` is to be called before the next event."""
-        return self._decider.due
+        self.due = False
 
     # -- membership ------------------------------------------------------------------------------
 
@@ -140,14 +145,18 @@ class Shard:
         for worker in sorted(table.records.keys() - staying):
             out += self._drop(worker)
         self._admit(clock)
-        state.examples.members(tuple(participants.live))
-        for route in self._answers.take_fenced_pulls():
-            out.append(self._refused(route, "fenced", "the view has changed"))
-        out += self._abandon_cut("the view has changed")
-        state.reconfiguration.end()
-        if view.next_shards:
-            out += self._freeze_for(now, view)
-        return [*out, *self._proceed()]
+        out += [
+            self._refused(route, "fenced", "the view has changed")
+            for route in self.answers.take_fenced_pulls()
+        ]
+        return [*out, *self.copies.drop_absent(), *self._lead(view), *self._proceed()]
+
+    def _lead(self, view: View) -> Sequence[Instruction]:
+        """Shows the leader a view, where this shard has it."""
+        if (leader := self.state.leader) is not None:
+            leader.view(view)
+            leader.examples.members(tuple(self.state.participants.live))
+        return ()
 
     def _admit(self, clock: int) -> None:
         for worker, incarnation in self.state.participants.incarnations.items():
@@ -155,13 +164,21 @@ class Shard:
 
     def _drop(self, worker: int) -> list[Reply]:
         """Drops what a worker that is out, or was started anew, had begun; answers its push."""
-        record, withheld = self.state.table.records[worker], self._answers.withheld
+        record, withheld = self.state.table.records[worker], self.answers.withheld
         unanswered = [withheld.pop(worker).pending] if worker in withheld else []
         if record.pending is not None:
             unanswered.append(record.pending)
-        self._decider.drop(record)
-        self.state.ending.done(worker)
-        self.state.examples.release(worker)
+        leader = self.state.leader
+        if record.pending is not None:
+            view = self.state.participants.view.number
+            self.follower.drop(record.pending, view, leads=leader is not None)
+            self.updates.forget_mean()
+            if leader is not None:
+                leader.drop(record.pending.id)
+            record.pending = None
+        if leader is not None:
+            leader.ending.done(worker)
+            leader.examples.release(worker)
         return [self._fenced(pending) for pending in unanswered]
 
     def _fenced(self, pending: Pending) -> Reply:
@@ -225,11 +242,11 @@ class Shard:
         state.values = self._factory(layout, self.server, shown.optimizer, rule)
         state.tables = _tables_of(shown, self.server)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
-        state.ending.go_by(rule, layout.spec.shards)
-        if rule.max_steps is not None:
-            state.ending.set_last(state.step, rule.max_steps)
-        state.examples.interleave = rule.synchronous and rule.aggregate == 0
-        self._decider.begin(shown)
+        self.updates.begin(shown)
+        if (leader := state.leader) is not None:
+            leader.begin(rule, layout.spec.shards)
+            if rule.max_steps is not None:
+                leader.ending.set_last(state.step, rule.max_steps)
 
     def load(
         self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
@@ -256,11 +273,13 @@ class Shard:
         except (TriremeError, RuntimeError, TypeError, ValueError) as error:
             return [self._refused(route, "rejected", str(error))]
         state.step, state.loaded_in = request.step, request.view
-        self._decider.load()
+        self.updates.load()
         state.table.restore(request.workers)
         self._admit(0)
-        state.examples.restore(request.consumed, request.sizes, request.orders)
-        return [Reply(route, Loaded(state.step)), *self._answers.proceed()]
+        if (leader := state.leader) is not None:
+            leader.loaded = True
+            leader.examples.restore(request.consumed, request.sizes, request.orders)
+        return [Reply(route, Loaded(state.step)), *self._proceed()]
 
     def write_values(
         self,
@@ -279,8 +298,6 @@ class Shard:
         if state.synchronous and state.rule.aggregate:
             reason = "with --aggregate a worker that is late would overwrite the values of others"
             return [self._refused(route, "rejected", reason)]
-        if state.barrier.token is not None:
-            return [self._refused(route, "busy", "a copy is under way")]
         state.values.write(tensors)
         return [Reply(route, Done())]
 
@@ -288,7 +305,7 @@ class Shard:
         """Answers with the values, once they are loaded."""
         if fenced := self._fence(route, who, request.view):
             return fenced
-        return [*self._answers.pull(now, route, who, request)]
+        return [*self.answers.pull(now, route, who, request)]
 
     def pull_rows(
         self, now: float, route: object, who: Participant, request: PullRows
@@ -314,7 +331,7 @@ class Shard:
         if reason is not None:
             fenced = FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = state.senseless(who.worker, push) or self._decider.unlike(push)
+        reason = state.senseless(who.worker, push) or self.updates.unlike(push)
         if reason is not None:
             return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)
@@ -324,13 +341,28 @@ class Shard:
         if record.pending is not None:  # the worker came back while its answer is withheld
             record.pending.route = route
             return []
-        if self._decider.waits_for_nobody:
-            over = state.ending.reached(state.step)
-            answer = self._decider.decide_one(pending, applied=not over)
-            return [*self._answers.give(answer), *self._proceed()]
+        if self._decides_at_once:
+            if state.over:
+                answer = self.updates.stale(pending)
+            else:
+                answer = self.updates.apply(pending, state.step + push.steps)
+            return [*self.answers.give(answer), *self._proceed()]
         record.pending = pending
-        self._decider.consider(pending)
+        if state.over or (state.synchronous and push.pulled < state.step):
+            self.answers.due.append(self.updates.stale(pending))
+        else:
+            self.follower.hold(pending)
+            self.updates.note(pending)
+            if state.leader is not None:
+                state.leader.hold(pending.id, push.steps)
         return self._proceed()
+
+    @property
+    def _decides_at_once(self) -> bool:
+        """Whether a push that comes now is decided by itself, as no other shard must have it."""
+        state = self.state
+        alone = state.leader is not None and state.leader.alone
+        return alone and not state.synchronous and not self.stopped
 
     def overfull(self, who: Participant, push: Push) -> str | None:
         """Returns why the tables have no room for the rows of a new push; None where they have.
@@ -350,7 +382,7 @@ class Shard:
         """Answers a push that was decided before with its first verdict."""
         worker, sequence, state = pending.owner.worker, pending.push.sequence, self.state
         state.counters["duplicate"] += 1
-        withheld = self._answers.withheld.get(worker)
+        withheld = self.answers.withheld.get(worker)
         if withheld is not None and withheld.pending.push.sequence == sequence:
             withheld.pending.route = pending.route
             return []
@@ -359,7 +391,7 @@ class Shard:
             reason = f"push {sequence} was decided, and the worker said it knew how"
             rejected = PushReply(RejectedVerdict(reason), state.step, 0, False)
             return [Reply(pending.route, rejected)]
-        return self._answers.give_again(PushAnswer(pending, Duplicate(original), 0))
+        return self.answers.give_again(PushAnswer(pending, Duplicate(original), 0))
 
     def lease(
         self, now: float, route: object, who: Participant, request: Lease
@@ -367,56 +399,129 @@ class Shard:
         """Leases examples to a worker."""
         if fenced := self._fence(route, who, request.view):
             return fenced
+        if (leader := self.state.leader) is None:
+            return [self._refused(route, "rejected", _NOT_THE_LEADER)]
         try:
-            leased = self.state.examples.lease(who.worker, request)
-            if self._decider.awaits(who):
-                leased = msgspec.structs.replace(leased, awaited=True)
+            leased = leader.examples.lease(who.worker, request)
         except ValueError as error:
             return [self._refused(route, "rejected", str(error))]
+        held = self.follower.held
+        if self.state.synchronous and held and who not in held:
+            leased = msgspec.structs.replace(leased, awaited=True)
         return [Reply(route, leased)]
 
-    # -- what servers tell each other ------------------------------------------------------------
+    # -- the leader's decisions ------------------------------------------------------------------
 
     def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
-        """Takes what another server holds or has staged, or what shard 0 has decided of that."""
-        if isinstance(message, ShardFrozen):
-            return [*self._stop(server, message), *self._proceed()]
-        if isinstance(message, StopAt):
-            return [*self._stop_at(message), *self._proceed()]
-        return [*self._decider.hear(server, message), *self._proceed()]
+        """Takes what another shard holds, or what the leader has decided.
+
+        A message that is not for this shard changes nothing.
+        """
+        leader = self.state.leader
+        if isinstance(message, Held) and leader is not None:
+            leader.hear(server, message)
+        elif isinstance(message, Decided) and leader is None:
+            self.follower.hear(message)
+        return self._proceed()
 
     def go_on(self, now: float) -> list[Instruction]:
         """Carries out what was `due`."""
         return self._proceed()
 
     def _proceed(self) -> list[Instruction]:
-        """Decides all that can be decided, then makes the answers that can go out.
+        """Carries out all decisions that have come, then makes the answers that can go out.
 
         The answers come last: the values that they carry are of the step that they name.
         """
-        out: list[Instruction] = []
-        while True:
-            out += self._decider.proceed()
-            copied = self._complete_cut() if self.state.barrier.cut is not None else []
-            out += copied
-            if not copied:  # a copy may have been what stopped a round
+        self.due, state = False, self.state
+        out, leader = self._follow(), state.leader
+        if leader is None:
+            out += self._report()
+            return [*out, *self.answers.proceed()]
+        while not self.follower.decided:
+            live, copies = state.participants.live, self.copies.tokens
+            decision = leader.decide(state.step, live, copies, self._square)
+            if decision is None:
                 break
-        return [*out, *self._answers.proceed()]
+            self.follower.append(decision)
+            if not leader.alone:  # the others are told first, and carry it out when this shard does
+                self.due = True
+                break
+            out += self._follow()
+        if not leader.alone:
+            told = leader.tell(state.participants.view.number)
+            out += [Send(shard, message) for shard, message in told]
+        return [*out, *self.answers.proceed()]
+
+    def _follow(self) -> list[Instruction]:
+        """Carries out the decisions that have come, in their order."""
+        out, follower, view = list[Instruction](), self.follower, self.state.participants.view
+        while follower.decided:
+            decision = follower.decided[0]
+            if isinstance(decision, Divide) and decision.view >= view.number:
+                # Another view lets the shard go on; one that is behind has to take this one first.
+                if decision.view == view.number != self._stopped_in:
+                    self._stopped_in = view.number
+                    out.append(Stopped(view.number))
+                break
+            follower.decided.popleft()
+            out += self._carry_out(decision)
+        return out
+
+    def _carry_out(self, decision: Decision) -> Sequence[Instruction]:
+        state, follower = self.state, self.follower
+        if isinstance(decision, Apply):
+            members = [follower.take(push) for push in decision.pushes]
+            if state.synchronous:
+                late = follower.take_all()
+                self.updates.apply_round(members, decision.scale, decision.step, late)
+            else:
+                for pending in members:
+                    answer = self.updates.apply(pending, decision.step)
+                    if not pending.answered:
+                        self.answers.withheld[pending.owner.worker] = answer
+        elif isinstance(decision, Measure):
+            follower.propose(decision.pushes)
+        elif isinstance(decision, Cut):
+            return self.copies.make(decision.worker, decision.token)
+        elif isinstance(decision, Stop):
+            state.over = True
+            self.updates.drop_stale(follower.take_all())
+        return ()
+
+    def _report(self) -> Sequence[Send]:
+        """Returns what to report to the leader at shard 0."""
+        rule, live = self.state.rule, self.state.participants.live
+        square = self._square if rule.clip_norm is not None else None
+        copies = self.copies.tokens.items()
+        held = self.follower.report(needed_for(rule, live), live, copies, square)
+        return [Send(0, message) for message in held]
+
+    def _square(self, pushes: Sequence[PushId]) -> float:
+        held = self.follower.held
+        return self.updates.square([held[Participant(*push[:2])] for push in pushes])
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the shard has stopped to be divided anew: its state is quiet."""
+        return 0 < self._stopped_in == self.state.participants.view.number
 
     # -- the end ---------------------------------------------------------------------------------
 
     def stop(self, now: float, route: object, request: StopJob) -> list[Instruction]:
         """Ends the job at the next step at which every worker can."""
-        last = self.state.ending.stop(self.state.step)
+        if (leader := self.state.leader) is None:
+            return [self._refused(route, "rejected", _NOT_THE_LEADER)]
+        last = leader.ending.stop(self.state.step)
         return [Reply(route, Stopping(last)), *self._proceed()]
 
     def drain(
         self, now: float, route: object, who: Participant, request: Drain
     ) -> list[Instruction]:
         """Answers when no worker trains any more: the last step is made then."""
-        if not self._answers.drain(now, route, who):
+        if not self.answers.drain(now, route, who):
             return [self._refused(route, "busy", "more tasks wait for the end than there are")]
-        return [*self._answers.proceed()]
+        return [*self.answers.proceed()]
 
     def retire(
         self, now: float, route: object, who: Participant, request: Retire
@@ -428,8 +533,9 @@ class Shard:
         state = self.state
         if state.participants.holds(who):
             state.participants.retire(who.worker)
-            state.ending.done(who.worker)
-            state.examples.members(tuple(state.participants.live))
+            if state.leader is not None:
+                state.leader.ending.done(who.worker)
+                state.leader.examples.members(tuple(state.participants.live))
         return [Reply(route, Done()), *self._proceed()]
 
     # -- what workers share ----------------------------------------------------------------------
@@ -438,7 +544,9 @@ class Shard:
         self, now: float, route: object, who: Participant, request: Share, payload: torch.Tensor
     ) -> list[Instruction]:
         """Keeps bytes that a worker shares with the others; without any forgets the topic."""
-        topics = self.state.topics
+        if (leader := self.state.leader) is None:
+            return [self._refused(route, "rejected", _NOT_THE_LEADER)]
+        topics = leader.topics
         if self.state.participants.holds(who):
             if not payload.numel():
                 topics.pop(request.topic, None)
@@ -450,79 +558,25 @@ class Shard:
 
     def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
         """Answers with the bytes that workers have shared under a topic."""
-        left = sorted(self.state.topics.get(request.topic, {}).items())
+        leader = self.state.leader
+        left = sorted(leader.topics.get(request.topic, {}).items()) if leader else []
         sizes = tuple(tensor.numel() for _, tensor in left)
         message = Collected(tuple(worker for worker, _ in left), sizes)
         return [Reply(route, message, [tensor for _, tensor in left])]
 
-    # -- a consistent cut ------------------------------------------------------------------------
+    # -- a consistent copy -----------------------------------------------------------------------
 
-    def freeze(self, now: float, route: object, request: Freeze) -> list[Instruction]:
-        """Holds back all decisions until `cut` is complete, or `thaw`."""
-        state = self.state
-        if not state.loaded:
-            return [self._refused(route, "rejected", "no values are loaded")]
-        if state.barrier.token not in (None, request.token):
-            return [self._refused(route, "busy", "another cut is under way")]
-        state.barrier.begin(request.token, now)
-        decided = state.table.decided(state.participants.incarnations)
-        after = 0 if state.tables is None else state.tables.changes_after
-        return [Reply(route, Frozen(state.step, decided, state.participants.view.number, after))]
-
-    def cut(self, now: float, route: object, request: Cut) -> list[Instruction]:
-        """Decides what other servers have already decided, and answers with a copy then."""
-        barrier = self.state.barrier
-        if barrier.token != request.token:
-            reason = "the cut was given up: it took too long, or its view has changed"
-            return [self._refused(route, "busy", reason)]
-        barrier.cut, barrier.route = request, route
-        self._decider.replay()
+    def snapshot(
+        self, now: float, route: object, who: Participant, request: TakeSnapshot
+    ) -> list[Instruction]:
+        """Takes a request for a copy, which is made where the leader decides."""
+        refused = self.copies.ask(now, route, who, request)
+        if refused is not None:
+            return [Reply(route, refused)]
+        self.follower.note_news()
         return self._proceed()
 
-    def thaw(self, now: float, route: object, request: Thaw) -> list[Instruction]:
-        """Gives up a cut."""
-        out: list[Instruction] = [Reply(route, Done())]
-        if self.state.barrier.token == request.token:
-            out += self._abandon_cut("it was taken back")
-        return [*out, *self._proceed()]
-
     # -- the shards are divided anew -------------------------------------------------------------
-
-    def _freeze_for(self, now: float, view: View) -> list[Instruction]:
-        """Decides nothing any more, as a view announces other shards; tells shard 0 how far it is.
-
-        Where no values are loaded, there is nothing to agree on.
-        """
-        state, reconfiguration = self.state, self.state.reconfiguration
-        reconfiguration.begin(view.number, len(view.shards))
-        state.barrier.begin(reconfiguration.token, now)
-        decided = state.table.decided(state.participants.incarnations)
-        frozen = ShardFrozen(view.number, state.step, decided)
-        return self._stop(0, frozen) if self.server == 0 else [Send(0, frozen)]
-
-    def _stop(self, shard: int, frozen: ShardFrozen) -> list[Instruction]:
-        """Takes how far a shard is; stops all once it is known of each."""
-        if self.server != 0:
-            return []
-        cut = self.state.reconfiguration.hear(shard, frozen)
-        if cut is None:
-            return []
-        others = range(1, len(self.state.participants.view.shards))
-        return [*(Send(other, cut) for other in others), *self._stop_at(cut)]
-
-    def _stop_at(self, message: StopAt) -> list[Instruction]:
-        barrier, reconfiguration = self.state.barrier, self.state.reconfiguration
-        under_way = 0 < reconfiguration.view == message.view
-        if under_way and not reconfiguration.stopped:
-            barrier.cut = Cut(reconfiguration.token, message.step, message.decided, False)
-            barrier.route = None
-            self._decider.replay()
-        return []
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the shard has stopped at the cut of a reconfiguration: its state is quiet."""
-        return self.state.reconfiguration.stopped
 
     def dismiss(self, view: int) -> list[Reply]:
         """Returns answers to all that is not answered, as other shards take over: ask them.
@@ -533,11 +587,12 @@ class Shard:
         routes = [pending.route for pending in self._unanswered()]
         fenced = FencedVerdict(view, "the shards were divided anew")
         out = [Reply(route, PushReply(fenced, self.state.step, 0, False)) for route in routes]
-        others = [*self._answers.take_pulls(), *self._answers.take_drains()]
+        others = [*self.answers.take_pulls(), *self.answers.take_drains()]
+        others += self.copies.take_routes()
         return out + [Reply(r, Refused("fenced", fenced.reason, view)) for r in others]
 
     def _unanswered(self) -> Iterator[Pending]:
-        for answer in self._answers.withheld.values():
+        for answer in self.answers.withheld.values():
             yield answer.pending
         for record in self.state.table.records.values():
             if record.pending is not None:
@@ -572,93 +627,31 @@ class Shard:
             state.tables.resume(quiet.tables, before.step)
         # A chief that finds other shards without values replaces these: its view is later than 1.
         state.step, state.loaded_in = before.step, 1
-        self._decider.load()
+        self.updates.load()
         state.table.resume(before.records)
         state.counters.update(before.counters)
-        if self.server == 0:
-            state.ending.resume(before.last, before.under_way)
-            state.examples.resume(before.examples)
+        if (leader := state.leader) is not None:
+            leader.loaded = True
+            leader.ending.resume(before.last, before.under_way)
+            leader.examples.resume(before.examples)
             for (topic, worker, _), data in zip(before.topics, quiet.topics, strict=True):
-                state.topics.setdefault(topic, {})[worker] = data
+                leader.topics.setdefault(topic, {})[worker] = data
         clock = state.table.slowest(state.participants.live.keys() - gone)
         out: list[Instruction] = []
         for worker in sorted(gone):
             out += self._drop(worker)
         self._admit(clock)
-        state.examples.members(tuple(state.participants.live))
-        if view.next_shards:  # the server has missed the views before the next reconfiguration
-            out += [*self._freeze_for(now, view), *self._proceed()]
-        return out
-
-    def _abandon_cut(self, reason: str) -> list[Reply]:
-        """Gives up a cut under way; the worker may ask again."""
-        barrier = self.state.barrier
-        if barrier.token is None:
-            return []
-        asked, route = barrier.cut is not None, barrier.route
-        barrier.end()
-        self._decider.replay()
-        return [self._refused(route, "busy", f"the cut was given up: {reason}")] if asked else []
-
-    def _complete_cut(self) -> Sequence[Instruction]:
-        """Returns the copy, once all that other servers have decided is decided here."""
-        state, cut, route = self.state, self.state.barrier.cut, self.state.barrier.route
-        reconfiguration = state.reconfiguration
-        if cut is None or reconfiguration.stopped:
-            return []
-        if state.step < cut.step:
-            return []
-        decided = dict(state.table.decided(state.participants.incarnations))
-        if any(decided[w] < sequence for w, sequence in cut.decided if w in decided):
-            return []
-        if reconfiguration.view:
-            reconfiguration.stopped = True
-            return [Stopped(reconfiguration.view)]
-        assert state.values is not None
-        tensors = state.values.copy(state=cut.state)
-        if state.tables is not None and cut.state:
-            since = None if cut.since < 0 else cut.since
-            tensors += state.tables.copy(since, shown=state.shows_rows)
-        specs = tuple(spec for spec, _ in tensors)
-        examples = state.examples
-        snapshot = Snapshot(
-            state.step,
-            specs,
-            state.table.export(),
-            examples.consumed(),
-            examples.sizes(),
-            examples.orders(),
-            state.participants.view.number,
-            cut.since,
-        )
-        state.barrier.end()
-        self._decider.replay()
-        return [Reply(route, snapshot, [tensor for _, tensor in tensors])]
+        return [*out, *self._lead(view), *self._proceed()]
 
     # -- time, and how things are ----------------------------------------------------------------
 
     def tick(self, now: float) -> list[Instruction]:
-        """Sends notices to those who wait; gives up a cut that takes too long."""
-        out = self.expire(now) if self.overdue(now) else []
-        return [*out, *self.notices(now)]
-
-    def overdue(self, now: float) -> bool:
-        """Returns whether a cut that a worker asked for takes too long."""
-        barrier = self.state.barrier
-        asked = barrier.token is not None and not self.state.reconfiguration.view
-        return asked and now - barrier.since > FREEZE_SECONDS
-
-    def expire(self, now: float) -> list[Instruction]:
-        """Gives up a cut that takes too long."""
-        return [*self._abandon_cut(f"it took more than {FREEZE_SECONDS:.0f} s"), *self._proceed()]
-
-    def notices(self, now: float) -> list[Instruction]:
-        """Returns notices for those who wait, from time to time."""
+        """Passes the time: sends notices to those who wait."""
         if now - self._noticed < NOTICE_SECONDS:
             return []
         self._noticed = now
         out: list[Instruction] = [Reply(route, wait.notice) for route, wait in self._waits(now)]
-        return [*out, *self._answers.waiting_for_the_end(now)]
+        return [*out, *self.answers.waiting_for_the_end(now)]
 
     def waits(self, now: float) -> tuple[Wait, ...]:
         """Returns the workers whose answers are withheld, and the reasons; the longest first."""
@@ -667,12 +660,29 @@ class Shard:
 
     def _waits(self, now: float) -> Iterator[tuple[object, Wait]]:
         """Yields the withheld answers: their routes, with the workers and the reasons."""
-        yield from self._answers.waiting_pulls(now)
-        for pending, reason, names in self._decider.waiting():
+        yield from self.answers.waiting_pulls(now)
+        for who, pending in self.follower.held.items():
             if not pending.answered:
-                notice = Waiting(reason, names, now - pending.since)
-                yield pending.route, Wait(pending.owner.worker, notice)
-        yield from self._answers.waiting_pushes(now)
+                notice = Waiting(*self._missing(pending), now - pending.since)
+                yield pending.route, Wait(who.worker, notice)
+        for route, worker, notice in self.copies.waiting(now):
+            yield route, Wait(worker, notice)
+        yield from self.answers.waiting_pushes(now)
+
+    def _missing(self, pending: Pending) -> tuple[str, tuple[str, ...]]:
+        """Returns what a push waits for, and the tasks."""
+        state, held = self.state, self.follower.held
+        participants = state.participants
+        reason, pushes = "a push to reach every server", [pending.id]
+        if state.synchronous:
+            reason = f"round {state.step + 1}"
+            absent = [w for w, i in sorted(participants.live.items()) if (w, i) not in held]
+            if absent:
+                return reason, tuple(f"worker:{worker}" for worker in absent)
+            pushes = [each.id for each in held.values()]
+        if state.leader is None:
+            return reason, (participants.view.primary_name(0),)
+        return reason, state.leader.missing(pushes, participants.view)
 
     def lags(self) -> dict[int, int]:
         """Returns how many pushes each training worker is behind the furthest one."""

@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from trireme.errors import ModelMismatchError
 from trireme.ps.layout import Layout
+from trireme.ps.leader.leader import Leader
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import misfit
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
-from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.push_table import PushTable
-from trireme.ps.shard.reconfiguration import Reconfiguration
-from trireme.ps.shard.snapshot_barrier import SnapshotBarrier
 from trireme.ps.shard.values.parameters import Values
-from trireme.ps.termination import Ending
 from trireme.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -88,15 +83,11 @@ class ShardState:
         shows_rows: whether answers to pushes have the rows that these want: not at a backup, whose
             answers nobody hears.
         hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
-        topics: the bytes that workers share at shard 0: under each topic the last of each worker.
         counters: how many pushes had each verdict, and other counts.
-        out: the participants with pushes here that are out of the job.
+        over: whether training has ended, by the leader's decision.
         participants: the workers of the newest view.
         table: the exactly-once table.
-        ending: decides when the job ends.
-        examples: the ledgers of the data sets.
-        barrier: holds decisions back during a consistent cut.
-        reconfiguration: stops the shard while the shards are divided anew.
+        leader: decides for all shards, at shard 0; None at any other.
     """
 
     def __init__(self, server: int) -> None:
@@ -110,14 +101,11 @@ class ShardState:
         self.tables: ShardTables | None = None
         self.shows_rows = True
         self.hyper: Sequence[GroupSpec] | None = None
-        self.topics: dict[str, dict[int, torch.Tensor]] = {}
         self.counters: Counter[str] = Counter()
+        self.over = False
         self.participants = Participants()
         self.table = PushTable()
-        self.ending = Ending(decides=server == 0)
-        self.examples = ExampleLedgers()
-        self.barrier = SnapshotBarrier()
-        self.reconfiguration = Reconfiguration(server)
+        self.leader = None if server else Leader()
 
     @property
     def loaded(self) -> bool:
@@ -136,7 +124,7 @@ class ShardState:
 
     def senseless(self, worker: int, push: Push) -> str | None:
         """Returns why a push of a worker makes no sense; None when it does."""
-        last, period = self.table.records[worker].sequence, self.ending.period
+        last, period = self.table.records[worker].sequence, self.rule.period
         if not self.loaded or self.shown is None:
             return "a push came before the values were loaded"
         if push.sequence > last + 1:
@@ -156,8 +144,10 @@ class ShardState:
             )
         if push.absent and (reason := _nowhere(self.shown.layout, push.absent)) is not None:
             return reason
-        if push.examples and (reason := self.examples.senseless(push.examples)) is not None:
-            return reason
+        if push.examples and (leader := self.leader) is not None:
+            reason = leader.examples.senseless(push.examples)
+            if reason is not None:
+                return reason
         if push.rows or push.wanted:
             if (reason := self.rows_misfit((*push.rows, *push.wanted))) is not None:
                 return reason

@@ -16,6 +16,7 @@ from torch import nn
 from trireme.errors import Rejected
 from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
+from trireme.ps.leader.example_ledgers import ExampleLedgers
 from trireme.ps.messages import (
     Applied,
     Lease,
@@ -25,12 +26,10 @@ from trireme.ps.messages import (
     Span,
 )
 from trireme.ps.optimizers import check_optimizer, named_state, restore_state
-from trireme.ps.results import PushResult
+from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
-from trireme.ps.shard.example_ledgers import ExampleLedgers
 from trireme.ps.snapshot import ModelState, TableMark, lacking
-from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, PushTerms
 from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local

@@ -11,9 +11,8 @@ from trireme.ps.client.client import Client
 from trireme.ps.client.server_links import ClientOptions, Membership
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec
-from trireme.ps.results import PushResult
+from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule
-from trireme.ps.termination import after_the_end
 from trireme.session.backends.base import Backend, FirstState, PushTerms, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.local_sgd import LocalSteps

@@ -9,7 +9,7 @@ from pathlib import Path
 from trireme.errors import JobFailed, UsageError
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.location import RemotePath
-from trireme.ps.termination import after_the_end
+from trireme.ps.results import after_the_end
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.worker.ending import finish
 from trireme.session.worker.recorder import Recorder

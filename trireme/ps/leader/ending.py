@@ -1,10 +1,9 @@
-"""Decides when a job ends, and which workers may begin another update. Shard 0 decides for all."""
+"""Decides when training ends, and which workers may begin another update: for all shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trireme.errors import ConfigurationError
 from trireme.ps.rule import Rule
 
 
@@ -22,9 +21,6 @@ class Ending:
     Where updates are deltas of several steps, each of those under way counts for as many as it may
     bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
 
-    Args:
-        decides: whether this is shard 0's.
-
     Attributes:
         last: the job's last step; None where it has none yet.
         synchronous: whether updates make rounds.
@@ -33,13 +29,12 @@ class Ending:
         under_way: the workers that compute an update now.
     """
 
-    def __init__(self, *, decides: bool) -> None:
+    def __init__(self) -> None:
         self.last: int | None = None
         self.synchronous = False
         self.patient = False
         self.period = 1
         self.under_way: set[int] = set()
-        self._decides = decides
 
     def go_by(self, rule: Rule, servers: int) -> None:
         """Takes the job's rule and its number of servers."""
@@ -47,27 +42,22 @@ class Ending:
         self.patient = not rule.synchronous and (rule.staleness is None or servers == 1)
 
     def resume(self, last: int | None, under_way: Iterable[int]) -> None:
-        """Goes on where another shard 0 has stopped.
-
-        Args:
-            last: the job's last step.
-            under_way: the workers that compute an update.
-        """
+        """Goes on where another leader has stopped."""
         self.last, self.under_way = last, set(under_way)
 
     def reached(self, step: int) -> bool:
         """Returns whether the job is over at this step."""
-        return self._decides and self.last is not None and step >= self.last
+        return self.last is not None and step >= self.last
 
     def undecided(self, worker: int, step: int) -> bool:
         """Returns whether updates under way decide if a worker may compute another one."""
-        if not self.patient or not self._decides or self.last is None:
+        if not self.patient or self.last is None:
             return False
         return step < self.last <= step + self._others(worker)
 
     def grant(self, worker: int, step: int) -> bool:
         """Returns whether a worker may compute one more update, and notes that it does."""
-        if self._decides and self.last is not None and step + self._others(worker) >= self.last:
+        if self.last is not None and step + self._others(worker) >= self.last:
             self.under_way.discard(worker)
             return False
         self.under_way.add(worker)
@@ -113,11 +103,3 @@ class Ending:
     def _soonest(self, step: int) -> int:
         count = len(self.under_way)
         return step + (min(1, count) if self.synchronous else count * self.period)
-
-
-def after_the_end(worker: int, step: int) -> ConfigurationError:
-    """Returns the error of a worker that trains on after it was told to stop at `step`."""
-    return ConfigurationError(
-        f"worker:{worker} made an update after training had ended at step {step}: leave the loop "
-        "when should_stop() says so; the batches of session.loader end by themselves"
-    )

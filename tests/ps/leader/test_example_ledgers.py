@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from trireme.ps.leader.example_ledgers import ExampleLedgers
 from trireme.ps.messages import Lease, Leased, Span
-from trireme.ps.shard.example_ledgers import ExampleLedgers
 
 
 def lease(
@@ -102,7 +102,7 @@ def test_only_what_was_dealt_can_be_an_updates_examples() -> None:
 def test_when_there_are_too_many_data_sets_the_known_ones_are_dealt_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trireme.ps.shard.example_ledgers._MOST_DATASETS", 2)
+    monkeypatch.setattr("trireme.ps.leader.example_ledgers._MOST_DATASETS", 2)
     book = book_of(0)
     for dataset in ("a", "b"):
         book.lease(*lease(0, dataset))

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from trireme.ps.termination import Ending
+from trireme.ps.leader.ending import Ending
 
 
-def ending(last: int | None, *, synchronous: bool = False, decides: bool = True) -> Ending:
-    made = Ending(decides=decides)
+def ending(last: int | None, *, synchronous: bool = False) -> Ending:
+    made = Ending()
     made.synchronous = synchronous
     if last is not None:
         made.set_last(0, last)
@@ -33,12 +33,6 @@ def test_in_rounds_all_updates_under_way_make_one_step() -> None:
     assert all(end.grant(worker, 4) for worker in range(7))
     assert not end.grant(0, 5)
     assert end.under_way == set(range(1, 7))
-
-
-def test_a_server_that_does_not_decide_lets_everybody_go_on() -> None:
-    end = ending(0, decides=False)
-    assert end.grant(0, 9)
-    assert not end.reached(9)
 
 
 @pytest.mark.parametrize(("synchronous", "soonest"), [(False, 12), (True, 11)])
@@ -127,13 +121,9 @@ def test_who_would_be_too_many_waits_for_those_under_way() -> None:
     assert not end.undecided(2, 3)
 
 
-@pytest.mark.parametrize(
-    ("patient", "decides", "last"), [(False, True, 5), (True, False, 5), (True, True, None)]
-)
-def test_nobody_waits_where_nothing_is_to_be_waited_for(
-    patient: bool, decides: bool, last: int | None
-) -> None:
-    end = ending(last, decides=decides)
+@pytest.mark.parametrize(("patient", "last"), [(False, 5), (True, None)])
+def test_nobody_waits_where_nothing_is_to_be_waited_for(patient: bool, last: int | None) -> None:
+    end = ending(last)
     end.patient = patient
     end.grant(0, 4)
     assert not end.undecided(1, 4)
@@ -153,4 +143,4 @@ def test_the_end_is_reached_at_the_last_step_and_after_it() -> None:
     end = ending(5)
     assert [end.reached(step) for step in (4, 5, 6)] == [False, True, True]
     assert not ending(None).reached(100)
-    assert not Ending(decides=True).undecided(0, 0)
+    assert not Ending().undecided(0, 0)

@@ -1,0 +1,108 @@
+"""The decisions of the leader, and the messages between it and the shards that follow it.
+
+The decisions of a generation of shards are numbered from 0, and every shard carries them out in
+this order. So they all apply the same updates, copy the same values and stop at the same point.
+Each decision carries the global step of the values after it: the values of a step are the same
+ones on every shard.
+
+The sender of a message is known from the handshake of its connection.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from trireme.ps.messages import FromServer, Pairs
+from trireme.wire.message import Number
+
+PushId = tuple[Number, Number, Number]
+"""A push: its worker, that worker's incarnation, and the push's sequence."""
+
+Pushes = Annotated[tuple[PushId, ...], msgspec.Meta(max_length=1 << 16)]
+
+
+class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
+    """Apply these pushes: those of a round, or one of asynchronous training.
+
+    In synchronous training all others that a shard holds for the same step are stale.
+
+    Attributes:
+        step: the global step that they make.
+        pushes: by worker.
+        scale: the factor for their mean gradient.
+    """
+
+    step: Number
+    pushes: Pushes
+    scale: float = 1.0
+
+
+class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
+    """Report the squared norm of the mean gradient of these pushes, which may make a round."""
+
+    step: Number
+    pushes: Pushes
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
+    """Copy the values for the request of a worker that has this token."""
+
+    step: Number
+    worker: Number
+    token: Number
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Training has ended: all pushes that are not applied are stale."""
+
+    step: Number
+
+
+class Divide(msgspec.Struct, frozen=True, array_like=True, tag="divide"):
+    """Carry out nothing more in the view of this number: the shards are divided anew."""
+
+    step: Number
+    view: Number
+
+
+Decision = Apply | Measure | Cut | Stop | Divide
+
+
+class Held(FromServer, frozen=True, array_like=True):
+    """To the leader: what this shard holds, and keeps until the leader has decided about it.
+
+    A push whose worker is out of the job it keeps until the leader has taken that view too: by
+    then the leader has decided to apply it, or never will.
+
+    Attributes:
+        known: how many decisions it has received.
+        pushes: the pushes that it holds.
+        copies: the requests for a copy that it holds: pairs (worker, token).
+        measured: the pushes whose mean gradient `square` is of; none where nothing is clipped.
+        square: the squared L2 norm of this shard's part of that mean.
+    """
+
+    kind: ClassVar[int] = 98
+    known: Number
+    pushes: Pushes
+    copies: Pairs = ()
+    measured: Pushes = ()
+    square: float = 0.0
+
+
+class Decided(FromServer, frozen=True, array_like=True):
+    """From the leader: its decisions, from the first on that the shard may not have received.
+
+    Attributes:
+        first: the number of the first of these decisions.
+        decisions: the decisions, in their order.
+        view: the number of the view that the leader has taken. It never decides to apply other
+            pushes of workers that are not in this view.
+    """
+
+    kind: ClassVar[int] = 99
+    first: Number
+    decisions: tuple[Decision, ...]
+    view: Number
