@@ -22,24 +22,21 @@ class Packed:
         codec: packs the vectors.
         buffer: the vectors to pack, or to unpack into.
         deflates: whether a deflated form may be sent.
-
-    Attributes:
-        vectors: the buffer's vectors that are not empty.
-        packed: the packed form of each of them.
-        nbytes: the size of the packed form in bytes.
-        views: the memory to send, or to receive into.
     """
 
     def __init__(self, codec: Codec, buffer: PartBuffer, *, deflates: bool = False) -> None:
+        # the buffer's vectors that are not empty
         self.vectors = tuple(vector for vector in buffer.vectors if vector.numel())
+        # the packed form of each of them
         self.packed = tuple(
             torch.zeros(codec.nbytes(vector.numel()), dtype=torch.uint8) for vector in self.vectors
         )
+        # the size of the packed form in bytes
         self.nbytes = sum(packed.numel() for packed in self.packed)
         self._codec = codec
         self._deflates = deflates
         self._whole = tuple(as_bytes(packed) for packed in self.packed)
-        self.views: Sequence[memoryview] = self._whole
+        self.views: Sequence[memoryview] = self._whole  # the memory to send, or to receive into
 
     def seal(self) -> None:
         """Sets `views` to what is sent of the packed form."""
@@ -91,15 +88,13 @@ class Packer(Packed):
         codec: packs the gradients.
         gradients: the gradients.
         deflates: whether a deflated form may be sent.
-
-    Attributes:
-        residuals: what packing has lost so far, for each vector that is not empty.
     """
 
     def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
         super().__init__(codec, gradients, deflates=deflates)
         self._gradients = gradients
         self._feedback = [ErrorFeedback(codec, v.numel()) for v in self.vectors]
+        # what packing has lost so far, for each vector that is not empty
         self.residuals = tuple(feedback.residual for feedback in self._feedback)
 
     def pack(self, absent: Sequence[Range] = ()) -> None:

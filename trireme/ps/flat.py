@@ -98,19 +98,12 @@ class FlatModel:
 
     Attributes:
         parameters: the trained parameters by name.
-        device: the device of all parameters.
         layout: where each parameter lies.
         values, gradients: the flat vectors, in the layout's order.
         memory: the memory that can be lent to servers of this host; None where there is none.
         presence: one number for each parameter, for sums of the gradients of several processes: it
             lies right before the last of the flat gradients, and can be summed together with them.
             Empty where it is not needed.
-        keeps_sparse: whether sparse gradients stay as they are, for an optimizer of this process.
-            The flat gradients have them too.
-        keeps_views: whether backward adds to the flat gradients where they lie. If not, backward
-            makes tensors of its own, which are copied to their places when all are there: two
-            passes over memory less than zeros and sums, but at the end of backward twice the memory
-            of the gradients.
 
     Raises:
         ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
@@ -130,9 +123,15 @@ class FlatModel:
     ) -> None:
         self._servers, self._slots = servers, slots
         self._shared, self._counted = shared and available(), counted
+        # the device of all parameters
         self.device = _one_device({name: each for group in groups for name, each in group})
         self._staged = staged or self.device.type != "cpu"
+        # whether sparse gradients stay as they are, for an optimizer of this process. The flat
+        # gradients have them too.
         self.keeps_sparse = False
+        # whether backward adds to the flat gradients where they lie. If not, backward makes tensors
+        # of its own, which are copied to their places when all are there: two passes over memory
+        # less than zeros and sums, but at the end of backward twice the memory of the gradients.
         self.keeps_views = True
         self._copied_out = self._staged and self.device.type == "cpu"
         self._lay_out(groups)

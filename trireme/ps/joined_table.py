@@ -20,9 +20,6 @@ class JoinedTable(Mapping[str, torch.Tensor]):
         blocks: the arrays of each block by name. They do not change any more.
         orders: for each array the one in whose order it is.
         more: further arrays, as they are.
-
-    Attributes:
-        shapes: a meta tensor of the dtype and shape of each array, by name.
     """
 
     def __init__(
@@ -38,6 +35,7 @@ class JoinedTable(Mapping[str, torch.Tensor]):
         self._orders = orders
         self._more = more
         self._ranks: dict[str, npt.NDArray[np.int64]] = {}
+        # a meta tensor of the dtype and shape of each array, by name
         self.shapes = {name: _meta(found) for name, found in self._blocks.items()}
         self.shapes |= {name: tensor.to("meta") for name, tensor in more.items()}
 

@@ -21,10 +21,6 @@ class JointOptimizer(torch.optim.Optimizer):
     Args:
         optimizers: in the order of their groups.
 
-    Attributes:
-        optimizers: the same.
-        chosen: the position of the optimizer that `step` steps.
-
     Raises:
         ConfigurationError: a parameter is in two of them.
     """
@@ -32,7 +28,7 @@ class JointOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         # Not Optimizer.__init__: groups and state are those of the optimizers themselves.
         self.optimizers = tuple(optimizers)
-        self.chosen = 0
+        self.chosen = 0  # the position of the optimizer that `step` steps
         self.defaults: dict[str, Any] = {}
         seen: dict[int, int] = {}
         for index, optimizer in enumerate(self.optimizers):

@@ -46,18 +46,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One flat vector: all parameters of one dtype.
+    """One flat vector: all parameters of one dtype."""
 
-    Attributes:
-        dtype: the dtype's name, which is the vector's name too.
-        length: its elements, padding included.
-        placed: its parameters in order.
-        groups: (parameter group, start, stop), in order; together they cover the vector.
-    """
-
-    dtype: str
-    length: int
-    placed: tuple[Placed, ...]
+    dtype: str  # the dtype's name, which is the vector's name too
+    length: int  # its elements, padding included
+    placed: tuple[Placed, ...]  # its parameters in order
+    # (parameter group, start, stop), in order; together they cover the vector
     groups: tuple[tuple[int, int, int], ...]
 
     @property

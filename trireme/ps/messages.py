@@ -47,15 +47,11 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The parameters in the order in which they lie in the flat vectors, and how these are cut.
+    """The parameters in the order in which they lie in the flat vectors, and how these are cut."""
 
-    Attributes:
-        parameters: sorted by (dtype, group), in the module's order within.
-        bounds: the slots at which shards begin, and the number of slots that the flat vectors are
-            cut into, which is fixed when the job begins.
-    """
-
-    parameters: tuple[ParameterSpec, ...]
+    parameters: tuple[ParameterSpec, ...]  # sorted by (dtype, group), in the module's order within
+    # the slots at which shards begin, and the number of slots that the flat vectors are cut into,
+    # which is fixed when the job begins
     bounds: Annotated[tuple[Number, ...], msgspec.Meta(max_length=1 << 16)]
 
     @property
@@ -70,28 +66,19 @@ class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The hyper-parameters of one parameter group, by `torch.optim`'s names.
+    """The hyper-parameters of one parameter group, by `torch.optim`'s names."""
 
-    Attributes:
-        values: the numbers.
-        optimizer: the registry name of the optimizer that updates this group; empty for that of
-            the `OptimizerSpec`.
-    """
-
-    values: dict[str, float | int | bool | tuple[float, ...] | None]
+    values: dict[str, float | int | bool | tuple[float, ...] | None]  # the numbers
+    # the registry name of the optimizer that updates this group; empty for that of the
+    # `OptimizerSpec`
     optimizer: str = ""
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
-    """An optimizer as a registry name and numbers; or several, each with its groups.
+    """An optimizer as a registry name and numbers; or several, each with its groups."""
 
-    Attributes:
-        name: the optimizer of the groups that name none of their own.
-        groups: the parameter groups, in the layout's order.
-    """
-
-    name: Name
-    groups: tuple[GroupSpec, ...]
+    name: Name  # the optimizer of the groups that name none of their own
+    groups: tuple[GroupSpec, ...]  # the parameter groups, in the layout's order
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -190,64 +177,47 @@ class Push(FromWorker, frozen=True, array_like=True):
 
     Where workers train locally between pushes, the gradient is a delta: the values that the worker
     pulled, less its present ones.
-
-    Attributes:
-        sequence: 1 for the first push of this incarnation, then one more with each.
-        acknowledged: the highest sequence whose verdict the worker has; the server may forget the
-            verdicts up to it.
-        pulled: the global step of the values that the gradient was computed from.
-        weight: how many examples the gradient is the mean of; 0 leaves the gradient out.
-        hyper: the optimizer's hyper-parameters by group, where they changed since the last push.
-        examples: the examples that it was computed from; only for shard 0.
-        pull: whether the answer carries the new values.
-        steps: how many of the worker's own steps a delta is the sum of; the global step grows by
-            this number.
-        absent: the positions, among all parameters in the vectors' order, of those that have no
-            gradient, in ascending order. The payload is zero there. A parameter that is absent in
-            every update of a step is left out of it: neither its value nor its optimizer state
-            changes.
-        rows: updates of rows of sparse tables, by table: the server's share.
-        wanted: keys of tables whose rows the answer brings, as they are after the update.
-        written: a digest of the values that the worker has written before, by `WriteValues`; 0 for
-            none. The updates of a round must agree.
     """
 
     kind: ClassVar[int] = 66
     view: Number
-    sequence: Number
+    sequence: Number  # 1 for the first push of this incarnation, then one more with each
+    # the highest sequence whose verdict the worker has; the server may forget the verdicts up to it
     acknowledged: Number
-    pulled: Number
-    weight: float
+    pulled: Number  # the global step of the values that the gradient was computed from
+    weight: float  # how many examples the gradient is the mean of; 0 leaves the gradient out
+    # the optimizer's hyper-parameters by group, where they changed since the last push
     hyper: tuple[GroupSpec, ...] | None = None
-    examples: tuple[Span, ...] = ()
-    pull: bool = True
+    examples: tuple[Span, ...] = ()  # the examples that it was computed from; only for shard 0
+    pull: bool = True  # whether the answer carries the new values
+    # how many of the worker's own steps a delta is the sum of; the global step grows by this number
     steps: Number = 1
+    # the positions, among all parameters in the vectors' order, of those that have no gradient, in
+    # ascending order. The payload is zero there. A parameter that is absent in every update of a
+    # step is left out of it: neither its value nor its optimizer state changes.
     absent: tuple[Number, ...] = ()
+    # updates of rows of sparse tables, by table: the server's share
     rows: tuple[RowUpdates, ...] = ()
+    # keys of tables whose rows the answer brings, as they are after the update
     wanted: tuple[RowKeys, ...] = ()
+    # a digest of the values that the worker has written before, by `WriteValues`; 0 for none. The
+    # updates of a round must agree.
     written: Number = 0
 
 
 class PushReply(Message, frozen=True, array_like=True):
-    """The answer to `Push`. Payload: the values, if they were asked for and there are any.
-
-    Attributes:
-        verdict: the verdict on the update.
-        step: the global step of the values in the payload.
-        staleness: how many updates were applied between this worker's pull and its push.
-        stop: whether the worker should stop training: the job's end is reached or was asked for.
-        notice: a notice for the worker's program, such as that the workers of a round disagree
-            about the learning rate; empty as a rule.
-        rows: the rows that the push wanted, one entry for each of its `wanted`; None where they
-            were written to the place that it has named.
-    """
+    """The answer to `Push`. Payload: the values, if they were asked for and there are any."""
 
     kind: ClassVar[int] = 67
-    verdict: Verdict
-    step: Number
-    staleness: int
-    stop: bool
+    verdict: Verdict  # the verdict on the update
+    step: Number  # the global step of the values in the payload
+    staleness: int  # how many updates were applied between this worker's pull and its push
+    stop: bool  # whether the worker should stop training: the job's end is reached or was asked for
+    # a notice for the worker's program, such as that the workers of a round disagree about the
+    # learning rate; empty as a rule
     notice: str = ""
+    # the rows that the push wanted, one entry for each of its `wanted`; None where they were
+    # written to the place that it has named
     rows: tuple[bytes | None, ...] = ()
 
 
@@ -456,20 +426,13 @@ class Collected(Message, frozen=True, array_like=True):
 
 
 class LendMemory(FromWorker, frozen=True, array_like=True):
-    """A worker lends this server memory; its descriptor comes along. Answered by `MemoryLent`.
-
-    Attributes:
-        nbytes: the memory's size.
-        outbound: (offset, length) in bytes of the places that pushes come from.
-        inbound: of the places that values go to.
-        rows: whether `LendRows` follows.
-    """
+    """A worker lends this server memory; its descriptor comes along. Answered by `MemoryLent`."""
 
     kind: ClassVar[int] = 92
-    nbytes: Number
-    outbound: Pairs
-    inbound: Pairs
-    rows: bool = False
+    nbytes: Number  # the memory's size
+    outbound: Pairs  # (offset, length) in bytes of the places that pushes come from
+    inbound: Pairs  # of the places that values go to
+    rows: bool = False  # whether `LendRows` follows
 
 
 class LendRows(FromWorker, frozen=True, array_like=True):
@@ -530,13 +493,8 @@ class Trace(FromAnyone, frozen=True, array_like=True):
 
 
 class Traced(Message, frozen=True, array_like=True):
-    """The answer to `Trace`. Payload: the notes as JSON, if they were asked for.
-
-    Attributes:
-        now: the time at the server, in seconds on its monotonic clock.
-        clock: which clock that is: tasks that name the same one read the same one.
-    """
+    """The answer to `Trace`. Payload: the notes as JSON, if they were asked for."""
 
     kind: ClassVar[int] = 113
-    now: float
-    clock: str
+    now: float  # the time at the server, in seconds on its monotonic clock
+    clock: str  # which clock that is: tasks that name the same one read the same one

@@ -26,112 +26,72 @@ class Address(FromAnyone, frozen=True, array_like=True):
 
 
 class Speak(FromServer, frozen=True, array_like=True):
-    """The first message of the primary of a shard to the primary of shard 0.
-
-    Attributes:
-        shard: the shard that speaks.
-        generation: its generation.
-    """
+    """The first message of the primary of a shard to the primary of shard 0."""
 
     kind: ClassVar[int] = 101
-    shard: Number
-    generation: Number
+    shard: Number  # the shard that speaks
+    generation: Number  # its generation
 
 
 class Follow(FromServer, frozen=True, array_like=True):
-    """The first message of a backup, or of a joining replica, to the primary of its shard.
-
-    Attributes:
-        shard: the shard.
-        generation: its generation.
-        position: the position of the last entry that it has.
-        began: the number of the view in which it has begun; 0 where it has no state.
-        incarnation: this start of the server.
-        term: that of the last entry; see `Replicate`.
-        lacks: how many of the shard's last slots of sparse tables it has no rows of.
-    """
+    """The first message of a backup, or of a joining replica, to the primary of its shard."""
 
     kind: ClassVar[int] = 102
-    shard: Number
-    generation: Number
-    position: Number
-    began: Number
-    incarnation: Number
-    term: Number = 0
-    lacks: Number = 0
+    shard: Number  # the shard
+    generation: Number  # its generation
+    position: Number  # the position of the last entry that it has
+    began: Number  # the number of the view in which it has begun; 0 where it has no state
+    incarnation: Number  # this start of the server
+    term: Number = 0  # that of the last entry; see `Replicate`
+    lacks: Number = 0  # how many of the shard's last slots of sparse tables it has no rows of
 
 
 class Fill(FromServer, frozen=True, array_like=True):
     """The state with which a generation began. Payload: its tensors, then the bytes of its topics.
 
     Rows of sparse tables are not in it: they follow in `FillRows`.
-
-    Attributes:
-        view: the view in which the primary has begun.
-        state: an encoded `trireme.ps.shard.quiet_state.QuietState`; empty where the shard was.
-        tensors: the tensors of the payload.
     """
 
     kind: ClassVar[int] = 103
-    view: View
-    state: bytes
-    tensors: tuple[TensorSpec, ...]
+    view: View  # the view in which the primary has begun
+    state: bytes  # an encoded `trireme.ps.shard.quiet_state.QuietState`; empty where the shard was
+    tensors: tuple[TensorSpec, ...]  # the tensors of the payload
 
 
 class FillRows(FromServer, frozen=True, array_like=True):
     """The rows of some slots, as they are after the entry before. Payload: its tensors.
 
     A replica that is filled leaves out what entries say of slots whose rows have not come yet.
-
-    Attributes:
-        slots: the first of the slots, and the one after the last.
-        tensors: the tensors of the payload.
     """
 
     kind: ClassVar[int] = 127
-    slots: tuple[Number, Number]
-    tensors: tuple[TensorSpec, ...]
+    slots: tuple[Number, Number]  # the first of the slots, and the one after the last
+    tensors: tuple[TensorSpec, ...]  # the tensors of the payload
 
 
 class Replicate(FromServer, frozen=True, array_like=True):
-    """One entry of a shard's log. Payload: the event's; none where it lies in lent memory.
-
-    Attributes:
-        position: 1 for the first entry of the generation, then one more with each.
-        now: the time of the event, by the clock of the primary.
-        index: the index of the task that it is from, or the number of the shard.
-        incarnation: that task's.
-        event_kind: the kind of the event's message.
-        event: the message, encoded.
-        term: the number of the view that made its sender the primary. Two primaries, one after the
-            other, may give one position to different entries, of which nobody was told but one.
-        memory: the identity of the memory in which the payload lies; 0 where it follows.
-        places: the payload's (offset, length) there, in bytes.
-    """
+    """One entry of a shard's log. Payload: the event's; none where it lies in lent memory."""
 
     kind: ClassVar[int] = 104
-    position: Number
-    now: float
-    index: Index
-    incarnation: Number
-    event_kind: int
-    event: bytes
+    position: Number  # 1 for the first entry of the generation, then one more with each
+    now: float  # the time of the event, by the clock of the primary
+    index: Index  # the index of the task that it is from, or the number of the shard
+    incarnation: Number  # that task's
+    event_kind: int  # the kind of the event's message
+    event: bytes  # the message, encoded
+    # the number of the view that made its sender the primary. Two primaries, one after the other,
+    # may give one position to different entries, of which nobody was told but one.
     term: Number = 0
-    memory: Number = 0
-    places: Pairs = ()
+    memory: Number = 0  # the identity of the memory in which the payload lies; 0 where it follows
+    places: Pairs = ()  # the payload's (offset, length) there, in bytes
 
 
 class Replicated(FromServer, frozen=True, array_like=True):
-    """The answer of a replica to entries: it has all of them up to this position.
-
-    Attributes:
-        position: the position.
-        lacks: see `Follow`.
-    """
+    """The answer of a replica to entries: it has all of them up to this position."""
 
     kind: ClassVar[int] = 105
-    position: Number
-    lacks: Number = 0
+    position: Number  # the position
+    lacks: Number = 0  # see `Follow`
 
 
 class Borrows(FromServer, frozen=True, array_like=True):

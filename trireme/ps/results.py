@@ -11,23 +11,14 @@ from trireme.ps.messages import Applied, Duplicate, Verdict
 
 
 class PushResult(msgspec.Struct, frozen=True):
-    """The result of a push.
+    """The result of a push."""
 
-    Attributes:
-        verdict: shard 0's; all servers decide alike.
-        step: the global step of the values that came back.
-        staleness: how many updates were applied between this worker's pull and its push.
-        stop: whether this worker should stop training.
-        steps: the number of the worker's steps that the push was of.
-        notice: a notice for the worker's program; empty as a rule.
-    """
-
-    verdict: Verdict
-    step: int
-    staleness: int
-    stop: bool
-    steps: int = 1
-    notice: str = ""
+    verdict: Verdict  # shard 0's; all servers decide alike
+    step: int  # the global step of the values that came back
+    staleness: int  # how many updates were applied between this worker's pull and its push
+    stop: bool  # whether this worker should stop training
+    steps: int = 1  # the number of the worker's steps that the push was of
+    notice: str = ""  # a notice for the worker's program; empty as a rule
 
     @property
     def decided(self) -> Verdict:
@@ -42,20 +33,14 @@ class PushResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerClock:
-    """A server's answer to a request about its trace.
+    """A server's answer to a request about its trace."""
 
-    Attributes:
-        now: the server's time, in seconds on its monotonic clock.
-        clock: the name of that clock.
-        asked, heard: this worker's times of the request and of the answer.
-        notes: the notes as JSON, if they were asked for.
-    """
-
-    now: float
-    clock: str
+    now: float  # the server's time, in seconds on its monotonic clock
+    clock: str  # the name of that clock
+    # this worker's times of the request and of the answer
     asked: float
     heard: float
-    notes: bytes
+    notes: bytes  # the notes as JSON, if they were asked for
 
 
 def decided(verdict: Verdict) -> Verdict:

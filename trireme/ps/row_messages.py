@@ -18,15 +18,10 @@ from trireme.wire.message import Index, Number
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the memory that a worker lends for rows.
+    """A place in the memory that a worker lends for rows."""
 
-    Attributes:
-        offset: where it begins, in bytes.
-        nbytes: its length in bytes.
-    """
-
-    offset: Number
-    nbytes: Number
+    offset: Number  # where it begins, in bytes
+    nbytes: Number  # its length in bytes
 
 
 Data = bytes | Place
@@ -37,46 +32,29 @@ RowCodec: TypeAlias = Literal["none", "fp16", "bf16", "int8"]
 
 
 class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
-    """Updates of some rows of one table.
+    """Updates of some rows of one table."""
 
-    Attributes:
-        table: the position of the table among those that the workers have shown.
-        keys: the keys, each of them once.
-        rows: an update for each key.
-        lr: the learning rate from now on, where the table goes by the program's; None where it has
-            its own.
-        codec: how the rows are packed: see `trireme.ps.packed_rows`.
-    """
-
-    table: Index
-    keys: Data
-    rows: Data
+    table: Index  # the position of the table among those that the workers have shown
+    keys: Data  # the keys, each of them once
+    rows: Data  # an update for each key
+    # the learning rate from now on, where the table goes by the program's; None where it has its
+    # own
     lr: float | None = None
-    codec: RowCodec = "none"
+    codec: RowCodec = "none"  # how the rows are packed: see `trireme.ps.packed_rows`
 
 
 class RowKeys(msgspec.Struct, frozen=True, array_like=True):
-    """Keys of one table whose rows are wanted.
+    """Keys of one table whose rows are wanted."""
 
-    Attributes:
-        table: the position of the table.
-        keys: the keys.
-        answer: where to write the rows; None for into the answer.
-    """
-
-    table: Index
-    keys: Data
-    answer: Place | None = None
+    table: Index  # the position of the table
+    keys: Data  # the keys
+    answer: Place | None = None  # where to write the rows; None for into the answer
 
 
 class RowKeysInto(RowKeys, frozen=True, array_like=True):
-    """Keys whose rows are written to memory at hand; never in a message.
+    """Keys whose rows are written to memory at hand; never in a message."""
 
-    Attributes:
-        out: where the rows go, of their size.
-    """
-
-    out: memoryview = memoryview(b"")
+    out: memoryview = memoryview(b"")  # where the rows go, of their size
 
 
 def owned(updates: Sequence[RowUpdates]) -> tuple[RowUpdates, ...]:

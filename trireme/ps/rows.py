@@ -145,14 +145,10 @@ def owners(bounds: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 class Divided(msgspec.Struct, frozen=True):
-    """Keys of one table, divided among shards.
+    """Keys of one table, divided among shards."""
 
-    Attributes:
-        places: the places of the keys, grouped by shard: int64 of shape (n,).
-        ends: where each group begins and the last one ends: int64 of shape (shards + 1,).
-    """
-
-    places: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]  # the places of the keys, grouped by shard: int64 of shape (n,)
+    # where each group begins and the last one ends: int64 of shape (shards + 1,)
     ends: npt.NDArray[np.int64]
 
     @classmethod

@@ -20,51 +20,38 @@ from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
 
 class TableMark(NamedTuple):
-    """A point in the history of tables, after which changes can be asked for.
+    """A point in the history of tables, after which changes can be asked for."""
 
-    Attributes:
-        step: the global step.
-        view: the view in which the history was one: what servers that failed since had applied
-            last may be applied anew in another order.
-    """
-
-    step: int
+    step: int  # the global step
+    # the view in which the history was one: what servers that failed since had applied last may be
+    # applied anew in another order
     view: int
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """The state of a model by parameter name, the same under any number of servers.
+    """The state of a model by parameter name, the same under any number of servers."""
 
-    Attributes:
-        step: the global step.
-        values: each parameter's value, in its shape.
-        average: each parameter's moving average; empty where none is kept.
-        optimizer: `PARAMETER/STATE` -> the optimizer's state, in the parameter's shape, or 0-dim.
-        workers: the exactly-once table, of shard 0.
-        consumed: the examples that are in the values.
-        sizes: how many examples each data set has, by name, where that is known.
-        orders: the fingerprint of each data set's order, by name, where that is known.
-        lacks: what is missing, in words, each with the reason.
-        tables: the rows of each sparse table, by name, in the order of their keys: the arrays of a
-            `trireme.tables.block.Block` by name.
-        since: the mark after which the tables are what has changed, with the array `dropped_keys`
-            besides; None where they are all rows.
-        mark: the point of the tables' history.
-    """
-
-    step: int
-    values: Mapping[str, torch.Tensor]
+    step: int  # the global step
+    values: Mapping[str, torch.Tensor]  # each parameter's value, in its shape
+    # each parameter's moving average; empty where none is kept
     average: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    # `PARAMETER/STATE` -> the optimizer's state, in the parameter's shape, or 0-dim
     optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    workers: tuple[WorkerProgress, ...] = ()
-    consumed: tuple[Span, ...] = ()
+    workers: tuple[WorkerProgress, ...] = ()  # the exactly-once table, of shard 0
+    consumed: tuple[Span, ...] = ()  # the examples that are in the values
+    # how many examples each data set has, by name, where that is known
     sizes: dict[str, int] = field(default_factory=dict)
+    # the fingerprint of each data set's order, by name, where that is known
     orders: dict[str, int] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()  # what is missing, in words, each with the reason
+    # the rows of each sparse table, by name, in the order of their keys: the arrays of a
+    # `trireme.tables.block.Block` by name
     tables: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    # the mark after which the tables are what has changed, with the array `dropped_keys` besides;
+    # None where they are all rows
     since: TableMark | None = None
-    mark: TableMark | None = None
+    mark: TableMark | None = None  # the point of the tables' history
 
 
 def lacking(what: str, error: Exception) -> str:

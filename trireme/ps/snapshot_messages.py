@@ -14,64 +14,45 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 class TakeSnapshot(FromWorker, frozen=True, array_like=True):
-    """Asks for a copy of this shard; every shard is asked, and all copy at the same point.
-
-    Attributes:
-        token: names the copy among all of this worker.
-        state: whether the copy includes the optimizer's state and the tables, besides the values.
-        since: the step after which changes of the tables are enough, in the view `since_view`,
-            where the server knows them all; -1 for all rows.
-        since_view: the number of that view.
-    """
+    """Asks for a copy of this shard; every shard is asked, and all copy at the same point."""
 
     kind: ClassVar[int] = 80
-    token: Number
+    token: Number  # names the copy among all of this worker
+    # whether the copy includes the optimizer's state and the tables, besides the values
     state: bool
+    # the step after which changes of the tables are enough, in the view `since_view`, where the
+    # server knows them all; -1 for all rows
     since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
-    since_view: Number = 0
+    since_view: Number = 0  # the number of that view
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a snapshot's payload.
+    """One tensor of a snapshot's payload."""
 
-    Attributes:
-        key: `values`, `average`, or `state/NAME` with the optimizer's name for it.
-        dtype: the dtype's name.
-        vector: which flat vector (its dtype's name) it is a part of.
-        start, stop: the elements of that vector; for a scalar, those that it holds for.
-        group: the parameter group, for a scalar; -1 otherwise.
-    """
-
-    key: Name
-    dtype: Name
-    vector: Name
+    key: Name  # `values`, `average`, or `state/NAME` with the optimizer's name for it
+    dtype: Name  # the dtype's name
+    vector: Name  # which flat vector (its dtype's name) it is a part of
+    # the elements of that vector; for a scalar, those that it holds for
     start: Number
     stop: Number
+    # the parameter group, for a scalar; -1 otherwise
     group: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)] = -1
 
 
 class Snapshot(Message, frozen=True, array_like=True):
-    """The answer to `TakeSnapshot`. Payload: the tensors, one after the other.
-
-    Attributes:
-        step: the global step.
-        tensors: the tensors of the payload.
-        workers: the exactly-once table.
-        consumed: the examples that are in the parameters (shard 0).
-        sizes: how many examples each data set has (shard 0).
-        orders: the fingerprint of each data set's order (shard 0).
-        view: the server's.
-        since: the step after which the tables' changes are in it; -1 for all rows.
-    """
+    """The answer to `TakeSnapshot`. Payload: the tensors, one after the other."""
 
     kind: ClassVar[int] = 83
-    step: Number
-    tensors: tuple[TensorSpec, ...]
-    workers: tuple[WorkerProgress, ...]
-    consumed: tuple[Span, ...]
+    step: Number  # the global step
+    tensors: tuple[TensorSpec, ...]  # the tensors of the payload
+    workers: tuple[WorkerProgress, ...]  # the exactly-once table
+    consumed: tuple[Span, ...]  # the examples that are in the parameters (shard 0)
+    # how many examples each data set has (shard 0)
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
+    # the fingerprint of each data set's order (shard 0)
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
-    view: Number = 0
+    view: Number = 0  # the server's
+    # the step after which the tables' changes are in it; -1 for all rows
     since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
 
 

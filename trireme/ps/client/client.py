@@ -83,17 +83,14 @@ class Client:
         membership: knows the newest view.
         flat: the worker's model, whose buffers are sent from and received into.
 
-    Attributes:
-        bytes_sent: the bytes of updates, as they are packed, that pushes have carried.
-        bytes_received: the bytes of values that answers have brought. Both count lent memory as
-            they count a network, and leave out headers, and copies for checkpoints and evaluations.
-
     Raises:
         WaitTimeout: there is no view yet.
     """
 
     def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # the bytes of updates, as they are packed, that pushes have carried
+        # the bytes of values that answers have brought. Both count lent memory as they count a
+        # network, and leave out headers, and copies for checkpoints and evaluations.
         self.bytes_received = 0
         self._membership = membership
         self._flat = flat

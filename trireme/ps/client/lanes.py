@@ -64,16 +64,11 @@ Answer = tuple[Message, Sequence[Any]]
 
 
 class Request(msgspec.Struct):
-    """A request to one server.
+    """A request to one server."""
 
-    Attributes:
-        message: if it has a view, it is sent with the newest one.
-        payload: the tensors or bytes that follow the message.
-        pinned: whether it counts in the message's own view only: in another it is fenced off.
-    """
-
-    message: Message
-    payload: Sequence[Any] = ()
+    message: Message  # if it has a view, it is sent with the newest one
+    payload: Sequence[Any] = ()  # the tensors or bytes that follow the message
+    # whether it counts in the message's own view only: in another it is fenced off
     pinned: bool = False
 
 
@@ -87,24 +82,16 @@ class Transmit(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, eq=False):
-    """The requests to one shard.
+    """The requests to one shard."""
 
-    Attributes:
-        index: the shard's number.
-        request: the request that waits for its answer.
-        sequence: the sequence of the newest request.
-        due: when the request is sent again; never, as long as nothing went wrong.
-        failing_since: since when the server has been out of reach.
-        refusing_since: since when each attempt was refused or broken off, and none met silence.
-        fenced: the view that has fenced the request off, and the reason.
-    """
-
-    index: int
-    request: Request | None = None
-    sequence: int = 0
-    due: float = math.inf
-    failing_since: float | None = None
+    index: int  # the shard's number
+    request: Request | None = None  # the request that waits for its answer
+    sequence: int = 0  # the sequence of the newest request
+    due: float = math.inf  # when the request is sent again; never, as long as nothing went wrong
+    failing_since: float | None = None  # since when the server has been out of reach
+    # since when each attempt was refused or broken off, and none met silence
     refusing_since: float | None = None
+    # the view that has fenced the request off, and the reason
     fenced: tuple[int, str] | None = None
 
 
@@ -125,15 +112,6 @@ class Lanes:
         waiting: is called with each notice of a withheld answer, and every few seconds while
             servers are out of reach.
         hurries: returns whether a server that is out of reach is given up sooner.
-
-    Attributes:
-        incarnation: may be replaced while no answer is waited for.
-        lanes: the lanes, by server.
-        waiting: the lanes whose answers are missing.
-        answers: the answers to the last requests, by shard.
-        generation: the generation of the shards; None takes that of the first view.
-        silent: since when nothing answers at servers, and their names; None where all are within
-            reach. Any thread may read it.
     """
 
     def __init__(
@@ -149,13 +127,16 @@ class Lanes:
         waiting: Callable[[Waiting], None] = lambda notice: None,
         hurries: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.incarnation = incarnation
+        self.incarnation = incarnation  # may be replaced while no answer is waited for
+        # the generation of the shards; None takes that of the first view
         self.generation: int | None = None
+        # since when nothing answers at servers, and their names; None where all are within reach.
+        # Any thread may read it.
         self.silent: tuple[float, str] | None = None
         self._life: int | None = None
-        self.lanes = [Lane(server) for server in range(servers)]
-        self.waiting: list[Lane] = []
-        self.answers: dict[int, Answer] = {}
+        self.lanes = [Lane(server) for server in range(servers)]  # the lanes, by server
+        self.waiting: list[Lane] = []  # the lanes whose answers are missing
+        self.answers: dict[int, Answer] = {}  # the answers to the last requests, by shard
         self._worker = worker
         self._view = view
         self._notify = waiting

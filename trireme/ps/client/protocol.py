@@ -114,13 +114,6 @@ class ClientProtocol:
         patience_seconds: for how long a consistent copy is tried.
         rng: names copies, and draws the pauses between two.
         space: where to put the keys and rows that a request sends to a shard; None for new memory.
-
-    Attributes:
-        step: the global step of the values at hand.
-        stopping: whether this worker has been told to stop.
-        replies: to the last push, by server.
-        brought: the rows that the last push has brought, one entry for each of its `wanted`; none
-            where the shards were divided anew meanwhile.
     """
 
     def __init__(
@@ -132,10 +125,12 @@ class ClientProtocol:
         rng: random.Random,
         space: Space | None = None,
     ) -> None:
-        self.step = 0
+        self.step = 0  # the global step of the values at hand
+        # the rows that the last push has brought, one entry for each of its `wanted`; none where
+        # the shards were divided anew meanwhile
         self.brought: list[Rows] = []
-        self.stopping = False
-        self.replies: Sequence[PushReply] = ()
+        self.stopping = False  # whether this worker has been told to stop
+        self.replies: Sequence[PushReply] = ()  # to the last push, by server
         self._worker = worker
         self._servers = servers
         self._divisions = 0  # how often the shards were divided anew

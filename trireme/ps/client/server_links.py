@@ -71,54 +71,36 @@ class Membership(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """The identity of a client, and its timeouts.
+    """The identity of a client, and its timeouts."""
 
-    Attributes:
-        job: the job's id.
-        secret: the job's.
-        certificates: the task's, where the job uses TLS.
-        worker: the worker's index.
-        incarnation: the worker's incarnation.
-        epoch: the job's epoch.
-        retry_seconds: how long a server may refuse connections, or break them off, before that is
-            an error.
-        rejoin_seconds: how long a server may be out of reach before that is an error.
-        patience_seconds: how long an answer may be withheld, for instance until a slow worker's
-            update is in, before that is an error.
-        share_memory: whether to lend memory to servers of this host.
-        waiting: is called with the reason for a withheld answer, or why servers are out of reach;
-            with the tasks that it waits for; and with the seconds so far.
-        hurries: returns whether this worker is asked to stop: then a server that is out of reach is
-            given up sooner.
-    """
-
-    job: str
-    secret: bytes = field(repr=False)
-    worker: int
-    incarnation: int
-    epoch: str = ""
+    job: str  # the job's id
+    secret: bytes = field(repr=False)  # the job's
+    worker: int  # the worker's index
+    incarnation: int  # the worker's incarnation
+    epoch: str = ""  # the job's epoch
+    # how long a server may refuse connections, or break them off, before that is an error
     retry_seconds: float = 30.0
-    rejoin_seconds: float = 600.0
+    rejoin_seconds: float = 600.0  # how long a server may be out of reach before that is an error
+    # how long an answer may be withheld, for instance until a slow worker's update is in, before
+    # that is an error
     patience_seconds: float = 1800.0
-    share_memory: bool = True
+    share_memory: bool = True  # whether to lend memory to servers of this host
+    # is called with the reason for a withheld answer, or why servers are out of reach; with the
+    # tasks that it waits for; and with the seconds so far
     waiting: Callable[[str, Sequence[str], float], None] = lambda *notice: None
+    # returns whether this worker is asked to stop: then a server that is out of reach is given up
+    # sooner
     hurries: Callable[[], bool] = lambda: False
-    certificates: Certificates | None = None
+    certificates: Certificates | None = None  # the task's, where the job uses TLS
 
 
 @dataclass(frozen=True)
 class SharedBuffer:
-    """The memory that a worker lends to a server of its host: gradients to read, values to write.
+    """Memory that a worker lends to a server of its host: gradients to read, values to write."""
 
-    Attributes:
-        memory: contains both.
-        outbound: the gradients.
-        inbound: the values.
-    """
-
-    memory: SharedMemory
-    outbound: tuple[memoryview, ...]
-    inbound: tuple[memoryview, ...]
+    memory: SharedMemory  # contains both
+    outbound: tuple[memoryview, ...]  # the gradients
+    inbound: tuple[memoryview, ...]  # the values
 
     def offer(self, connection: Connection, stream: Stream, *, rows: bool, timeout: float) -> bool:
         """Lends the memory to the server: what lies there need not cross the socket.
@@ -174,13 +156,6 @@ class ServerLinks:
         servers: the number of shards.
         destination: returns the memory for a payload of so many bytes that comes from a shard with
             a message.
-
-    Attributes:
-        options: may be replaced while no request is under way, once the connections are closed.
-        lanes: decides what is sent when.
-        links: the connections, by shard.
-        shared_buffers: the memory to lend for each shard to a server of this host; empty for none.
-        tables: the sparse tables of the job; where there are any, memory is lent for their rows.
     """
 
     def __init__(
@@ -190,7 +165,9 @@ class ServerLinks:
         servers: int,
         destination: Callable[[int, Message, int], Sequence[memoryview]],
     ) -> None:
+        # may be replaced while no request is under way, once the connections are closed
         self.options = options
+        # decides what is sent when
         self.lanes = Lanes(
             options.worker,
             options.incarnation,
@@ -202,8 +179,10 @@ class ServerLinks:
             waiting=lambda note: self.options.waiting(note.reason, note.names, note.seconds),
             hurries=options.hurries,
         )
-        self.links = [ServerLink(server) for server in range(servers)]
+        self.links = [ServerLink(server) for server in range(servers)]  # the connections, by shard
+        # the memory to lend for each shard to a server of this host; empty for none
         self.shared_buffers: Sequence[SharedBuffer] = ()
+        # the sparse tables of the job; where there are any, memory is lent for their rows
         self.tables: Sequence[TableSpec] = ()
         # An answer through memory has mostly come by then. Workers that sleep until a round is over
         # wake together, often on one core: the system takes milliseconds to part them.

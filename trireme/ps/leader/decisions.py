@@ -27,16 +27,11 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
     """Apply these pushes: those of a round, or one of asynchronous training.
 
     In synchronous training all others that a shard holds for the same step are stale.
-
-    Attributes:
-        step: the global step that they make.
-        pushes: by worker.
-        scale: the factor for their mean gradient.
     """
 
-    step: Number
-    pushes: Pushes
-    scale: float = 1.0
+    step: Number  # the global step that they make
+    pushes: Pushes  # by worker
+    scale: float = 1.0  # the factor for their mean gradient
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
@@ -75,34 +70,23 @@ class Held(FromServer, frozen=True, array_like=True):
 
     A push whose worker is out of the job it keeps until the leader has taken that view too: by
     then the leader has decided to apply it, or never will.
-
-    Attributes:
-        known: how many decisions it has received.
-        pushes: the pushes that it holds.
-        copies: the requests for a copy that it holds: pairs (worker, token).
-        measured: the pushes whose mean gradient `square` is of; none where nothing is clipped.
-        square: the squared L2 norm of this shard's part of that mean.
     """
 
     kind: ClassVar[int] = 98
-    known: Number
-    pushes: Pushes
-    copies: Pairs = ()
+    known: Number  # how many decisions it has received
+    pushes: Pushes  # the pushes that it holds
+    copies: Pairs = ()  # the requests for a copy that it holds: pairs (worker, token)
+    # the pushes whose mean gradient `square` is of; none where nothing is clipped
     measured: Pushes = ()
-    square: float = 0.0
+    square: float = 0.0  # the squared L2 norm of this shard's part of that mean
 
 
 class Decided(FromServer, frozen=True, array_like=True):
-    """From the leader: its decisions, from the first on that the shard may not have received.
-
-    Attributes:
-        first: the number of the first of these decisions.
-        decisions: the decisions, in their order.
-        view: the number of the view that the leader has taken. It never decides to apply other
-            pushes of workers that are not in this view.
-    """
+    """From the leader: its decisions, from the first on that the shard may not have received."""
 
     kind: ClassVar[int] = 99
-    first: Number
-    decisions: tuple[Decision, ...]
+    first: Number  # the number of the first of these decisions
+    decisions: tuple[Decision, ...]  # the decisions, in their order
+    # the number of the view that the leader has taken. It never decides to apply other pushes of
+    # workers that are not in this view.
     view: Number

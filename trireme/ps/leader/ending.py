@@ -20,21 +20,14 @@ class Ending:
 
     Where updates are deltas of several steps, each of those under way counts for as many as it may
     bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
-
-    Attributes:
-        last: the job's last step; None where it has none yet.
-        synchronous: whether updates make rounds.
-        patient: whether a worker waits whose update could be one too many.
-        period: how many steps an update may make.
-        under_way: the workers that compute an update now.
     """
 
     def __init__(self) -> None:
-        self.last: int | None = None
-        self.synchronous = False
-        self.patient = False
-        self.period = 1
-        self.under_way: set[int] = set()
+        self.last: int | None = None  # the job's last step; None where it has none yet
+        self.synchronous = False  # whether updates make rounds
+        self.patient = False  # whether a worker waits whose update could be one too many
+        self.period = 1  # how many steps an update may make
+        self.under_way: set[int] = set()  # the workers that compute an update now
 
     def go_by(self, rule: Rule, servers: int) -> None:
         """Takes the job's rule and its number of servers."""

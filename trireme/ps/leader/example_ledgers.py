@@ -15,35 +15,26 @@ _MANY = 64  # finished spans that are brought into the ledgers at once, at the l
 
 
 class ExamplesState(NamedTuple):
-    """All that the ledgers of a job know.
+    """All that the ledgers of a job know."""
 
-    Attributes:
-        ledgers: by data set.
-        restored: the finished ranges of a checkpoint's data sets that no worker has asked for.
-        sizes: the sizes of the checkpoint's data sets.
-        answered: the last lease of each worker: its number, the examples, whether all are finished,
-            and the epoch.
-        orders: the fingerprints of the orders of the data sets, also of the checkpoint's.
-    """
-
-    ledgers: tuple[tuple[str, LedgerState], ...] = ()
+    ledgers: tuple[tuple[str, LedgerState], ...] = ()  # by data set
+    # the finished ranges of a checkpoint's data sets that no worker has asked for
     restored: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
-    sizes: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()  # the sizes of the checkpoint's data sets
+    # the last lease of each worker: its number, the examples, whether all are finished, and the
+    # epoch
     answered: tuple[tuple[int, int, tuple[Span, ...], bool, int], ...] = ()
+    # the fingerprints of the orders of the data sets, also of the checkpoint's
     orders: tuple[tuple[str, int], ...] = ()
 
 
 class ExampleLedgers:
-    """One ledger a data set, by name.
-
-    Attributes:
-        interleave: how examples are leased; see `trireme.data.ledger.Ledger`.
-        own: the worker whose process has these ledgers for itself, and hears of no examples that
-            others finish: what these hold counts as finished. None where all workers share them.
-    """
+    """One ledger a data set, by name."""
 
     def __init__(self) -> None:
-        self.interleave = False
+        self.interleave = False  # how examples are leased; see `trireme.data.ledger.Ledger`
+        # the worker whose process has these ledgers for itself, and hears of no examples that
+        # others finish: what these hold counts as finished. None where all workers share them.
         self.own: int | None = None
         self._ledgers: dict[str, Ledger] = {}
         self._restored: dict[str, list[tuple[int, int]]] = {}

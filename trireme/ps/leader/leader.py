@@ -52,41 +52,29 @@ Square = Callable[[Sequence[PushId]], float]
 
 
 class _Shard(msgspec.Struct):
-    """What the leader knows of another shard.
+    """What the leader knows of another shard."""
 
-    Attributes:
-        known: how many decisions it has received.
-        sent: how many decisions were sent to it.
-        view: the number of the view that was last sent to it.
-        pushes: the newest push of each worker that it holds: (incarnation, sequence).
-        copies: the tokens of the copies that it was asked for, by worker.
-        measured, square: as in its last `Held` that had them.
-    """
-
-    known: int = 0
-    sent: int = 0
-    view: int = -1
+    known: int = 0  # how many decisions it has received
+    sent: int = 0  # how many decisions were sent to it
+    view: int = -1  # the number of the view that was last sent to it
+    # the newest push of each worker that it holds: (incarnation, sequence)
     pushes: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
+    # the tokens of the copies that it was asked for, by worker
     copies: dict[int, int] = msgspec.field(default_factory=dict)
+    # as in its last `Held` that had them
     measured: tuple[PushId, ...] = ()
     square: float = 0.0
 
 
 class Leader:
-    """Decides for all shards, and keeps what one shard must keep for all.
-
-    Attributes:
-        ending: when training ends, and which workers may begin another update.
-        examples: the ledgers of the data sets.
-        topics: the bytes that workers share: under each topic the last of each worker.
-        loaded: whether values are loaded: before that nothing is applied.
-    """
+    """Decides for all shards, and keeps what one shard must keep for all."""
 
     def __init__(self) -> None:
-        self.ending = Ending()
-        self.examples = ExampleLedgers()
+        self.ending = Ending()  # when training ends, and which workers may begin another update
+        self.examples = ExampleLedgers()  # the ledgers of the data sets
+        # the bytes that workers share: under each topic the last of each worker
         self.topics: dict[str, dict[int, torch.Tensor]] = {}
-        self.loaded = False
+        self.loaded = False  # whether values are loaded: before that nothing is applied
         self._rule = Rule()
         self._others: dict[int, _Shard] = {}
         self._waiting: dict[PushId, int] = {}  # with the steps of each: some shard may not hold it

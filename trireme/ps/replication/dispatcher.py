@@ -48,15 +48,10 @@ from trireme.wire.message import Message
 
 
 class AuthenticatedLink(Protocol):
-    """What the dispatcher reads of a connection.
+    """What the dispatcher reads of a connection."""
 
-    Attributes:
-        identity: the peer's, as the handshake has proven it.
-        opened_here: whether this process has opened the connection, and not the peer.
-    """
-
-    identity: Identity
-    opened_here: bool
+    identity: Identity  # the peer's, as the handshake has proven it
+    opened_here: bool  # whether this process has opened the connection, and not the peer
 
 
 _S = TypeVar("_S", bound=AuthenticatedLink)
@@ -67,14 +62,11 @@ class Dispatcher(Generic[_S]):
 
     Args:
         shard: the server's.
-
-    Attributes:
-        shard: the same.
-        epoch: the job's epoch: messages of tasks that have joined another, or none, are refused.
-            None where epochs are not checked.
     """
 
     def __init__(self, shard: Shard) -> None:
+        # the job's epoch: messages of tasks that have joined another, or none, are refused. None
+        # where epochs are not checked.
         self.epoch: str | None = None
         self.shard = shard
         # The connections to the primaries of other shards, by shard.

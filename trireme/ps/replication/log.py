@@ -58,15 +58,10 @@ class Tell(msgspec.Struct, Generic[_L], frozen=True):
 
 
 class Lent(msgspec.Struct, frozen=True):
-    """Where a payload lies in memory that a worker lends to servers of its host.
+    """Where a payload lies in memory that a worker lends to servers of its host."""
 
-    Attributes:
-        memory: the memory's identity on this host.
-        places: the (offset, length) of the payload there, in bytes.
-    """
-
-    memory: int
-    places: tuple[tuple[int, int], ...]
+    memory: int  # the memory's identity on this host
+    places: tuple[tuple[int, int], ...]  # the (offset, length) of the payload there, in bytes
 
 
 class _Entry(msgspec.Struct):
@@ -88,28 +83,20 @@ class _Entry(msgspec.Struct):
 
 
 class _Follower(msgspec.Struct, Generic[_L]):
-    """A replica that the primary sends entries to.
+    """A replica that the primary sends entries to."""
 
-    Attributes:
-        incarnation: of its server.
-        link: the connection to it; None while there is none.
-        sent, confirmed: the positions up to which entries were sent, and confirmed; -1 until the
-            replica confirms the state that it was filled with.
-        bytes: those that were sent and are not confirmed.
-        waited_from: of a joining replica: the position at which the primary began to wait for it.
-        lacks: how many of the shard's last slots of sparse tables it has no rows of.
-        will_lack: the same once the rows have come that were sent to it last.
-        memories: the identities of the lent memory that its server has mapped.
-    """
-
-    incarnation: int
-    link: _L | None
+    incarnation: int  # of its server
+    link: _L | None  # the connection to it; None while there is none
+    # the positions up to which entries were sent, and confirmed; -1 until the replica confirms the
+    # state that it was filled with
     sent: int
     confirmed: int
-    bytes: int = 0
+    bytes: int = 0  # those that were sent and are not confirmed
+    # of a joining replica: the position at which the primary began to wait for it
     waited_from: int | None = None
-    lacks: int = 0
-    will_lack: int = 0
+    lacks: int = 0  # how many of the shard's last slots of sparse tables it has no rows of
+    will_lack: int = 0  # the same once the rows have come that were sent to it last
+    # the identities of the lent memory that its server has mapped
     memories: frozenset[int] = frozenset()
 
     @property
@@ -146,22 +133,19 @@ class ReplicationLog(Generic[_L]):
         patience: after so many seconds without progress another replica is overdue.
 
     Attributes:
-        position: of the last entry.
         appended, appended_bytes: the entries that were appended here, and their bytes.
-        term: as given; that of the entries to come.
-        backups: the servers whose replicas count, by the newest view.
-        joining: the servers whose replicas catch up.
-        caught_up: joining replicas that count from now on: (server, incarnation).
-        useless: replicas that this primary cannot bring up to date: (server, incarnation).
     """
 
     def __init__(self, position: int, term: int = 0, patience: float = math.inf) -> None:
-        self.position = position
+        self.position = position  # of the last entry
         self.appended = self.appended_bytes = 0
-        self.term = term
+        self.term = term  # as given; that of the entries to come
+        # the servers whose replicas count, by the newest view
         self.backups: frozenset[int] = frozenset()
-        self.joining: frozenset[int] = frozenset()
+        self.joining: frozenset[int] = frozenset()  # the servers whose replicas catch up
+        # joining replicas that count from now on: (server, incarnation)
         self.caught_up: list[tuple[int, int]] = []
+        # replicas that this primary cannot bring up to date: (server, incarnation)
         self.useless: set[tuple[int, int]] = set()
         self._followers: dict[int, _Follower[_L]] = {}
         self._entries: deque[_Entry] = deque()  # up to `position`

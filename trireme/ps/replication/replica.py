@@ -75,12 +75,7 @@ class Replica(Generic[_L]):
         patience: as of `ReplicationLog`.
 
     Attributes:
-        number, generation: as given.
-        dispatcher, shard: what `make` has made.
-        primary: whether this is the primary.
-        began: the number of the view in which it has begun; 0 while it has no state to begin with.
         position: of the last entry that it has applied.
-        source: the connection to the primary, at another replica.
     """
 
     def __init__(
@@ -93,12 +88,14 @@ class Replica(Generic[_L]):
     ) -> None:
         self.number = number
         self.generation = generation
+        # what `make` has made
         self.dispatcher: Dispatcher[_L] = make(number)
         self.shard: Shard = self.dispatcher.shard
         self._make = make
-        self.primary = True
+        self.primary = True  # whether this is the primary
+        # the number of the view in which it has begun; 0 while it has no state to begin with
         self.began = 0
-        self.source: _L | None = None
+        self.source: _L | None = None  # the connection to the primary, at another replica
         self._server = server
         self._patience = patience
         self._log: ReplicationLog[_L] | None = ReplicationLog(0, patience=patience)

@@ -32,18 +32,13 @@ _L = TypeVar("_L", bound=AuthenticatedLink)
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A connection that this server makes to another one.
+    """A connection that this server makes to another one."""
 
-    Attributes:
-        shard: of which shard of this server it is.
-        follows: whether its replica follows the primary of the same shard; else it is primary, and
-            speaks with shard 0.
-        server: the index of the server to connect to.
-    """
-
-    shard: int
+    shard: int  # of which shard of this server it is
+    # whether its replica follows the primary of the same shard; else it is primary, and speaks with
+    # shard 0
     follows: bool
-    server: int
+    server: int  # the index of the server to connect to
 
 
 class Replicas(Generic[_L]):
@@ -54,11 +49,6 @@ class Replicas(Generic[_L]):
         make: makes an empty shard with its dispatcher, by its number.
         patience: after so many seconds without progress another server's copy of a shard is
             reported, or the missing connection to the primary of shard 0.
-
-    Attributes:
-        view: the newest view.
-        by_shard: the replicas, by shard.
-        incarnation: of this server.
     """
 
     def __init__(
@@ -67,8 +57,8 @@ class Replicas(Generic[_L]):
         make: Callable[[int], Dispatcher[_L]] = lambda number: Dispatcher(Shard(number)),
         patience: float = math.inf,
     ) -> None:
-        self.view = View(0, (), ())
-        self.incarnation = 0
+        self.view = View(0, (), ())  # the newest view
+        self.incarnation = 0  # of this server
         self._server = server
         self._make = make
         self._patience = patience
@@ -80,6 +70,7 @@ class Replicas(Generic[_L]):
         self._numbers: dict[_L, int] = {}
         self._newest: dict[tuple[int, int, int], int] = {}  # by server, kind of opener and shard
         # Before the first view a server refuses what its shard is asked, as of another view.
+        # the replicas, by shard
         self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make, patience)}
 
     # -- views -----------------------------------------------------------------------------------

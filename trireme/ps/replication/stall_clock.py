@@ -16,13 +16,10 @@ class StallClock:
 
     Args:
         patience: after so many seconds without progress a server is overdue.
-
-    Attributes:
-        overdue: the servers that are, as of the last look.
     """
 
     def __init__(self, patience: float) -> None:
-        self.overdue: frozenset[int] = frozenset()
+        self.overdue: frozenset[int] = frozenset()  # the servers that are, as of the last look
         self._patience = patience
         self._looked: float | None = None
         self._marks: dict[int, Hashable] = {}

@@ -77,19 +77,13 @@ _log = logging.getLogger(__name__)
 
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
-    """The route of an answer.
+    """The route of an answer."""
 
-    Attributes:
-        link: the link over which it is sent; None for an event that another server has received.
-        sequence: the sequence of the request.
-        staging: the receive buffer that is free again once the answer is sent.
-        answers: where rows go that the answer brings.
-    """
-
+    # the link over which it is sent; None for an event that another server has received
     link: Link | None
-    sequence: int = 0
-    staging: Staging | None = None
-    answers: Answers = ()
+    sequence: int = 0  # the sequence of the request
+    staging: Staging | None = None  # the receive buffer that is free again once the answer is sent
+    answers: Answers = ()  # where rows go that the answer brings
 
 
 class ShardHandler:
@@ -101,13 +95,6 @@ class ShardHandler:
         metrics: measures the replicas; None for no metrics.
         patience: as of `Replicas`.
         memory: returns how many bytes this server can have at most.
-
-    Attributes:
-        replicas: the replicas that are served.
-        epoch: the job's epoch; None where epochs are not checked.
-        peers_changed: called with the connections that this server should have to others.
-        peer_gone: called when one of these is lost.
-        report: called with what the coordinator should know of the replicas.
     """
 
     messages: tuple[type[Message], ...] = PS_MESSAGES
@@ -121,10 +108,14 @@ class ShardHandler:
         memory: Callable[[], int] = host_memory,
     ) -> None:
         self.index = index
-        self.epoch: str | None = None
+        self.epoch: str | None = None  # the job's epoch; None where epochs are not checked
+        # the replicas that are served
         self.replicas: Replicas[Link] = Replicas(index, self._make, patience)
+        # called with the connections that this server should have to others
         self.peers_changed: Callable[[Sequence[Peer], View], object] = lambda peers, view: None
+        # called when one of these is lost
         self.peer_gone: Callable[[Link], object] = lambda link: None
+        # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
         self._now = now
         self._metrics = metrics

@@ -24,13 +24,10 @@ class LoopWatch:
     Args:
         patience: without a sign for so many seconds the loop is overdue.
         longest: after so many seconds without a turn the processor's time does not count any more.
-
-    Attributes:
-        signs: how many there were, by the looks; 0 before the first.
     """
 
     def __init__(self, patience: float, longest: float) -> None:
-        self.signs = 0
+        self.signs = 0  # how many there were, by the looks; 0 before the first
         self._patience = patience
         self._longest = longest
         self._turns = -1

@@ -44,15 +44,11 @@ class ShardMetrics:
 
     Args:
         server: the index of the server.
-
-    Attributes:
-        replication: measures the replicas of the server.
-        report: takes a status report every half second.
     """
 
     def __init__(self, server: int = 0) -> None:
-        self.replication = ReplicationMetrics(server)
-        self.report: Report = lambda status: None
+        self.replication = ReplicationMetrics(server)  # measures the replicas of the server
+        self.report: Report = lambda status: None  # takes a status report every half second
         self._process = psutil.Process()
         self._due = 0.0
         self._seconds = 0.0  # spent in applying, and how often, since the last report

@@ -29,20 +29,14 @@ _Memory = tuple[PartBuffer, Packed | None]
 
 @dataclass(slots=True)
 class Staging:
-    """The receive buffer of one push.
+    """The receive buffer of one push."""
 
-    Attributes:
-        gradients: the gradients that the shard takes.
-        views: the memory that receives them.
-        packed: unpacks what was received into `gradients`; None where that is the same memory.
-        busy: whether the shard still needs the gradients.
-        pool: the memory that later pushes use; None where this memory is not for all.
-    """
-
-    gradients: PartBuffer
-    views: Sequence[memoryview]
+    gradients: PartBuffer  # the gradients that the shard takes
+    views: Sequence[memoryview]  # the memory that receives them
+    # unpacks what was received into `gradients`; None where that is the same memory
     packed: Packed | None = None
-    busy: bool = False
+    busy: bool = False  # whether the shard still needs the gradients
+    # the memory that later pushes use; None where this memory is not for all
     pool: list[_Memory] | None = None
 
     def release(self) -> None:

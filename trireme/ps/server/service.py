@@ -52,31 +52,18 @@ Recording = Callable[[Mapping[str, float | str], bool], object]
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """One parameter server task.
+    """One parameter server task."""
 
-    Attributes:
-        job: the job's id.
-        secret: the job's.
-        index: this server's task index.
-        listen: the address to listen at, with its scheme; port 0 leaves it to the system.
-        coordinator: the coordinator's address; None where this server hosts it.
-        policy: the policy of a coordinator that is hosted here.
-        config: the job's configuration.
-        certificates: this server's, where the job uses TLS.
-        journal: of a coordinator that is hosted here; None where it keeps none.
-        host: the name of this host; "" for the name that the system has.
-    """
-
-    job: str
-    secret: bytes = field(repr=False)
-    index: int
-    listen: str
-    coordinator: str | None
-    policy: Policy
-    config: JobConfig = field(default_factory=JobConfig)
-    certificates: Certificates | None = None
-    journal: Journal | None = None
-    host: str = ""
+    job: str  # the job's id
+    secret: bytes = field(repr=False)  # the job's
+    index: int  # this server's task index
+    listen: str  # the address to listen at, with its scheme; port 0 leaves it to the system
+    coordinator: str | None  # the coordinator's address; None where this server hosts it
+    policy: Policy  # the policy of a coordinator that is hosted here
+    config: JobConfig = field(default_factory=JobConfig)  # the job's configuration
+    certificates: Certificates | None = None  # this server's, where the job uses TLS
+    journal: Journal | None = None  # of a coordinator that is hosted here; None where it keeps none
+    host: str = ""  # the name of this host; "" for the name that the system has
 
 
 def serve(

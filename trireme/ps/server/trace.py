@@ -15,30 +15,21 @@ _MOST = 200_000
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that a server did.
+    """One thing that a server did."""
 
-    Attributes:
-        name: the type of the message that was handled, or `apply`.
-        began, ended: the times, in seconds on the server's monotonic clock.
-        peer: the task that sent the message; "" for `apply`.
-        step: the global step that was made; 0 for a message.
-    """
-
-    name: str
+    name: str  # the type of the message that was handled, or `apply`
+    # the times, in seconds on the server's monotonic clock
     began: float
     ended: float
-    peer: str = ""
-    step: int = 0
+    peer: str = ""  # the task that sent the message; "" for `apply`
+    step: int = 0  # the global step that was made; 0 for a message
 
 
 class Notes:
-    """The notes of one server, and the tasks that trace it.
-
-    Attributes:
-        wanted_by: the tasks that trace the server; looked at at every message.
-    """
+    """The notes of one server, and the tasks that trace it."""
 
     def __init__(self) -> None:
+        # the tasks that trace the server; looked at at every message
         self.wanted_by: set[str] = set()
         self._notes: deque[Note] = deque(maxlen=_MOST)
 

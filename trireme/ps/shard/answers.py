@@ -55,16 +55,12 @@ class Answers:
 
     Args:
         state: the shard's.
-
-    Attributes:
-        notice: the notice that answers to pushes carry; empty as a rule.
-        due: the answers that go out when the event under way is over.
-        withheld: the answers to pushes that are decided, by worker.
     """
 
     def __init__(self, state: ShardState) -> None:
-        self.notice = ""
-        self.due: list[PushAnswer] = []
+        self.notice = ""  # the notice that answers to pushes carry; empty as a rule
+        self.due: list[PushAnswer] = []  # the answers that go out when the event under way is over
+        # the answers to pushes that are decided, by worker
         self.withheld: dict[int, PushAnswer] = {}
         self._state = state
         self._pulls: list[_WithheldPull] = []

@@ -16,19 +16,14 @@ class Follower:
 
     What it has reported that it holds it keeps until the leader has decided about it, whoever is
     lost meanwhile; see `Held`.
-
-    Attributes:
-        held: the pushes that are not decided, by participant, in the order in which they came.
-        decided: the decisions to carry out next, in their order.
-        proposed: the pushes that the leader wants measured.
-        known: how many decisions were received.
     """
 
     def __init__(self) -> None:
+        # the pushes that are not decided, by participant, in the order in which they came
         self.held: dict[Participant, Pending] = {}
-        self.decided: deque[Decision] = deque()
-        self.proposed: tuple[PushId, ...] = ()
-        self.known = 0
+        self.decided: deque[Decision] = deque()  # the decisions to carry out next, in their order
+        self.proposed: tuple[PushId, ...] = ()  # the pushes that the leader wants measured
+        self.known = 0  # how many decisions were received
         self._leader_view = 0
         self._reported: set[PushId] = set()
         self._out: dict[PushId, int] = {}  # whose worker is out of the job, since which view

@@ -11,17 +11,12 @@ from trireme.wire.message import Message
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Send an answer where a request came from.
+    """Send an answer where a request came from."""
 
-    Attributes:
-        route: the request's, as the driver gave it.
-        message: the answer.
-        payload: tensors whose memory follows it. They may be live values, which the next event can
-            change: a driver that cannot send them at once copies them first.
-    """
-
-    route: object
-    message: Message
+    route: object  # the request's, as the driver gave it
+    message: Message  # the answer
+    # tensors whose memory follows it. They may be live values, which the next event can change: a
+    # driver that cannot send them at once copies them first.
     payload: Sequence[torch.Tensor] = ()
 
 
@@ -33,13 +28,9 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """Tell the coordinator that the shard has stopped at the cut of a reconfiguration.
+    """Tell the coordinator that the shard has stopped at the cut of a reconfiguration."""
 
-    Attributes:
-        view: the number of the view that has announced it.
-    """
-
-    view: int
+    view: int  # the number of the view that has announced it
 
 
 Instruction = Reply | Send | Stopped

@@ -15,20 +15,13 @@ class Participant(NamedTuple):
 
 
 class Participants:
-    """The workers of a view, and which of them still train.
-
-    Attributes:
-        view: the newest.
-        incarnations: each worker's, by index.
-        live: the same of the workers that still train.
-        retired: the workers that train no more, though they stay.
-    """
+    """The workers of a view, and which of them still train."""
 
     def __init__(self) -> None:
-        self.view = View(0, (), ())
-        self.incarnations: dict[int, int] = {}
-        self.live: dict[int, int] = {}
-        self.retired: set[int] = set()
+        self.view = View(0, (), ())  # the newest
+        self.incarnations: dict[int, int] = {}  # each worker's, by index
+        self.live: dict[int, int] = {}  # the same of the workers that still train
+        self.retired: set[int] = set()  # the workers that train no more, though they stay
 
     def take(self, view: View) -> set[int]:
         """Takes a newer view; returns the workers that were there before and go on."""

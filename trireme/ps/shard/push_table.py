@@ -22,23 +22,14 @@ Decided = Applied | Stale | RejectedVerdict
 
 
 class Pending(msgspec.Struct, eq=False):
-    """A push that is not answered yet.
+    """A push that is not answered yet."""
 
-    Attributes:
-        owner: the participant that has pushed.
-        push: the message.
-        route: where the answer goes; replaced when the worker comes back on a new connection.
-        gradients: the update; nobody writes to it until the answer is sent.
-        since: when the push came, by the shard's clock.
-        answered: whether it was answered, though its update may still be applied: its worker is
-            out of the job.
-    """
-
-    owner: Participant
-    push: Push
-    route: object
-    gradients: PartBuffer
-    since: float
+    owner: Participant  # the participant that has pushed
+    push: Push  # the message
+    route: object  # where the answer goes; replaced when the worker comes back on a new connection
+    gradients: PartBuffer  # the update; nobody writes to it until the answer is sent
+    since: float  # when the push came, by the shard's clock
+    # whether it was answered, though its update may still be applied: its worker is out of the job
     answered: bool = False
 
     @property
@@ -55,24 +46,17 @@ class Pending(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """One worker's line.
+    """One worker's line."""
 
-    Attributes:
-        incarnation: the newest one seen.
-        sequence: the last decided push of that incarnation.
-        verdicts: what became of the pushes whose answers the worker may not have yet.
-        clock: decided pushes, for the staleness bound; a newcomer starts at the slowest's.
-        applied, stale: counts over all incarnations.
-        pending: the push whose answer is withheld, if any.
-    """
-
-    incarnation: int = 0
-    sequence: int = 0
+    incarnation: int = 0  # the newest one seen
+    sequence: int = 0  # the last decided push of that incarnation
+    # what became of the pushes whose answers the worker may not have yet
     verdicts: dict[int, Decided] = field(default_factory=dict)
-    clock: int = 0
+    clock: int = 0  # decided pushes, for the staleness bound; a newcomer starts at the slowest's
+    # counts over all incarnations
     applied: int = 0
     stale: int = 0
-    pending: Pending | None = None
+    pending: Pending | None = None  # the push whose answer is withheld, if any
 
 
 class RecordState(msgspec.Struct, frozen=True, array_like=True):

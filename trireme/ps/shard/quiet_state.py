@@ -26,35 +26,23 @@ if TYPE_CHECKING:
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):
-    """What is the same in every shard, but for `last` to `topics`, which are the leader's.
+    """What is the same in every shard, but for `last` to `topics`, which are the leader's."""
 
-    Attributes:
-        task, layout, optimizer, rule: of the model that was shown, with the present
-            hyper-parameters.
-        step: the global step of the values.
-        records: the exactly-once table.
-        retired: the workers that train no more.
-        counters: the counts.
-        tables: the sparse tables of the model.
-        last: the job's last step; None for none.
-        under_way: the workers that compute an update.
-        examples: the ledgers of the data sets.
-        topics: the sizes of the bytes that workers share: (topic, worker, size).
-    """
-
+    # of the model that was shown, with the present hyper-parameters
     task: str
     layout: LayoutSpec
     optimizer: OptimizerSpec
     rule: Rule
-    step: int
-    records: tuple[RecordState, ...]
-    retired: tuple[int, ...]
-    counters: dict[str, int]
-    last: int | None = None
-    under_way: tuple[int, ...] = ()
-    examples: ExamplesState = ExamplesState()
+    step: int  # the global step of the values
+    records: tuple[RecordState, ...]  # the exactly-once table
+    retired: tuple[int, ...]  # the workers that train no more
+    counters: dict[str, int]  # the counts
+    last: int | None = None  # the job's last step; None for none
+    under_way: tuple[int, ...] = ()  # the workers that compute an update
+    examples: ExamplesState = ExamplesState()  # the ledgers of the data sets
+    # the sizes of the bytes that workers share: (topic, worker, size)
     topics: tuple[tuple[str, int, int], ...] = ()
-    tables: tuple[TableSpec, ...] = ()
+    tables: tuple[TableSpec, ...] = ()  # the sparse tables of the model
 
     @property
     def shown(self) -> ShownModel:
@@ -65,18 +53,12 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Quiet(msgspec.Struct, frozen=True):
-    """A quiet state with its tensors.
+    """A quiet state with its tensors."""
 
-    Attributes:
-        state: the state.
-        tensors: the values, and the optimizer's state: live tensors of the shard.
-        topics: the bytes of the state's topics, in their order.
-        tables: the live tables of the shard, or of several; None where their rows come later.
-    """
-
-    state: QuietState
-    tensors: Tensors
-    topics: Sequence[torch.Tensor] = ()
+    state: QuietState  # the state
+    tensors: Tensors  # the values, and the optimizer's state: live tensors of the shard
+    topics: Sequence[torch.Tensor] = ()  # the bytes of the state's topics, in their order
+    # the live tables of the shard, or of several; None where their rows come later
     tables: Sequence[ShardTables] | None = ()
 
 

@@ -113,16 +113,13 @@ class RoundHyperparameters:
 
     Args:
         groups: the optimizer's, before the first round.
-
-    Attributes:
-        notice: what the answers of the last round say of workers that disagree; else empty.
-        disagreements: in how many rounds workers have disagreed.
-        settled: the hyper-parameters of the last round, by group.
     """
 
     def __init__(self, groups: Sequence[GroupSpec] = ()) -> None:
+        # what the answers of the last round say of workers that disagree; else empty
         self.notice = ""
-        self.disagreements = 0
+        self.disagreements = 0  # in how many rounds workers have disagreed
+        # the hyper-parameters of the last round, by group
         self.settled: _Settings = tuple(group.values for group in groups)
 
     def of(self, members: Sequence[Pending]) -> Sequence[GroupSpec] | None:

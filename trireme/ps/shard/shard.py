@@ -111,25 +111,20 @@ class Shard:
     Args:
         server: this server's index; shard 0 has the leader.
         factory: makes the values once the first worker has shown its model.
-
-    Attributes:
-        server: the same index.
-        state: the shard's state. Only the shard changes it.
-        due: whether `go_on` is to be called before the next event.
-        answers, updates, follower, copies: its parts.
     """
 
     def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         self.server = server
         self._factory = factory
-        self.state = ShardState(server)
+        self.state = ShardState(server)  # the shard's state. Only the shard changes it.
+        # its parts
         self.answers = Answers(self.state)
         self.updates = Updates(self.state, self.answers)
         self.follower = Follower()
         self.copies = Copies(self.state)
         self._stopped_in = 0  # the number of the view for which it has stopped last
         self._noticed = 0.0
-        self.due = False
+        self.due = False  # whether `go_on` is to be called before the next event
 
     # -- membership ------------------------------------------------------------------------------
 

@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShownModel:
-    """What one worker has shown; that of the first worker holds for all.
+    """What one worker has shown; that of the first worker holds for all."""
 
-    Attributes:
-        task: the worker's name, such as `worker:0`.
-        layout: the model's layout.
-        optimizer: what updates the values.
-        rule: how pushes become steps.
-        tables: the model's sparse tables.
-    """
-
-    task: str
-    layout: Layout
-    optimizer: OptimizerSpec
-    rule: Rule
-    tables: tuple[TableSpec, ...] = ()
+    task: str  # the worker's name, such as `worker:0`
+    layout: Layout  # the model's layout
+    optimizer: OptimizerSpec  # what updates the values
+    rule: Rule  # how pushes become steps
+    tables: tuple[TableSpec, ...] = ()  # the model's sparse tables
 
     def check_same(self, other: ShownModel) -> None:
         """Checks that another worker trains the same.
@@ -70,41 +62,28 @@ class ShardState:
 
     Args:
         server: the server's index.
-
-    Attributes:
-        server: the same.
-        step: the global step of the values.
-        loaded_in: the number of the view in which values were loaded; 0 before.
-        shown: what the first worker has shown; None before.
-        rule: the rule of what was shown.
-        synchronous: whether the rule is synchronous; read several times a push.
-        values: the values; None before a worker has shown its model.
-        tables: the sparse tables; None where there are none.
-        shows_rows: whether answers to pushes have the rows that these want: not at a backup, whose
-            answers nobody hears.
-        hyper: the optimizer's hyper-parameters, where they have changed since it was shown.
-        counters: how many pushes had each verdict, and other counts.
-        over: whether training has ended, by the leader's decision.
-        participants: the workers of the newest view.
-        table: the exactly-once table.
-        leader: decides for all shards, at shard 0; None at any other.
     """
 
     def __init__(self, server: int) -> None:
         self.server = server
-        self.step = 0
-        self.loaded_in = 0
-        self.shown: ShownModel | None = None
-        self.rule = Rule()
-        self.synchronous = False
-        self.values: Values | None = None
-        self.tables: ShardTables | None = None
+        self.step = 0  # the global step of the values
+        self.loaded_in = 0  # the number of the view in which values were loaded; 0 before
+        self.shown: ShownModel | None = None  # what the first worker has shown; None before
+        self.rule = Rule()  # the rule of what was shown
+        self.synchronous = False  # whether the rule is synchronous; read several times a push
+        self.values: Values | None = None  # the values; None before a worker has shown its model
+        self.tables: ShardTables | None = None  # the sparse tables; None where there are none
+        # whether answers to pushes have the rows that these want: not at a backup, whose answers
+        # nobody hears
         self.shows_rows = True
+        # the optimizer's hyper-parameters, where they have changed since it was shown
         self.hyper: Sequence[GroupSpec] | None = None
+        # how many pushes had each verdict, and other counts
         self.counters: Counter[str] = Counter()
-        self.over = False
-        self.participants = Participants()
-        self.table = PushTable()
+        self.over = False  # whether training has ended, by the leader's decision
+        self.participants = Participants()  # the workers of the newest view
+        self.table = PushTable()  # the exactly-once table
+        # decides for all shards, at shard 0; None at any other
         self.leader = None if server else Leader()
 
     @property

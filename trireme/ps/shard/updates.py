@@ -24,9 +24,6 @@ class Updates:
     Args:
         state: the shard's.
         answers: takes the answers to the pushes of rounds.
-
-    Attributes:
-        answers: the same.
     """
 
     def __init__(self, state: ShardState, answers: Answers) -> None:

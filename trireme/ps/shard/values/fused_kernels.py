@@ -13,19 +13,12 @@ import torch
 
 
 class _Fused(NamedTuple):
-    """One of torch's kernels.
+    """One of torch's kernels."""
 
-    Attributes:
-        update: the kernel.
-        state: the kinds of state that it takes after the gradients, in this order.
-        hyper: the hyper-parameters that it takes by torch's names.
-        fixed: its other arguments.
-    """
-
-    update: Callable[..., None]
-    state: tuple[str, ...]
-    hyper: tuple[str, ...]
-    fixed: Mapping[str, bool] = {}
+    update: Callable[..., None]  # the kernel
+    state: tuple[str, ...]  # the kinds of state that it takes after the gradients, in this order
+    hyper: tuple[str, ...]  # the hyper-parameters that it takes by torch's names
+    fixed: Mapping[str, bool] = {}  # its other arguments
 
 
 _ADAM = (

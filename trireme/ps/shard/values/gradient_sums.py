@@ -11,17 +11,13 @@ from trireme.ps.flat import PartBuffer
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A weighted sum of gradients, and the divisor for their mean.
+    """A weighted sum of gradients, and the divisor for their mean."""
 
-    Attributes:
-        gradients: the sum, in memory that may be written to; where `divisor` is 1 it may be a
-            gradient itself, to which nobody writes.
-        divisor: the sum of the weights.
-        absent: the positions of the parameters that none of the gradients has; see `Push`.
-    """
-
+    # the sum, in memory that may be written to; where `divisor` is 1 it may be a gradient itself,
+    # to which nobody writes
     gradients: PartBuffer
-    divisor: float = 1.0
+    divisor: float = 1.0  # the sum of the weights
+    # the positions of the parameters that none of the gradients has; see `Push`
     absent: tuple[int, ...] = ()
 
     def mean(self) -> PartBuffer:

@@ -25,16 +25,13 @@ class Values:
         server: the server's index.
         optimizer: what updates the values.
         rule: whether to keep a moving average of the values.
-
-    Attributes:
-        buffer: the values, in new memory, zero until they are loaded.
-        optimizer: updates `buffer`.
-        changes: counts the calls that may have changed the values.
     """
 
     def __init__(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> None:
+        # the values, in new memory, zero until they are loaded
         self.buffer = PartBuffer(layout, server)
-        self.changes = 0
+        self.changes = 0  # counts the calls that may have changed the values
+        # updates `buffer`
         self.optimizer = SegmentOptimizer(optimizer, layout, server, self.buffer)
         self._parts: tuple[Part, ...] = layout.parts(server)
         self._average_rule = rule.average

@@ -61,23 +61,17 @@ class ShardTables:
     Args:
         specs: the tables, in the order in which the workers have shown them.
         slots: the slots of the shard: [start, stop).
-
-    Attributes:
-        specs: the same.
-        tables: one for each.
-        changes_after: the step after which all changes are known, those included that drop keys.
-        slots: the slots of the shard.
-        lacks: how many of the last of these have no rows yet, while a replica is filled.
     """
 
     def __init__(self, specs: Sequence[TableSpec], slots: tuple[int, int] = (0, SLOTS)) -> None:
         self.specs = tuple(specs)
         for spec in specs:
             prepare(spec)  # so that no update waits for a compiler
-        self.tables = [Table(spec) for spec in specs]
-        self.slots = slots
-        self.lacks = 0
+        self.tables = [Table(spec) for spec in specs]  # one for each
+        self.slots = slots  # the slots of the shard
+        self.lacks = 0  # how many of the last of these have no rows yet, while a replica is filled
         self._step = 0  # of the last updates
+        # the step after which all changes are known, those included that drop keys
         self.changes_after = 0
 
     @property

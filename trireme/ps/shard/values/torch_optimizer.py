@@ -36,20 +36,14 @@ _MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absen
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Elements that are updated together, with state of their own.
+    """Elements that are updated together, with state of their own."""
 
-    Attributes:
-        place: the position of its segment in the part.
-        segment: that segment.
-        start, stop: its elements of the vector.
-        values: their values.
-    """
-
-    place: int
-    segment: Segment
+    place: int  # the position of its segment in the part
+    segment: Segment  # that segment
+    # its elements of the vector
     start: int
     stop: int
-    values: torch.Tensor
+    values: torch.Tensor  # their values
 
     def gradient(self, gradients: PartBuffer) -> torch.Tensor:
         """Returns its gradient."""
@@ -61,17 +55,11 @@ class _Piece:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class _Call:
-    """A kernel, bound to some pieces of one parameter group.
+    """A kernel, bound to some pieces of one parameter group."""
 
-    Attributes:
-        kernel: updates the pieces' values.
-        places: the positions of the pieces' segments.
-        pieces: the pieces; none where they are whole segments.
-    """
-
-    kernel: FusedKernel
-    places: list[int]
-    pieces: list[_Piece]
+    kernel: FusedKernel  # updates the pieces' values
+    places: list[int]  # the positions of the pieces' segments
+    pieces: list[_Piece]  # the pieces; none where they are whole segments
 
 
 class TorchOptimizer:
@@ -81,9 +69,6 @@ class TorchOptimizer:
         name: the optimizer's name in the registry.
         spec: all groups; those of other optimizers are ignored.
         layout, server, values: as for `SegmentOptimizer`.
-
-    Attributes:
-        pieces: the pieces that it updates; none where this server holds nothing of its groups.
     """
 
     def __init__(
@@ -104,6 +89,7 @@ class TorchOptimizer:
         self._divisor = torch.tensor(1.0)  # the last one
         self._calls: dict[tuple[Range, ...], list[_Call]] = {}
         groups = {index: spec.groups[index] for index, n in enumerate(spec.names) if n == name}
+        # the pieces that it updates; none where this server holds nothing of its groups
         self.pieces = [
             _Piece(place, segment, segment.start, segment.stop, values.segments[place])
             for place, segment in enumerate(layout.segments(server))
