@@ -17,11 +17,6 @@ class Packed:
 
     If it deflates, the deflated form is sent where that is shorter, and else the packed bytes as
     they are. The length of what was received tells which of the two it is.
-
-    Args:
-        codec: packs the vectors.
-        buffer: the vectors to pack, or to unpack into.
-        deflates: whether a deflated form may be sent.
     """
 
     def __init__(self, codec: Codec, buffer: PartBuffer, *, deflates: bool = False) -> None:
@@ -55,11 +50,7 @@ class Packed:
         return self.views
 
     def open(self) -> None:
-        """Inflates what was received, if it is deflated.
-
-        Raises:
-            ValueError: `seal` does not make such bytes.
-        """
+        """Inflates what was received, if it is deflated."""
         if self.views is self._whole:
             return
         found = memoryview(inflated(self.views[0], self.nbytes))
@@ -68,11 +59,7 @@ class Packed:
             found = found[whole.nbytes :]
 
     def unpack(self) -> None:
-        """Unpacks what was received into the vectors.
-
-        Raises:
-            FrameError: the codec does not write such bytes.
-        """
+        """Unpacks what was received into the vectors."""
         try:
             self.open()
             for vector, packed in zip(self.vectors, self.packed, strict=True):
@@ -82,13 +69,7 @@ class Packed:
 
 
 class Packer(Packed):
-    """Packs one worker's gradients for one server.
-
-    Args:
-        codec: packs the gradients.
-        gradients: the gradients.
-        deflates: whether a deflated form may be sent.
-    """
+    """Packs one worker's gradients for one server."""
 
     def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
         super().__init__(codec, gradients, deflates=deflates)
@@ -125,12 +106,7 @@ class Packer(Packed):
 
 
 class Residuals:
-    """The residuals of a worker's packers by parameter, whatever the number of servers.
-
-    Args:
-        layout: the model's layout.
-        packers: one for each server.
-    """
+    """The residuals of a worker's packers by parameter, whatever the number of servers."""
 
     def __init__(self, layout: Layout, packers: Sequence[Packer]) -> None:
         self._layout = layout

@@ -37,8 +37,6 @@ class PartBuffer:
     """One server's part of every flat vector, as tensors.
 
     Args:
-        layout: what lies where.
-        server: whose part.
         vectors: the part of each vector, 1-D, in the layout's order; zeros if not given.
     """
 
@@ -86,12 +84,9 @@ class FlatModel:
 
     Args:
         groups: named parameters of each optimizer group, in the optimizer's order.
-        servers: the number of servers of the layout.
-        slots: the number of slots that it is cut into.
         shared: whether servers read and write memory that can be lent to them.
         staged: whether that memory is separate from the module's, so that the module can compute
             meanwhile; it always is where the module is not on the CPU.
-        counted: whether `presence` is needed.
 
     A parameter that backward did not reach is *absent*: it has no gradient, as `torch.optim` sees
     it where `.grad` is None. Its place in the flat gradients is zero.
@@ -104,11 +99,6 @@ class FlatModel:
         presence: one number for each parameter, for sums of the gradients of several processes: it
             lies right before the last of the flat gradients, and can be summed together with them.
             Empty where it is not needed.
-
-    Raises:
-        ConfigurationError: there is nothing to train, a dtype cannot be trained, or the parameters
-            are on several devices.
-        OutOfMemory: values and gradients are larger than the memory of this host.
     """
 
     def __init__(
@@ -142,12 +132,6 @@ class FlatModel:
         """Goes on with other parameters, in new memory; parts that were returned stay as they are.
 
         All keep their values and gradients.
-
-        Args:
-            groups: as of the constructor.
-
-        Raises:
-            ConfigurationError: as the constructor.
         """
         self._lay_out(groups)
 
@@ -264,11 +248,7 @@ class FlatModel:
         return sum([gradient._version for gradient in self.gradients])
 
     def collect_gradients(self) -> None:
-        """Copies the gradients of backward to the memory that servers read.
-
-        Raises:
-            ConfigurationError: a gradient is sparse.
-        """
+        """Copies the gradients of backward to the memory that servers read."""
         if self._copied_out:
             self._stage()
             self._copy_gradients(self._host_views)
@@ -292,11 +272,7 @@ class FlatModel:
             self._bound[position][0].grad = None
 
     def _copy_gradients(self, places: Sequence[torch.Tensor]) -> None:
-        """Copies each gradient to its place, where it is not there; a view is put back.
-
-        Raises:
-            ConfigurationError: a gradient is sparse, and is not to stay so.
-        """
+        """Copies each gradient to its place, where it is not there; a view is put back."""
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for (parameter, view), place in zip(self._bound, places, strict=True):
@@ -407,9 +383,7 @@ class FlatModel:
         """Returns values and gradients, zero, in new memory.
 
         Args:
-            device: where it is.
             lead: how many more elements the last of the gradients begins with.
-            lent: whether it is to be memory that can be lent.
             pinned: whether a CUDA device is to copy to and from it directly.
         """
         vectors = self.layout.vectors * 2
@@ -452,11 +426,7 @@ def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:
 
 
 def pin(memory: SharedMemory) -> None:
-    """Lets a CUDA device copy to and from memory directly.
-
-    Raises:
-        RuntimeError: the driver refuses.
-    """
+    """Lets a CUDA device copy to and from memory directly."""
     address = torch.frombuffer(memory.view, dtype=torch.uint8).data_ptr()
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     failed = runtime.cudaHostRegister(address, memory.nbytes, 0)

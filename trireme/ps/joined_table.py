@@ -18,8 +18,6 @@ class JoinedTable(Mapping[str, torch.Tensor]):
 
     Args:
         blocks: the arrays of each block by name. They do not change any more.
-        orders: for each array the one in whose order it is.
-        more: further arrays, as they are.
     """
 
     def __init__(

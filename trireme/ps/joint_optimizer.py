@@ -16,14 +16,7 @@ from trireme.errors import ConfigurationError
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Several optimizers over different parameters.
-
-    Args:
-        optimizers: in the order of their groups.
-
-    Raises:
-        ConfigurationError: a parameter is in two of them.
-    """
+    """Several optimizers over different parameters."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         # Not Optimizer.__init__: groups and state are those of the optimizers themselves.

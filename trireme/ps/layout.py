@@ -100,10 +100,6 @@ class Layout:
 
     Args:
         spec: the parameters, and the slots at which shards begin.
-
-    Raises:
-        ConfigurationError: a dtype that cannot be trained, a shard without slots, or a model beyond
-            any machine.
     """
 
     def __init__(self, spec: LayoutSpec) -> None:
@@ -178,7 +174,6 @@ class Layout:
 
         Args:
             positions: of the parameters, among all in the vectors' order, ascending.
-            shard: whose part.
         """
         return self._known_ranges(tuple(positions), shard)
 
@@ -202,16 +197,7 @@ class Layout:
         return tuple(found)
 
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
-        """Checks that another layout is the same.
-
-        Args:
-            other: what is compared with this one.
-            whose: the task of this layout, for the message.
-            others: the task of the other one.
-
-        Raises:
-            ModelMismatchError: names the first parameter that differs.
-        """
+        """Checks that another layout is the same."""
         mine, theirs = self.spec.parameters, other.spec.parameters
         for position, (a, b) in enumerate(zip(mine, theirs, strict=False)):
             if a != b:
@@ -245,11 +231,7 @@ class Layout:
 
 
 def equal_bounds(slots: int, shards: int) -> tuple[int, ...]:
-    """Returns the bounds of shards that are equal but for a slot.
-
-    Raises:
-        ConfigurationError: there is no shard.
-    """
+    """Returns the bounds of shards that are equal but for a slot."""
     if shards < 1:
         raise ConfigurationError(f"a layout over {shards} servers: there must be at least one")
     return tuple(shard * slots // shards for shard in range(shards + 1))

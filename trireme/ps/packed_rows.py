@@ -33,7 +33,6 @@ def row_codec(codec: str, spec: TableSpec) -> RowCodec:
 
     Args:
         codec: the codec of the job's pushes, by its name in `trireme.wire.codec`.
-        spec: the table.
     """
     if spec.dtype != "float32" or isinstance(spec.optimizer, Add):
         return "none"
@@ -59,12 +58,7 @@ def row_bytes(codec: RowCodec, spec: TableSpec) -> int:
 
 
 def pack(rows: npt.NDArray[np.float32], codec: RowCodec) -> npt.NDArray[np.uint8]:
-    """Returns rows packed: uint8 of shape (n, `row_bytes`).
-
-    Args:
-        rows: float32 of shape (n, width), finite.
-        codec: how; not `none`.
-    """
+    """Returns rows packed: uint8 of shape (n, `row_bytes`)."""
     values = torch.from_numpy(rows)
     if codec == "int8":
         scales = values.abs().amax(dim=1, keepdim=True).div_(127.0)
@@ -83,7 +77,6 @@ def unpack(data: npt.NDArray[np.uint8], codec: RowCodec) -> npt.NDArray[Any]:
 
     Args:
         data: uint8 of shape (n, `row_bytes`); any bytes make rows, perhaps not finite ones.
-        codec: how they are packed; not `none`.
     """
     if codec == "int8":
         scales = np.ascontiguousarray(data[:, :_SCALE_BYTES]).view(np.float32)

@@ -41,12 +41,7 @@ def aligned(nbytes: int) -> int:
 
 
 class RowMemory:
-    """The memory at the worker's side.
-
-    Args:
-        memory: the memory.
-        tables: the tables of the job.
-    """
+    """The memory at the worker's side."""
 
     def __init__(self, memory: SharedMemory, tables: Sequence[TableSpec]) -> None:
         self._memory = memory
@@ -83,9 +78,6 @@ class RowMemory:
         """Returns an answer with the rows that the server has written to this memory.
 
         They are there until the next request.
-
-        Raises:
-            FrameError: it says that it has written rows that were to be in the answer.
         """
         if None not in answer.rows:
             return answer
@@ -162,10 +154,6 @@ def found(memory: SharedMemory | None, request: Request) -> tuple[Request, Answe
 
     Args:
         memory: what the worker has lent over the connection; None for nothing.
-        request: the request, as it has come.
-
-    Raises:
-        FrameError: it names memory that was not lent.
     """
     rows = _updates(request)
     if not request.wanted and not rows:
@@ -189,12 +177,7 @@ def _into(each: RowKeys, answer: memoryview | None) -> RowKeys:
 
 
 def written(answer: PushReply, answers: Answers) -> PushReply:
-    """Writes the rows of an answer to lent memory; returns what is left to be sent of it.
-
-    Args:
-        answer: the answer.
-        answers: as `found` has returned them.
-    """
+    """Writes the rows of an answer to lent memory; returns what is left to be sent of it."""
     if not answer.rows or not any(answers):
         return answer
     rest: list[bytes | None] = []

@@ -76,11 +76,7 @@ def raw(array: npt.NDArray[Any]) -> bytes:
 
 
 def data_of(data: Data) -> bytes:
-    """Returns the bytes of keys or rows that are at hand.
-
-    Raises:
-        FrameError: they lie in memory that is not known here.
-    """
+    """Returns the bytes of keys or rows that are at hand."""
     if isinstance(data, Place):
         raise FrameError("a message names rows in memory that was not lent over its connection")
     return data

@@ -83,13 +83,7 @@ def misfit(
     updates: Sequence[RowUpdates | RowKeys],
     slots: tuple[int, int] = (0, SLOTS),
 ) -> str | None:
-    """Returns why updates or keys make no sense at a shard; None where they do.
-
-    Args:
-        specs: the tables.
-        updates: the updates, or keys.
-        slots: the slots of the shard: [start, stop).
-    """
+    """Returns why updates or keys make no sense at a shard; None where they do."""
     for each in updates:
         if each.table >= len(specs):
             return f"a push names table {each.table}, and there are {len(specs)}"
@@ -131,7 +125,6 @@ def slots_of_shard(bounds: Sequence[int], shard: int) -> tuple[int, int]:
     Args:
         bounds: the slots of the job at which shards begin, and the number of these slots, which
             divides `SLOTS`.
-        shard: the shard.
     """
     each = SLOTS // bounds[-1]
     return bounds[shard] * each, bounds[shard + 1] * each
@@ -165,9 +158,6 @@ class Parts:
     """Updates and wanted keys of one request, divided among the shards.
 
     Args:
-        rows: the updates.
-        wanted: the keys.
-        specs: the tables.
         bounds: the bounds of the shards; see `slots_of_shard`.
     """
 
@@ -203,12 +193,7 @@ class Parts:
     def of_shard(
         self, shard: int, space: Space = new_space
     ) -> tuple[tuple[RowUpdates, ...], tuple[RowKeys, ...]]:
-        """Returns a shard's part of the updates and of the keys; parts may be empty.
-
-        Args:
-            shard: the shard.
-            space: where to put the keys and rows.
-        """
+        """Returns a shard's part of the updates and of the keys; parts may be empty."""
         if self._whole:
             return tuple(self._rows), tuple(self._wanted)
         chosen = [divided.of_shard(shard) for divided in self._divided]
@@ -226,9 +211,6 @@ class Parts:
 
         Args:
             answers: what each shard has answered: an entry for each of the wanted keys.
-
-        Raises:
-            FrameError: an answer is of another size.
         """
         found = []
         for number, each in enumerate(self._wanted):
@@ -264,11 +246,7 @@ def _taken(
 
 
 def _answered(answer: Sequence[bytes | None], number: int, spec: TableSpec, count: int) -> Rows:
-    """Returns the rows that a shard has answered with, of shape (count, width).
-
-    Raises:
-        FrameError: they are of another size.
-    """
+    """Returns the rows that a shard has answered with, of shape (count, width)."""
     data = answer[number] if number < len(answer) else None
     size = count * spec.width * spec.item_size
     if data is None or len(data) != size:
@@ -293,8 +271,6 @@ def mean_of(
     Args:
         updates: by worker, in the order in which they are added: the weight, above 0, and the
             updates.
-        specs: the tables.
-        scale: a factor for means.
     """
     if len(updates) == 1 and scale == 1.0:
         return tuple(updates[0][1])

@@ -65,7 +65,6 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     """Joins the snapshots of all servers, in the servers' order.
 
     Args:
-        layout: the model's layout.
         parts: one snapshot a server, all of one cut. Their tables are left out.
     """
     first = parts[0][0]
@@ -117,12 +116,7 @@ def _meets(spec: TensorSpec, placed: Placed) -> bool:
 
 
 def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
-    """Returns the tensors of a state that one server loads.
-
-    Raises:
-        CheckpointError: a parameter is missing in the state, or has another shape; or a number of
-            the optimizer's state is none.
-    """
+    """Returns the tensors of a state that one server loads."""
     shapes = {p.name: p.shape for p in layout.spec.parameters}
     kinds = {"values": dict(state.values), "average": dict(state.average)}
     for name, tensor in state.optimizer.items():

@@ -78,11 +78,6 @@ def _carried_out(
 class Client:
     """A worker's connections to all parameter servers.
 
-    Args:
-        options: the worker's identity, and its timeouts.
-        membership: knows the newest view.
-        flat: the worker's model, whose buffers are sent from and received into.
-
     Raises:
         WaitTimeout: there is no view yet.
     """
@@ -189,7 +184,6 @@ class Client:
         """Replaces values of parameters on the servers by those that the program has written.
 
         Args:
-            values: by name, on the CPU.
             digest: what the next push says of them: all workers of a round must say the same.
 
         Raises:
@@ -245,7 +239,6 @@ class Client:
             weight: the number of examples that the gradient is the mean of.
             hyper: the optimizer's hyper-parameters now; sent only where they have changed.
             examples: the examples that the gradient was computed from.
-            pull: whether the answer brings the new values.
             pulled: the step of the values that the gradient was computed from; None for that of
                 the newest ones.
             steps: the number of this worker's steps that a delta is the sum of.
@@ -365,7 +358,6 @@ class Client:
         """Copies the values of one consistent step from all servers.
 
         Args:
-            state: whether the optimizer's state and the tables are wanted too.
             since: what has changed in the tables after this mark is enough.
 
         Raises:

@@ -103,12 +103,7 @@ class Lanes:
     """The requests of one client to the primaries of all shards, one lane for each.
 
     Args:
-        worker, incarnation: the client's.
-        servers: the number of shards.
-        view: returns the newest view.
         retry_seconds: how long a server may refuse connections, or break them off.
-        rejoin_seconds: how long a server may be out of reach.
-        patience_seconds: how long an answer may be withheld.
         waiting: is called with each notice of a withheld answer, and every few seconds while
             servers are out of reach.
         hurries: returns whether a server that is out of reach is given up sooner.
@@ -158,8 +153,6 @@ class Lanes:
         """Asks servers something, in this order.
 
         Args:
-            now: the time.
-            requests: the request to each.
             again: whether a request that is fenced off is sent again; else that is an error.
 
         Raises:
@@ -290,11 +283,7 @@ class Lanes:
         return min([lane.due for lane in self.waiting], default=math.inf)
 
     def divide(self, shards: int) -> None:
-        """Begins anew with other shards, as the newest view names them. Nothing is waited for.
-
-        Args:
-            shards: how many there are.
-        """
+        """Begins anew with other shards, as the newest view names them. Nothing is waited for."""
         self._forget()
         view = self._view()
         if view is not None:

@@ -109,9 +109,6 @@ class ClientProtocol:
     """The state of a worker's protocol with the servers.
 
     Args:
-        worker: the worker's index.
-        servers: the number of servers.
-        patience_seconds: for how long a consistent copy is tried.
         rng: names copies, and draws the pauses between two.
         space: where to put the keys and rows that a request sends to a shard; None for new memory.
     """
@@ -182,7 +179,6 @@ class ClientProtocol:
         attached, or not at all, and shard 0 last.
 
         Args:
-            state: what the parts are of.
             parts: by server: the tensors, and the payload that holds them.
 
         Raises:
@@ -228,7 +224,6 @@ class ClientProtocol:
         """Goes on with other shards.
 
         Args:
-            servers: how many there are.
             bounds: the slots at which they begin, and the number of slots; where there are tables.
         """
         self._servers = servers
@@ -248,7 +243,6 @@ class ClientProtocol:
         """Receives the values; waits until the chief has loaded them.
 
         Args:
-            train: whether an update will be computed from them.
             at_least: waits until they are of this global step, or a later one.
 
         Raises:
@@ -486,7 +480,6 @@ class ClientProtocol:
         """Copies one consistent step of all servers.
 
         Args:
-            state: whether the optimizer's state and the tables are wanted too.
             since: what has changed in the tables after this mark is enough, where all servers know
                 it: each `Snapshot` says so.
 

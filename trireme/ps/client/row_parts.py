@@ -24,7 +24,6 @@ class RowParts:
     """The parts of one worker's requests with rows, by shard.
 
     Args:
-        worker: the worker's index.
         space: where to put the keys and rows that a request sends to a shard; None for new memory.
     """
 
@@ -81,7 +80,6 @@ class RowParts:
         """Returns the rows that a push has brought, one entry for each of its `wanted`.
 
         Args:
-            sequence: the push's sequence number.
             replies: of all shards. Those that have divided the rows anew bring none.
         """
         if self._push is None or self._push[0] != sequence:
@@ -115,12 +113,7 @@ class RowParts:
 
 
 class Pulling:
-    """A request for rows, by shard.
-
-    Args:
-        parts: the wanted keys.
-        where: as `Parts.of_shard` takes it.
-    """
+    """A request for rows, by shard."""
 
     def __init__(self, parts: Parts, where: tuple[Space, ...]) -> None:
         self._parts = parts

@@ -106,9 +106,6 @@ class SharedBuffer:
         """Lends the memory to the server: what lies there need not cross the socket.
 
         Args:
-            connection: between two frames, with no request under way.
-            stream: the connection's.
-            rows: whether memory for rows is offered next.
             timeout: in seconds, to send the offer and again to hear the answer.
 
         Returns:
@@ -151,9 +148,6 @@ class ServerLinks:
     """A worker's connections to the primaries of all shards. Used by one thread.
 
     Args:
-        options: the worker's identity and timeouts.
-        membership: knows the servers.
-        servers: the number of shards.
         destination: returns the memory for a payload of so many bytes that comes from a shard with
             a message.
     """

@@ -63,9 +63,6 @@ class Ending:
     def stop(self, step: int) -> int:
         """Ends the job as soon as no update under way is lost; an earlier end stays.
 
-        Args:
-            step: the present step.
-
         Returns:
             The step at which the job will end.
         """
@@ -75,10 +72,6 @@ class Ending:
 
     def set_last(self, step: int, last: int) -> int:
         """Sets the last step where there is none yet, but loses no update under way.
-
-        Args:
-            step: the present step.
-            last: the last step wanted.
 
         Returns:
             The step at which the job will end.

@@ -53,13 +53,7 @@ class ExampleLedgers:
             ledger.members(workers)
 
     def lease(self, worker: int, request: Lease) -> Leased:
-        """Leases examples; a repeat of a worker's last request gets the same ones.
-
-        Raises:
-            ValueError: another size than before, another order within an epoch, what the ledger
-                refuses, or a request before the last one: it comes late, on a connection that the
-                worker has replaced, and nobody would compute what it got.
-        """
+        """Leases examples; a repeat of a worker's last request gets the same ones."""
         self._settle()
         last, answer = self._answered.get(worker, (0, Leased(())))
         if 0 < request.number < last:
@@ -90,11 +84,7 @@ class ExampleLedgers:
         return Leased(dealt, until is not None and ledger.finished(until), ledger.epoch())
 
     def _leave_out(self, worker: int, request: Lease) -> None:
-        """Counts as finished what a worker's program was dealt and left out.
-
-        Raises:
-            ValueError: it was not dealt.
-        """
+        """Counts as finished what a worker's program was dealt and left out."""
         spans = [Span(request.dataset, start, stop) for start, stop in request.left_out]
         if self.senseless(spans):
             raise ValueError(
@@ -299,13 +289,8 @@ def resized(
     Where that is meant, the epochs that had begun count as finished, and the next one begins.
 
     Args:
-        worker: who asks for its examples.
         request: how many it has, and whether another size is meant.
-        done: finished positions, as ranges (start, stop).
         before: how many examples it had; None where that is not known.
-
-    Raises:
-        ValueError: it has another size, and it is not said that this is meant.
     """
     if before is None or before == request.size:
         return list(done)
@@ -337,13 +322,9 @@ def reordered(
     is meant, the epochs that had begun count as finished.
 
     Args:
-        worker: who asks for its examples.
         request: the fingerprint of its order, and whether another data set is meant.
         done: finished positions, as ranges (start, stop), lowest first.
         before: the fingerprint in the checkpoint; 0 where it is not known.
-
-    Raises:
-        ValueError: it is another order within an epoch, and it is not said that this is meant.
     """
     dealt = max((stop for _, stop in done), default=0)
     whole = not dealt % request.size and sum(stop - start for start, stop in done) == dealt

@@ -145,10 +145,7 @@ class Leader:
         Shard 0 has carried out all decisions before.
 
         Args:
-            step: the global step of the values.
-            live: the workers that still train.
             copies: the tokens of the copies that shard 0 is asked for, by worker.
-            square: measures pushes that shard 0 holds.
         """
         decision = self._next(step, live, copies, square)
         return None if decision is None else self.write(decision)
@@ -209,11 +206,7 @@ class Leader:
         return Apply(step + steps, members, scale)
 
     def tell(self, view: int) -> list[tuple[int, Decided]]:
-        """Returns messages to other shards.
-
-        Args:
-            view: the number of the view that shard 0 has taken.
-        """
+        """Returns messages to other shards."""
         end = self._first + len(self._log)
         out = []
         for shard, told in self._others.items():
@@ -258,10 +251,6 @@ def clip_factor(square: float, limit: float) -> float:
     """Returns what to multiply a gradient by so that its norm is at most `limit`.
 
     The same as `torch.nn.utils.clip_grad_norm_`.
-
-    Args:
-        square: the squared L2 norm of the whole gradient.
-        limit: the largest norm wanted.
     """
     norm = math.sqrt(square) if square >= 0 else math.nan
     return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan

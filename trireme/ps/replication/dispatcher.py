@@ -58,11 +58,7 @@ _S = TypeVar("_S", bound=AuthenticatedLink)
 
 
 class Dispatcher(Generic[_S]):
-    """Routes the messages of one server's connections to its shard.
-
-    Args:
-        shard: the server's.
-    """
+    """Routes the messages of one server's connections to its shard."""
 
     def __init__(self, shard: Shard) -> None:
         # the job's epoch: messages of tasks that have joined another, or none, are refused. None
@@ -102,7 +98,6 @@ class Dispatcher(Generic[_S]):
         """Notes a new connection.
 
         Args:
-            link: the connection.
             number: counts the connections in the order in which they were made, not in that of
                 their first messages, which may overtake each other. A process makes another one
                 only when it has given up the one before.
@@ -124,10 +119,6 @@ class Dispatcher(Generic[_S]):
         That is the connection that the same process used before: an answer over it would be lost.
         Or it is this connection, if the process has used a later one since: its message is old, and
         is not admitted.
-
-        Raises:
-            FrameError: the peer may not send this message, or has not joined the same epoch as this
-                server.
         """
         superseded, identity = None, link.identity
         if link not in self._current:
@@ -157,11 +148,7 @@ class Dispatcher(Generic[_S]):
         """Gives a message to the shard; returns the shard's instructions.
 
         Args:
-            now: the time.
             who: the task that the message is from; or the shard, as `worker`.
-            route: where the answer goes.
-            message: the message, or another event.
-            payload: its payload, as the shard takes it: gradients, tensors, or bytes.
         """
         kind = type(message)
         if isinstance(message, Push):
@@ -199,11 +186,7 @@ class Dispatcher(Generic[_S]):
             del self._shards[shard]
 
     def _check_server(self, link: _S) -> None:
-        """Checks that a link is the one between this shard and another.
-
-        Raises:
-            FrameError: the link is not.
-        """
+        """Checks that a link is the one between this shard and another."""
         if all(other is not link for other in self._shards.values()):
             raise FrameError(
                 f"{link.identity.task} may not speak as a server over this connection: only "
@@ -227,11 +210,7 @@ class Dispatcher(Generic[_S]):
 
 
 def _check_role(identity: Identity, message: Message) -> None:
-    """Checks that a task of this role may send a message to a server.
-
-    Raises:
-        FrameError: it may not.
-    """
+    """Checks that a task of this role may send a message to a server."""
     if isinstance(message, FromAnyone):
         return
     kind = type(message).__name__

@@ -207,10 +207,6 @@ class ReplicationLog(Generic[_L]):
         """Begins to send entries to a replica; returns None where its entries are not at hand.
 
         Args:
-            link: the connection to it.
-            server: the index of its server.
-            incarnation: of its server.
-            position: of the last entry that it has.
             filled: whether the generation's first state is sent to it before the entries. It has
                 nothing until it confirms that.
             lacks: how many of the shard's last slots of sparse tables it has no rows of.
@@ -314,10 +310,7 @@ class ReplicationLog(Generic[_L]):
         """Appends an event; yields what is sent to the replicas.
 
         Args:
-            now: the time.
             who: the task that the event is of; or the shard, as worker.
-            message: the event's message.
-            payload: its payload. It stays as it is until the event is answered.
             lent: where the payload lies, if that is in lent memory. A replica that has mapped it
                 reads it there: it has applied the event before the event is answered.
         """

@@ -69,10 +69,7 @@ class Replica(Generic[_L]):
     """One replica of a shard.
 
     Args:
-        server: the index of this server.
-        number, generation: the shard's.
         make: makes an empty shard, with the dispatcher that routes the messages to it.
-        patience: as of `ReplicationLog`.
 
     Attributes:
         position: of the last entry that it has applied.
@@ -147,8 +144,6 @@ class Replica(Generic[_L]):
         """Begins with the state of the generation before; None where no values were loaded.
 
         Args:
-            now: the time.
-            view: the first view of the generation that this server knows.
             quiet: the state, whose tensors do not change any more.
         """
         self._take_role(view)
@@ -176,11 +171,7 @@ class Replica(Generic[_L]):
         self._take_role(view)
 
     def fill(self, now: float, message: Fill, tensors: Tensors, topics: Sequence[Any]) -> None:
-        """Takes the state with which the generation has begun.
-
-        Raises:
-            FrameError: it is not one.
-        """
+        """Takes the state with which the generation has begun."""
         if self.primary:
             raise FrameError("a primary is not filled")
         self._forget_all()
@@ -195,11 +186,7 @@ class Replica(Generic[_L]):
         self.began = message.view.number
 
     def fill_rows(self, message: FillRows, tensors: Tensors) -> None:
-        """Takes rows of sparse tables, as they are after the entries that have come.
-
-        Raises:
-            FrameError: they are not due.
-        """
+        """Takes rows of sparse tables, as they are after the entries that have come."""
         tables = self.shard.state.tables
         if self.primary or tables is None:
             raise FrameError(f"rows of shard {self.number} came where none were due")
@@ -267,12 +254,6 @@ class Replica(Generic[_L]):
         """Takes an admitted message.
 
         Args:
-            now: the time.
-            link: the connection over which it has come.
-            route: where the answer goes.
-            message: the message.
-            what: its payload, as the shard takes it.
-            raw: its payload, as it has come.
             lent: where that lies, if it is in memory that a worker lends.
         """
         if isinstance(message, _READS):
@@ -453,11 +434,7 @@ class Replica(Generic[_L]):
     def replicate(
         self, message: Replicate, event: Message, route: object, what: Any
     ) -> Iterator[Instruction]:
-        """Applies an entry; yields the outputs of the shard, which a backup drops.
-
-        Raises:
-            FrameError: it is not the next entry.
-        """
+        """Applies an entry; yields the outputs of the shard, which a backup drops."""
         if self.primary or not self.began or message.position != self._position + 1:
             raise FrameError(
                 f"entry {message.position} of shard {self.number} came where "
@@ -483,11 +460,7 @@ class Replica(Generic[_L]):
 
 
 def decoded(message: Replicate) -> Message:
-    """Returns the message of an entry.
-
-    Raises:
-        FrameError: it is none.
-    """
+    """Returns the message of an entry."""
     return EVENTS.decode(message.event_kind, message.event)
 
 

@@ -45,7 +45,6 @@ class Replicas(Generic[_L]):
     """All replicas of one server.
 
     Args:
-        server: the index of the server.
         make: makes an empty shard with its dispatcher, by its number.
         patience: after so many seconds without progress another server's copy of a shard is
             reported, or the missing connection to the primary of shard 0.

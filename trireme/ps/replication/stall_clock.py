@@ -31,7 +31,6 @@ class StallClock:
         """Takes how far each server is that owes something.
 
         Args:
-            now: the time.
             marks: by server, a value that changes with every progress. A server that owes nothing
                 has none.
             shares: by server, the share of the time that counts; 1 where it is left out.

@@ -34,8 +34,6 @@ class BorrowedMemory:
         """Notes that a worker lends memory; returns whether that changes `identities`.
 
         Args:
-            link: the connection to the worker.
-            memory: the memory.
             places: the (offset, length) in it that the worker's pushes come from, in bytes.
         """
         self._lent[link] = Lent(memory.identity, places)

@@ -90,10 +90,6 @@ class ShardHandler:
     """Serves the replicas of one server over a `Service`.
 
     Args:
-        index: this server's task index.
-        now: the service's clock.
-        metrics: measures the replicas; None for no metrics.
-        patience: as of `Replicas`.
         memory: returns how many bytes this server can have at most.
     """
 
@@ -261,12 +257,7 @@ class ShardHandler:
     # -- from the coordinator --------------------------------------------------------------------
 
     def view(self, view: View, incarnation: int = 0) -> None:
-        """Passes a new view to the replicas. In the service's thread.
-
-        Args:
-            view: the view.
-            incarnation: this server's.
-        """
+        """Passes a new view to the replicas. In the service's thread."""
         now = self._now()
         self.replicas.incarnation = incarnation
         if self._metrics is not None:
@@ -312,11 +303,7 @@ class ShardHandler:
     # -- what connections are for ----------------------------------------------------------------
 
     def _open(self, link: Link, message: Message) -> None:
-        """Takes the first message of a connection.
-
-        Raises:
-            FrameError: the peer may not say it, or says something else first.
-        """
+        """Takes the first message of a connection."""
         role = link.identity.role
         if isinstance(message, Address):
             replica = self.replicas.addressed(link, message)
@@ -368,11 +355,7 @@ class ShardHandler:
         message: Replicate | Replicated | Fill | FillRows | Borrows,
         payload: Sequence[memoryview],
     ) -> None:
-        """Takes a message between the replicas of a shard.
-
-        Raises:
-            FrameError: it is not due on this connection.
-        """
+        """Takes a message between the replicas of a shard."""
         now = self._now()
         if isinstance(message, (Replicated, Borrows)):
             if link not in self._followers:
@@ -406,12 +389,7 @@ class ShardHandler:
     def _entry(
         self, replica: Replica[Link], event: Message, payload: Sequence[memoryview]
     ) -> tuple[_Route, object]:
-        """Returns the route and the payload of an entry's event.
-
-        Raises:
-            OutOfMemory: it is a model for which this server has too little memory. It ends: the
-                primary has taken the model.
-        """
+        """Returns the route and the payload of an entry's event."""
         if isinstance(event, Attach):
             self._check_fits(replica, event)
         if isinstance(event, Push):
@@ -461,11 +439,7 @@ class ShardHandler:
     # -- inside ----------------------------------------------------------------------------------
 
     def _check_fits(self, replica: Replica[Link], request: Attach) -> None:
-        """Checks that the first model that is shown fits in the memory of this host.
-
-        Raises:
-            OutOfMemory: it does not.
-        """
+        """Checks that the first model that is shown fits in the memory of this host."""
         if replica.shard.state.shown is None:
             needed = needed_bytes(request, replica.number)
             advice = "use more servers (--ps) on hosts of their own, or a smaller model"
@@ -506,8 +480,6 @@ class ShardHandler:
 
         Args:
             began: when the replica began to decide this; the steps that it has made are measured.
-            replica: the replica.
-            outputs: what it asks for.
         """
         state = replica.shard.state
         for output in outputs:

@@ -38,8 +38,6 @@ class LoopWatch:
         """Takes how far the loop is; returns whether there was a sign since the last look.
 
         Args:
-            now: the time.
-            turns: how many turns the loop has made.
             worked: how many seconds of the processor its thread has used.
         """
         passed = now - self._looked

@@ -40,11 +40,7 @@ Report = Callable[[Mapping[str, float | str]], object]
 
 
 class ShardMetrics:
-    """Measures one shard: the updates that it applies, and the workers that wait for an answer.
-
-    Args:
-        server: the index of the server.
-    """
+    """Measures one shard: the updates that it applies, and the workers that wait for an answer."""
 
     def __init__(self, server: int = 0) -> None:
         self.replication = ReplicationMetrics(server)  # measures the replicas of the server
@@ -69,8 +65,6 @@ class ShardMetrics:
         """Reports the server's status, if a report is due.
 
         Args:
-            now: the time, on the clock by which the shard is driven.
-            shard: the shard.
             logs: the logs of the shards that the server is primary of.
         """
         if now < self._due:

@@ -31,12 +31,7 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
     """Returns memory for the payload of a message.
 
     Args:
-        message: the message.
         length: the payload's length in bytes, as the frame announces it.
-        state: the shard's, which knows how large a model is.
-
-    Raises:
-        FrameError: the message has no payload of that length.
     """
     if isinstance(message, Fill):
         expected = sum(map(_size_of, message.tensors)) + sum(_topic_sizes(message))
@@ -60,10 +55,6 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
 def needed_bytes(request: Attach, shard: int) -> int:
     """Returns how many bytes a shard of a model takes at least: values, a gradient, and state.
 
-    Args:
-        request: shows the model.
-        shard: the shard.
-
     Returns:
         The bytes; 0 for what is no model, or has no such shard.
     """
@@ -84,22 +75,14 @@ def needed_bytes(request: Attach, shard: int) -> int:
 def unpack(
     message: Load | Share | WriteValues, payload: Sequence[memoryview]
 ) -> Tensors | torch.Tensor:
-    """Returns the payload of a message, as a shard takes it.
-
-    Raises:
-        Rejected: it is not what the message says.
-    """
+    """Returns the payload of a message, as a shard takes it."""
     if isinstance(message, Load | WriteValues):
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     return _bytes(bytearray().join(payload))
 
 
 def unpack_rows(message: FillRows, payload: Sequence[memoryview]) -> Tensors:
-    """Returns the tensors of the rows of some slots.
-
-    Raises:
-        FrameError: they are not what the message says.
-    """
+    """Returns the tensors of the rows of some slots."""
     try:
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     except Rejected as error:
@@ -109,11 +92,7 @@ def unpack_rows(message: FillRows, payload: Sequence[memoryview]) -> Tensors:
 def unpack_state(
     message: Fill, payload: Sequence[memoryview]
 ) -> tuple[Tensors, Sequence[torch.Tensor]]:
-    """Returns the tensors of a shard's state, and the bytes of its topics.
-
-    Raises:
-        FrameError: they are not what the message says.
-    """
+    """Returns the tensors of a shard's state, and the bytes of its topics."""
     joined = memoryview(bytearray().join(payload))
     offset = sum(map(_size_of, message.tensors))
     try:
@@ -142,11 +121,7 @@ def _most_loaded(state: ShardState) -> int:
 
 
 def _topic_sizes(message: Fill) -> list[int]:
-    """Returns the sizes of what workers share, in a state.
-
-    Raises:
-        FrameError: it is no state.
-    """
+    """Returns the sizes of what workers share, in a state."""
     if not message.state:
         return []
     try:

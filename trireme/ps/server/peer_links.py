@@ -47,11 +47,7 @@ class PeerLinks:
     """All connections that one server makes to others.
 
     Args:
-        service: serves the connections in its loop.
-        identity: this server's.
-        secret: the job's.
         connected: called with each new connection, in the service's thread.
-        certificates: this server's, where the job uses TLS.
         local: whether servers of one host connect through a unix socket, which takes less
             processor time than TCP: a push and pull of 318 KB with two copies takes 0.8 of it.
     """
@@ -75,13 +71,7 @@ class PeerLinks:
         self._links: dict[_Wanted, _PeerLink] = {}
 
     def want(self, peers: Sequence[Peer], view: View, epoch: str) -> None:
-        """Connects to these servers of a view, and to no others. In the service's thread.
-
-        Args:
-            peers: the connections that should be there.
-            view: knows the servers' addresses.
-            epoch: the job's epoch.
-        """
+        """Connects to these servers of a view, and to no others. In the service's thread."""
         self._identity = replace(self._identity, epoch=epoch)
         entries = {peer: view.server(peer.server) for peer in peers}
         wanted = {_Wanted(peer, entry) for peer, entry in entries.items() if entry is not None}
@@ -192,9 +182,6 @@ def _connect(
     """Returns an authenticated connection to another server.
 
     If it is `local`, it goes through a unix socket where the server listens at one on this host.
-
-    Raises:
-        WireError: the server is out of reach, or another one.
     """
     stream: Stream | None = None
     if local:

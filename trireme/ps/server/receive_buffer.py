@@ -48,11 +48,7 @@ class Staging:
 
 
 class ReceiveBuffer:
-    """The receive buffers of one server, for the pushes of all workers.
-
-    Args:
-        state: the shard's: its model's layout, and the codec of packed gradients.
-    """
+    """The receive buffers of one server, for the pushes of all workers."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -60,15 +56,7 @@ class ReceiveBuffer:
         self._pool: list[_Memory] = []  # the memory that was used last is the last
 
     def place(self, link: Link, length: int) -> Sequence[memoryview]:
-        """Returns memory for a gradient, which nobody else uses.
-
-        Args:
-            link: the link over which it comes.
-            length: its length in bytes.
-
-        Raises:
-            FrameError: the length is wrong.
-        """
+        """Returns memory for a gradient, which nobody else uses."""
         layout, task = self._known(link), link.identity.task
         if self._pool:
             gradients, packed = self._pool.pop()
@@ -79,11 +67,7 @@ class ReceiveBuffer:
         return _placed(staging, length, task)
 
     def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
-        """Returns the gradient that has come, and marks its memory as busy.
-
-        Raises:
-            FrameError: no gradient has come, or it is not of this model.
-        """
+        """Returns the gradient that has come, and marks its memory as busy."""
         if not payload:  # a part without elements has none
             self.place(link, 0)
             payload = link.context.views
@@ -132,11 +116,7 @@ class ReceiveBuffer:
 
 
 class EntryBuffers:
-    """The receive buffers of a backup: of pushes that come from the primary, not from workers.
-
-    Args:
-        state: the shard's: its model's layout, and the codec of packed gradients.
-    """
+    """The receive buffers of a backup: of pushes that come from the primary, not from workers."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -145,11 +125,7 @@ class EntryBuffers:
         self._next: Staging | None = None  # the one that is being received into
 
     def place(self, length: int) -> Sequence[memoryview]:
-        """Returns memory for the gradient of an entry, which nobody else uses.
-
-        Raises:
-            FrameError: the length is wrong.
-        """
+        """Returns memory for the gradient of an entry, which nobody else uses."""
         staging = next((each for each in self._all if not each.busy), None)
         if staging is None:
             layout = self._state.layout
@@ -161,11 +137,7 @@ class EntryBuffers:
         return _placed(staging, length, "the primary")
 
     def take(self, payload: Sequence[memoryview]) -> Staging:
-        """Returns the gradient that has come, and marks its memory as busy.
-
-        Raises:
-            FrameError: no gradient has come, or it is not of this model.
-        """
+        """Returns the gradient that has come, and marks its memory as busy."""
         staging, self._next = self._next, None
         if staging is None or staging.views is not payload:
             if payload or staging is not None:
@@ -177,11 +149,7 @@ class EntryBuffers:
         return staging
 
     def named(self, memory: SharedMemory, places: Pairs) -> Staging:
-        """Returns the gradient that lies at places of lent memory, and marks it as busy.
-
-        Raises:
-            FrameError: it is not of this model.
-        """
+        """Returns the gradient that lies at places of lent memory, and marks it as busy."""
         staging = self._lent.get((memory.identity, places))
         if staging is None or staging.busy:
             layout = self._state.layout
@@ -201,11 +169,7 @@ class EntryBuffers:
         self._lent = {key: staging for key, staging in self._lent.items() if key[0] != memory}
 
     def _empty(self) -> Staging:
-        """Returns the gradient of a part without elements, which has no payload.
-
-        Raises:
-            FrameError: the part has elements.
-        """
+        """Returns the gradient of a part without elements, which has no payload."""
         self.place(0)
         staging, self._next = self._next, None
         assert staging is not None
@@ -213,11 +177,7 @@ class EntryBuffers:
 
 
 def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
-    """Returns new memory for the gradients of a shard.
-
-    Raises:
-        FrameError: there is no memory for them.
-    """
+    """Returns new memory for the gradients of a shard."""
     try:
         gradients = PartBuffer(layout, state.server)
     except RuntimeError as error:
@@ -230,11 +190,7 @@ def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
 def _lent_buffer(
     layout: Layout, server: int, payload: Sequence[memoryview], task: str
 ) -> PartBuffer:
-    """Returns gradients that lie in lent memory.
-
-    Raises:
-        FrameError: they are not of this model.
-    """
+    """Returns gradients that lie in lent memory."""
     parts = layout.parts(server)
     if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
         raise FrameError(f"{task} lent memory of other sizes than its model's")
@@ -249,11 +205,7 @@ def _lent_buffer(
 
 
 def _placed(staging: Staging, length: int, task: str) -> Sequence[memoryview]:
-    """Returns the memory that receives a gradient of a length.
-
-    Raises:
-        FrameError: the length is wrong.
-    """
+    """Returns the memory that receives a gradient of a length."""
     packed = staging.packed
     expected = (packed or staging.gradients).nbytes
     if length != expected and (packed is None or not packed.fits(length)):

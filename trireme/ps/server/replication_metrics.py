@@ -16,11 +16,7 @@ ROLES = ("primary", "backup", "joining")
 
 
 class ReplicationMetrics:
-    """Measures the replicas of one server.
-
-    Args:
-        server: the index of the server.
-    """
+    """Measures the replicas of one server."""
 
     def __init__(self, server: int) -> None:
         self._server = server
@@ -32,12 +28,7 @@ class ReplicationMetrics:
         self._takeovers = self._entries = self._bytes = self._unconfirmed = 0
 
     def view(self, now: float, view: View) -> None:
-        """Takes a view: notes what this server holds, a takeover, and a rollback.
-
-        Args:
-            now: the time, on the clock of `status`.
-            view: the view.
-        """
+        """Takes a view: notes what this server holds, a takeover, and a rollback."""
         before, self._view = self._view, view
         server, shards = self._server, view.shards
         self._held = {
@@ -61,7 +52,6 @@ class ReplicationMetrics:
         """Returns what this server holds and does for others, and updates the counters.
 
         Args:
-            now: the time.
             logs: the logs of the shards that this server is primary of.
         """
         self._count(logs)

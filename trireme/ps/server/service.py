@@ -76,18 +76,12 @@ def serve(
     """Serves replicas of shards until the job is over.
 
     Args:
-        server: the server's configuration.
         on_listening: is called with the server's address, before anything else.
-        metrics: measures the server; a new one by default.
         record: is called with the server's status every half second, and once more, with True,
             when the job is over.
 
     Returns:
         How the job ended; None when the service was stopped from outside.
-
-    Raises:
-        AddressInUse: the address is taken; names its holder.
-        ClusterError: the coordinator refused this server.
     """
     # One BLAS thread a process is the launcher's business; autograd is of no use here.
     torch.set_grad_enabled(False)

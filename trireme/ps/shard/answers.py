@@ -51,11 +51,7 @@ class _WithheldPull(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """Gives and withholds the answers of one shard to pushes, pulls and `Drain`.
-
-    Args:
-        state: the shard's.
-    """
+    """Gives and withholds the answers of one shard to pushes, pulls and `Drain`."""
 
     def __init__(self, state: ShardState) -> None:
         self.notice = ""  # the notice that answers to pushes carry; empty as a rule

@@ -20,11 +20,7 @@ class _Request(NamedTuple):
 
 
 class Copies:
-    """Holds the requests for copies of one shard until the leader has decided where to make them.
-
-    Args:
-        state: the shard's.
-    """
+    """Holds the requests for copies until the leader has decided where to make them."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state

@@ -49,8 +49,6 @@ class Follower:
         """Drops the push of a worker that is out since a view, unless the leader may apply it.
 
         Args:
-            pending: the push.
-            view: the number of the view.
             leads: whether the leader is at this shard: it drops the push too.
         """
         if self.held.get(pending.owner) is not pending:
@@ -132,8 +130,6 @@ class Follower:
         """Yields what to report to the leader, if there is anything new that is of use to it.
 
         Args:
-            needed: how many pushes make a step.
-            live: the workers that still train.
             copies: the requests for copies that are held: (worker, token).
             square: measures pushes that are held; None where nothing is clipped.
         """

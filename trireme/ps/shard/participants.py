@@ -51,12 +51,7 @@ class Participants:
         return self.incarnations.get(who.worker) == who.incarnation
 
     def fence(self, who: Participant, view: int) -> str | None:
-        """Returns why a request is fenced off; None when it is not.
-
-        Args:
-            who: the participant that makes it.
-            view: the number of the view under which it was made.
-        """
+        """Returns why a request is fenced off; None when it is not."""
         current = self.incarnations.get(who.worker)
         if current is None:
             return f"worker:{who.worker} is not in view {self.view.number}"

@@ -89,12 +89,7 @@ class PushTable:
         return record
 
     def decide(self, owner: Participant, sequence: int, verdict: Decided) -> None:
-        """Records the verdict on a push; of an incarnation that was replaced, only counts it.
-
-        Raises:
-            AssertionError: the push is not the worker's next one, which would be a lost or a
-                doubled update.
-        """
+        """Records the verdict on a push; of an incarnation that was replaced, only counts it."""
         record = self.records[owner.worker]
         if isinstance(verdict, Applied):
             record.applied += 1

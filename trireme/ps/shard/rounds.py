@@ -24,7 +24,6 @@ class Mean:
 
     Args:
         spare: returns memory for a sum or a mean; called only when one is needed.
-        tables: the sparse tables.
     """
 
     def __init__(self, spare: Callable[[], PartBuffer], tables: Sequence[TableSpec] = ()) -> None:
@@ -109,11 +108,7 @@ _Settings = tuple[Mapping[str, object], ...]
 
 
 class RoundHyperparameters:
-    """What the hyper-parameters of the rounds are.
-
-    Args:
-        groups: the optimizer's, before the first round.
-    """
+    """What the hyper-parameters of the rounds are."""
 
     def __init__(self, groups: Sequence[GroupSpec] = ()) -> None:
         # what the answers of the last round say of workers that disagree; else empty

@@ -109,7 +109,6 @@ class Shard:
     """One server's part of the parameters, and all decisions about it.
 
     Args:
-        server: this server's index; shard 0 has the leader.
         factory: makes the values once the first worker has shown its model.
     """
 
@@ -574,11 +573,7 @@ class Shard:
     # -- the shards are divided anew -------------------------------------------------------------
 
     def dismiss(self, view: int) -> list[Reply]:
-        """Returns answers to all that is not answered, as other shards take over: ask them.
-
-        Args:
-            view: the number of the view that names them.
-        """
+        """Returns answers to all that is not answered, as other shards take over: ask them."""
         routes = [pending.route for pending in self._unanswered()]
         fenced = FencedVerdict(view, "the shards were divided anew")
         out = [Reply(route, PushReply(fenced, self.state.step, 0, False)) for route in routes]
@@ -600,13 +595,8 @@ class Shard:
         what they had begun is dropped as in `view`.
 
         Args:
-            now: the time.
-            view: the view that names this shard.
             quiet: the quiet state of the shards before, whose tensors cover this shard. Its tables
                 are taken over.
-
-        Raises:
-            Rejected: they do not cover it.
         """
         state, before = self.state, quiet.state
         state.participants.take(view)
@@ -694,11 +684,7 @@ class Shard:
 
 
 def _tables_of(shown: ShownModel, server: int) -> ShardTables | None:
-    """Returns the empty tables of a shard; None where the model has none.
-
-    Raises:
-        ConfigurationError: numba is not installed here.
-    """
+    """Returns the empty tables of a shard; None where the model has none."""
     if not shown.tables:
         return None
     from trireme.ps.rows import slots_of_shard  # needs numba

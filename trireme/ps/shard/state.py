@@ -34,11 +34,7 @@ class ShownModel:
     tables: tuple[TableSpec, ...] = ()  # the model's sparse tables
 
     def check_same(self, other: ShownModel) -> None:
-        """Checks that another worker trains the same.
-
-        Raises:
-            ModelMismatchError: names the first difference.
-        """
+        """Checks that another worker trains the same."""
         self.layout.check_same(other.layout, whose=self.task, others=other.task)
         if other.rule != self.rule:
             raise ModelMismatchError(
@@ -58,11 +54,7 @@ class ShownModel:
 
 
 class ShardState:
-    """The state of one shard.
-
-    Args:
-        server: the server's index.
-    """
+    """The state of one shard."""
 
     def __init__(self, server: int) -> None:
         self.server = server

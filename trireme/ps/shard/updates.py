@@ -19,12 +19,7 @@ _Change = tuple[Total | None, Sequence[RowUpdates] | None]
 
 
 class Updates:
-    """Applies decided pushes, or calls them stale.
-
-    Args:
-        state: the shard's.
-        answers: takes the answers to the pushes of rounds.
-    """
+    """Applies decided pushes, or calls them stale."""
 
     def __init__(self, state: ShardState, answers: Answers) -> None:
         self._state = state
@@ -93,14 +88,7 @@ class Updates:
     def apply_round(
         self, members: Sequence[Pending], scale: float, step: int, late: Sequence[Pending]
     ) -> None:
-        """Applies a round; updates that came too late for it are stale.
-
-        Args:
-            members: the pushes that make it.
-            scale: the factor for their mean gradient.
-            step: the global step that it makes.
-            late: the other pushes that are held.
-        """
+        """Applies a round; updates that came too late for it are stale."""
         state, mean = self._state, self._mean
         settled = self._hyper.settled
         hyper = self._hyper.of(members)
@@ -138,13 +126,7 @@ class Updates:
         it. A lack of memory is this process's own, and ends it.
 
         Args:
-            make: returns the changes.
             hyper: the optimizer's hyper-parameters from now on, where they have changed.
-            step: the global step that is made.
-
-        Raises:
-            OutOfMemory: this process has no memory for the change.
-            MemoryError, RuntimeError: the same, as Python and torch say it.
         """
         state = self._state
         assert state.values is not None and state.shown is not None

@@ -48,11 +48,9 @@ class FusedKernel:
     """A kernel, bound to values of a parameter group and to their state.
 
     Args:
-        name: one of `DIRECT`.
         group: the group's hyper-parameters. It takes another kernel where momentum begins or ends,
             or `decoupled_weight_decay` changes.
         values: the tensors that the kernel updates, in place.
-        states: the state of each of the values.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class FusedKernel:
         """Updates the values and their state in place.
 
         Args:
-            gradients: one for each of the values.
             divisor: a float32 scalar that divides the gradients, in place; None for 1.
         """
         for counter in self._counters:

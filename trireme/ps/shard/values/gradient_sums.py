@@ -40,9 +40,6 @@ def total_of(
     single gradient is returned itself, without a copy; else the sum is written to `out`.
 
     Args:
-        weights: how much each gradient counts; above zero.
-        gradients: at least one.
-        out: where the sum goes.
         absent: the parameters of which none of them has a gradient.
     """
     if len(gradients) == 1:

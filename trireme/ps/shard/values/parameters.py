@@ -21,9 +21,6 @@ class Values:
     """One server's part of the parameters.
 
     Args:
-        layout: the model's layout.
-        server: the server's index.
-        optimizer: what updates the values.
         rule: whether to keep a moving average of the values.
     """
 
@@ -49,7 +46,6 @@ class Values:
         Args:
             update: the gradients; None leaves the values as they are.
             hyper: the optimizer's hyper-parameters from now on, where they have changed.
-            step: the global step that this makes.
             steps: the number of steps that it makes at once; the moving average decays once for
                 each.
         """
@@ -79,15 +75,7 @@ class Values:
         return live
 
     def load(self, step: int, tensors: Tensors) -> None:
-        """Replaces the values, and the average and the optimizer's state where they are given.
-
-        Args:
-            step: the global step of the values.
-            tensors: the values, and other kinds of tensors.
-
-        Raises:
-            Rejected: the values do not cover this part exactly.
-        """
+        """Replaces the values, and the average and the optimizer's state where they are given."""
         self.changes += 1
         covered = fill(self.buffer, self._parts, tensors, "values")
         if covered != sum(part.length for part in self._parts):

@@ -29,18 +29,7 @@ def load_optimizers() -> None:
 
 
 class SegmentOptimizer:
-    """The optimizers of one server's part: each updates the segments of its parameter groups.
-
-    Args:
-        spec: the optimizers and their hyper-parameters.
-        layout: the model's layout.
-        server: the server's index.
-        values: the values that are updated in place.
-
-    Raises:
-        UnsupportedOptimizerError: the registry has no such optimizer.
-        ConfigurationError: a hyper-parameter is unknown or out of its range.
-    """
+    """The optimizers of one server's part: each updates the segments of its parameter groups."""
 
     def __init__(
         self, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
@@ -73,8 +62,6 @@ class SegmentOptimizer:
         by more than 1e-30.
 
         Args:
-            gradients: the gradients, or their sum.
-            divisor: the divisor.
             absent: the positions of the parameters that have no gradient and are left out: neither
                 their values nor their state change.
         """
@@ -87,11 +74,7 @@ class SegmentOptimizer:
             torch.set_flush_denormal(False)
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters, group by group.
-
-        Raises:
-            ConfigurationError: a name that this optimizer does not have, or a group too few.
-        """
+        """Takes new hyper-parameters, group by group."""
         for optimizer in self._optimizers:
             optimizer.set_hyper(groups)
         self._flushes = self._may_flush()
@@ -105,11 +88,7 @@ class SegmentOptimizer:
         return [entry for optimizer in self._optimizers for entry in optimizer.export()]
 
     def restore(self, state: Tensors) -> None:
-        """Replaces the state by ranges of flat vectors, however they are cut.
-
-        Raises:
-            Rejected: the state is another optimizer's: something that this one needs is missing.
-        """
+        """Replaces the state by ranges of flat vectors, however they are cut."""
         for optimizer in self._optimizers:
             optimizer.restore(state)
 

@@ -43,11 +43,7 @@ def fill(buffer: PartBuffer, parts: Sequence[Part], tensors: Tensors, key: str) 
 
 
 def tensors_from(specs: Sequence[TensorSpec], payload: Sequence[memoryview]) -> Tensors:
-    """Returns the tensors of a snapshot's or load's payload, as views into it.
-
-    Raises:
-        Rejected: the payload's size is not what the specs say, or a spec makes no sense.
-    """
+    """Returns the tensors of a snapshot's or load's payload, as views into it."""
     joined = payload[0] if len(payload) == 1 else memoryview(bytearray().join(payload))
     tensors: list[tuple[TensorSpec, torch.Tensor]] = []
     offset = 0

@@ -60,7 +60,6 @@ class ShardTables:
 
     Args:
         specs: the tables, in the order in which the workers have shown them.
-        slots: the slots of the shard: [start, stop).
     """
 
     def __init__(self, specs: Sequence[TableSpec], slots: tuple[int, int] = (0, SLOTS)) -> None:
@@ -93,16 +92,7 @@ class ShardTables:
         return None
 
     def apply(self, updates: Sequence[RowUpdates], step: int) -> None:
-        """Applies updates, which `misfit` has found to make sense.
-
-        Args:
-            updates: at most one for each table.
-            step: the global step that they make.
-
-        Raises:
-            OutOfMemory: there is no memory for new rows.
-            Rejected: a slot of a table is full.
-        """
+        """Applies updates, which `misfit` has found to make sense."""
         for each in updates:
             spec, table = self.specs[each.table], self.tables[each.table]
             # A copy, which nobody else writes to. Both are in this machine's byte order.
@@ -195,12 +185,7 @@ class ShardTables:
         ]
 
     def load(self, tensors: Tensors, step: int) -> None:
-        """Replaces all rows by those of a snapshot, or of several, whose keys are the shard's.
-
-        Args:
-            tensors: the tensors, also others.
-            step: the global step of the rows.
-        """
+        """Replaces all rows by those of a snapshot, or of several, whose keys are the shard's."""
         self.tables = [Table(spec) for spec in self.specs]
         self._step = self.changes_after = step
         self._add(tensors, self._present)
@@ -226,7 +211,6 @@ class ShardTables:
         Args:
             before: the tables of these shards, which are all of the same specifications; None
                 where the rows come piece by piece: see `fill`.
-            step: the global step of the rows.
         """
         self._step = step
         self.lacks = self.slots[1] - self.slots[0] if before is None else 0
@@ -282,11 +266,7 @@ class ShardTables:
         return (start, end), self._tensors(None, range(start, end))
 
     def fill(self, slots: tuple[int, int], tensors: Tensors) -> None:
-        """Takes the rows of the next slots over.
-
-        Raises:
-            Rejected: others are due, or they are no rows of these tables.
-        """
+        """Takes the rows of the next slots over."""
         due = self._present[1]
         if not (self.lacks and slots[0] == due < slots[1] <= self.slots[1]):
             raise Rejected(f"rows of the slots {slots} came where those from {due} were due")
@@ -320,7 +300,6 @@ def tensors_of(name: str, arrays: Arrays) -> list[tuple[TensorSpec, torch.Tensor
     """Returns arrays of a table as flat tensors of a snapshot.
 
     Args:
-        name: the table's.
         arrays: the arrays: `FIELDS`, and `DROPPED` before them or not.
     """
     entries = []

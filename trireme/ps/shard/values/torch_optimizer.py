@@ -66,9 +66,7 @@ class TorchOptimizer:
     """One optimizer of `torch.optim`, over the segments of its parameter groups.
 
     Args:
-        name: the optimizer's name in the registry.
         spec: all groups; those of other optimizers are ignored.
-        layout, server, values: as for `SegmentOptimizer`.
     """
 
     def __init__(
