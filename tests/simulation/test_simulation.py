@@ -288,12 +288,12 @@ def bug_name(value: object) -> str:
 
 
 SEEN_AT = {
-    "async-AppliesOverwrittenPushes": 188,
-    "async-CommitsWithoutAll": 5,
+    "async-CommitsWithoutAll": 28,
     "async-DropsWhatItSaidItHas": 24,
     "async-EndsEarly": 23,
     "async-LeavesBeforeTheChief": 37,
     "async-NeverRepeats": 28,
+    "async-ReadsOverwrittenGradients": 24,
     "async-RepeatsGoUnanswered": 5,
     "async-answers_when_its_backups_are_gone": 47,
     "async-answers_with_later_values": 74,
@@ -305,9 +305,9 @@ SEEN_AT = {
     "backup-HearsOfOldRounds": 13,
     "backup-LoadsTwice": 228,
     "backup-NamesOldStep": 304,
-    "backup-TakesAll": 14,
+    "backup-TakesAll": 27,
     "backup-forgets_that_it_has_stopped": 15,
-    "clip-ReadsOverwrittenGradients": 383,
+    "clip-ReadsOverwrittenGradients": 342,
     "links-hears_of_no_broken_link": 17,
     "links-joins_again_while_it_is_stuck": 74,
     "links-places_copies_there_at_once": 17,
@@ -324,7 +324,7 @@ SEEN_AT = {
     "ssp-NumbersNothing": 64,
     "ssp-TakesAnyAnswer": 35,
     "sync-AnswersNobodyDropped": 6,
-    "sync-CutsWithoutHold": 13,
+    "sync-CutsWithoutHold": 15,
     "sync-NeverTakesOver": 105,
     "sync-RemembersTheRoundBefore": 19,
     "sync-gives_gradients_back_before_its_backups_confirm": 140,
@@ -332,7 +332,6 @@ SEEN_AT = {
     "sync-links-reports_no_copy_without_progress": 33,
     "sync-links-takes_the_copies_alone": 141,
     "sync-restarts_without_its_view": 72,
-    "sync-rows-CountsRowsOfTheEmpty": 5,
     "sync-tells_newcomers_nothing": 9,
 }
 """The first seeds that show the bugs which few schedules show; a warning names one that moved."""
