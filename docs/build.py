@@ -15,10 +15,14 @@ import difflib
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
+from unittest import mock
 
 import chinese_tables
 import guide_figures
@@ -29,6 +33,7 @@ import push_path
 import site_pages
 import translations
 
+from trireme import plugins
 from trireme.cli.command import COMMANDS, Parser
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
@@ -135,11 +140,33 @@ def command_line_page() -> str:
         "clean save; 143, of a worker, it left as SIGTERM asked it to.",
         "",
     ]
-    for name, each in COMMANDS.all().items():
-        parts += [*command(name, each.parser(), each.summary), ""]
-        if name == "run":
-            parts += [*ray_options(), ""]
+    with own_plugins():
+        for name, each in COMMANDS.all().items():
+            parts += [*command(name, each.parser(), each.summary), ""]
+            if name == "run":
+                parts += [*ray_options(), ""]
     return "\n".join([*parts, *where_values_come_from()])
+
+
+@contextmanager
+def own_plugins() -> Iterator[None]:
+    """Has the plug-ins that `pyproject.toml` declares, and no others, whatever is installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def points(group: str) -> tuple[EntryPoint, ...]:
+        own = project["entry-points"].get(group, {})
+        return tuple(EntryPoint(name, what.partition(" ")[0], group) for name, what in own.items())
+
+    def forget() -> None:
+        plugins._names.cache_clear()
+        plugins._load.cache_clear()
+
+    forget()
+    try:
+        with mock.patch.object(plugins, "_points", points):
+            yield
+    finally:
+        forget()
 
 
 def command(name: str, parser: Parser, summary: str) -> Iterator[str]:
@@ -176,12 +203,12 @@ def option_rows(parser: Parser) -> dict[str, str]:
 
 
 def ray_options() -> Iterator[str]:
-    """Yields the options of `--on ray`, which the parser has where Ray is installed."""
+    """Yields the options of `--on ray`."""
     yield "With `--on ray`, where `trireme-train[ray]` is installed:"
     yield ""
     yield "| option | what it does |"
     yield "| --- | --- |"
-    for option in declared(RayOptions, "ray"):
+    for option in declared(RayOptions, engine="ray"):
         yield f"| `{f'--{option.name} {option.metavar}'.strip()}` | {option.help} |"
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.metadata import forget
+from trireme import plugins
 from trireme.cli.command import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.job_config import STRATEGIES
@@ -49,6 +51,19 @@ def test_every_option_is_on_the_page(build) -> None:
     for word in ("--replicas-to-aggregate R", "TRIREME_MAX_RESTARTS", "trireme checkpoint"):
         assert word in page
     assert "--tied-to" not in page
+
+
+@pytest.mark.parametrize("missing", ["", "ray"])
+def test_the_page_does_not_depend_on_what_is_installed(
+    build, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_missing", lambda point: point.extras and missing)
+    forget()
+    page = build.command_line_page()
+    monkeypatch.undo()
+    forget()
+    assert "| `--on ENGINE` | where tasks run: local: this host; ray: the nodes of a Ray" in page
+    assert page == build.command_line_page()
 
 
 def test_every_message_is_on_the_page(build) -> None:
