@@ -23,7 +23,7 @@ from trireme.jobs.function import (
     read_result,
 )
 from trireme.launch.config.task_config import GroupMember, TaskConfig
-from trireme.launch.launcher_pipe import LauncherPipe
+from trireme.launch.exit_reason import LauncherPipe
 from trireme.launch.process_setup.program import run_body
 
 

@@ -6,6 +6,8 @@ only because another one failed.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import time
@@ -167,3 +169,28 @@ def describe_status(status: int) -> ExitReason:
     known = {number.value: number.name for number in signal.Signals}
     name = known.get(-status, f"signal {-status}")
     return ExitReason(kind="signal", summary=f"killed by {name}")
+
+
+# The pipe from a task to its launcher: lines of JSON ----------------------------------------------
+
+
+def decode_reason(line: bytes) -> ExitReason | None:
+    """Returns the reason in a line, or None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(line, type=ExitReason)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+class LauncherPipe:
+    """A task's end of the pipe to its launcher. Any thread may send."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._file = os.fdopen(fd, "wb")  # as long as this process
+
+    def send(self, reason: ExitReason) -> None:
+        """Sends why this task ends, unless the launcher is gone. Then this task ends soon."""
+        with contextlib.suppress(OSError):
+            self._file.write(msgspec.json.encode(reason) + b"\n")
+            self._file.flush()

@@ -47,13 +47,7 @@ _KEPT_EVENTS = 50
 
 @dataclass(frozen=True, slots=True)
 class LostTask:
-    """A task that the coordinator has given up.
-
-    Attributes:
-        name: the task.
-        pid: the id of its process.
-        reason: why it was given up, such as `it sent nothing for 10.2 s`.
-    """
+    """A task that the coordinator has given up, and why, such as `it sent nothing for 10.2 s`."""
 
     name: str
     pid: int
@@ -62,36 +56,21 @@ class LostTask:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The members of a job, as its coordinator knows them.
+    """The members of a job, as its coordinator knows them."""
 
-    Attributes:
-        joined: whether any worker ever joined.
-        formed: whether all tasks joined at some time, so that the job began.
-        lost: the tasks that are given up now.
-        wanted: the names of the tasks that the job is to have, and that have not left.
-        dismissed: the names of the tasks that are to leave because the job was made smaller, or
-            have left for that.
-        requests: how often somebody has asked for other numbers of tasks.
-        over: how the job has ended, once every task knows that; else empty.
-    """
-
-    joined: bool = False
-    formed: bool = False
-    lost: tuple[LostTask, ...] = ()
-    wanted: tuple[str, ...] = ()
-    dismissed: tuple[str, ...] = ()
-    requests: int = 0
-    over: str = ""
+    joined: bool = False  # any worker ever joined
+    formed: bool = False  # all tasks joined at some time, so that the job began
+    lost: tuple[LostTask, ...] = ()  # now
+    wanted: tuple[str, ...] = ()  # the tasks that the job is to have, and that have not left
+    dismissed: tuple[str, ...] = ()  # those that leave, or left, as the job was made smaller
+    requests: int = 0  # how often somebody has asked for other numbers of tasks
+    over: str = ""  # how the job has ended, once every task knows that
 
 
 class Coordinator(Protocol):
-    """The job's coordinator, which runs on a thread of this process. No method blocks for long.
+    """The job's coordinator, on a thread of this process. No method blocks for long."""
 
-    Attributes:
-        address: where it listens, with the scheme.
-    """
-
-    address: str
+    address: str  # where it listens, with the scheme
 
     def membership(self) -> Membership:
         """Returns the members of the job now."""
@@ -150,13 +129,7 @@ class TaskLocated:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """A task has ended.
-
-    Attributes:
-        name: the task.
-        status: its exit status, or minus the number of the signal that killed it.
-        reason: why it ended.
-    """
+    """A task has ended; the status of one that a signal killed is minus the signal's number."""
 
     name: str
     status: int

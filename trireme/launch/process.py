@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from trireme.launch.exit_reason import ExitReason, describe_status
-from trireme.launch.launcher_pipe import decode_reason
+from trireme.launch.exit_reason import ExitReason, decode_reason, describe_status
 
 CHUNK_BYTES = 1 << 16
 LINE_BYTES = 1 << 20

@@ -29,52 +29,28 @@ CERTIFICATE = "job.pem"
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that runs, or ran last, in a run directory.
-
-    Attributes:
-        job: its id.
-        state: `running`, `finished`, `failed` or `interrupted`; `lost` where the launcher was
-            killed before it could record the end.
-        status: the launcher's exit status; None while it runs.
-        host: the host that the launcher runs on.
-        launcher: the launcher's process id.
-        launcher_birth: see `process_birth`; empty where it is unknown.
-        pids: every task's process id, by name.
-        nodes: on which node each task is, by name, where they are not all on `host`.
-        coordinator: the coordinator's address; empty where there is none.
-        secret_file: the file that holds the job's secret while the job runs.
-        certificate_file: the file with the key and the certificate by which an observer, such as
-            `trireme status`, reaches the coordinator; empty where the job does not use TLS.
-        command: the program and its arguments.
-        options: the value of each option, by its name.
-        origins: where each value came from, by the option's name.
-        started: the time of day in seconds since 1970.
-        ended: likewise; None while it runs.
-        failure: the lines of the failure report; empty unless the job failed.
-        traceback: the traceback of the task that failed first, as text; "" for none.
-        events: what the launcher has told of its tasks, such as those that were lost and started
-            again, with the seconds since the start; the newest ones.
-    """
+    """The job that runs, or ran last, in a run directory. Times are in seconds since 1970."""
 
     job: str
-    state: str
-    status: int | None
-    host: str
-    launcher: int
-    pids: dict[str, int]
-    coordinator: str
-    secret_file: str
+    state: str  # `running`, `finished`, `failed`, `interrupted`; `lost`: its launcher was killed
+    status: int | None  # the launcher's exit status
+    host: str  # of the launcher
+    launcher: int  # its process id
+    launcher_birth: str = ""  # see `process_birth`
     command: tuple[str, ...]
     options: dict[str, Any]
-    origins: dict[str, str]
+    origins: dict[str, str]  # of each option's value
     started: float
     ended: float | None = None
-    nodes: dict[str, str] = {}
-    certificate_file: str = ""
-    launcher_birth: str = ""
-    failure: tuple[str, ...] = ()
-    traceback: str = ""
+    coordinator: str  # its address; empty where there is none
+    secret_file: str  # holds the job's secret while it runs
+    certificate_file: str = ""  # an observer's key and certificate, where the job uses TLS
+    pids: dict[str, int]  # of every task, by name
+    nodes: dict[str, str] = {}  # the node of every task that is not on `host`
+    failure: tuple[str, ...] = ()  # the lines of the failure report
+    traceback: str = ""  # of the task that failed first
     events: tuple[tuple[float, str], ...] = ()
+    """The newest of what the launcher told of its tasks, with the seconds since the start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import UsageError
-from trireme.launch.exit_reason import ExitReason, describe, describe_status
-from trireme.launch.launcher_pipe import LauncherPipe, decode_reason
+from trireme.launch.exit_reason import (
+    ExitReason,
+    LauncherPipe,
+    decode_reason,
+    describe,
+    describe_status,
+)
 from trireme.launch.process_setup import program
 from trireme.launch.process_setup.program import (
     check_program,

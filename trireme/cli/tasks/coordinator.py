@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import LostTask, Membership
 from trireme.launch.output import Console
+from trireme.monitor.background_writer import BackgroundWriter
 from trireme.printable import printable
 
 if TYPE_CHECKING:
@@ -115,13 +115,53 @@ class ServedCoordinator:
         with serve_metrics(self._task, (metrics,), say):
             self._service.run()
 
-    def stop(self) -> None:
-        """Ends `run`. Any thread may call it, as the methods below."""
-        self._service.stop()
-
-    def stop_job(self, reason: str, *, final: bool) -> None:
-        """Stops the job before its end; see `Coordinator.stop_job`."""
+    def stop_job(self, reason: str, *, final: bool = True) -> None:
+        """Stops the job before its end; see `Coordinator.stop_job`. Any thread may call it."""
         self._service.call_soon(partial(self._coordinator.stop_job, reason, final=final))
+
+
+class HostedCoordinator(ServedCoordinator):
+    """A coordinator on a thread of its launcher's process.
+
+    It shows its lines on the console, and calls `on_change` on its thread when the membership has
+    changed.
+    """
+
+    def __init__(self, console: Console, task: TaskConfig, on_change: Callable[[], object]) -> None:
+        super().__init__(task, stays=True, on_change=on_change)
+        self._seen: tuple[State, bool] | None = None
+        self._members = Membership()
+        self._error: BaseException | None = None
+        self._on_change = on_change
+        # A terminal that is held (Ctrl-S), or a pager, blocks whoever writes to it.
+        self._lines = BackgroundWriter(f"{task.name} lines")
+        self._console = console
+        self._thread = threading.Thread(target=self._run, name=task.name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        def say(text: str) -> None:
+            self._lines.put(partial(self._console.line, self._task.name, text, False))
+
+        def warn(text: str) -> None:
+            line = f"coordinator: {printable(text)}"
+            self._lines.put(partial(self._console.say, line, alarm=True))
+
+        try:
+            with _warnings_to(warn):
+                self.run(say)
+        except BaseException as error:
+            self._error = error
+            self._on_change()
+
+    def membership(self) -> Membership:
+        """Returns the members of the job now; raises what has ended the coordinator's thread."""
+        if self._error is not None:
+            raise self._error
+        seen = self.state, self.done
+        if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
+            self._seen, self._members = seen, membership(*seen)
+        return self._members
 
     def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
         """Gives up a task whose process has ended; see `Coordinator.process_ended`."""
@@ -130,70 +170,11 @@ class ServedCoordinator:
         ended = ProcessEnded(task, host, pid, reason)
         self._service.call_soon(partial(self._coordinator.process_ended, ended))
 
-
-class HostedCoordinator:
-    """A coordinator on a thread of its launcher's process.
-
-    Attributes:
-        address: where it listens, with the scheme.
-    """
-
-    def __init__(self, console: Console, task: TaskConfig, on_change: Callable[[], object]) -> None:
-        self._served = ServedCoordinator(task, stays=True, on_change=on_change)
-        self.address = self._served.address
-        self._seen: tuple[State, bool] | None = None
-        self._members = Membership()
-        self._error: BaseException | None = None
-        self._on_change = on_change
-        # A terminal that is held (Ctrl-S), or a pager, blocks whoever writes to it.
-        self._lines: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._shower = threading.Thread(target=self._show, name=f"{task.name} lines", daemon=True)
-        self._shower.start()
-        run = partial(self._run, console, task.name)
-        self._thread = threading.Thread(target=run, name=task.name, daemon=True)
-        self._thread.start()
-
-    def _show(self) -> None:
-        while (show := self._lines.get()) is not None:
-            show()
-
-    def _run(self, console: Console, name: str) -> None:
-        def say(text: str) -> None:
-            self._lines.put(partial(console.line, name, text, False))
-
-        def warn(text: str) -> None:
-            self._lines.put(partial(console.say, f"coordinator: {printable(text)}", alarm=True))
-
-        try:
-            with _warnings_to(warn):
-                self._served.run(say)
-        except BaseException as error:
-            self._error = error
-            self._on_change()
-
-    def membership(self) -> Membership:
-        """Returns the members of the job now."""
-        if self._error is not None:
-            raise self._error
-        seen = self._served.state, self._served.done
-        if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
-            self._seen, self._members = seen, membership(*seen)
-        return self._members
-
-    def process_ended(self, task: str, host: str, pid: int, reason: str) -> None:
-        """Says that the process of a task has ended otherwise than well, and why."""
-        self._served.process_ended(task, host, pid, reason)
-
-    def stop_job(self, reason: str) -> None:
-        """Stops the job before its end, for a reason in words."""
-        self._served.stop_job(reason, final=True)
-
     def close(self) -> None:
         """Ends it."""
-        self._served.stop()
+        self._service.stop()
         self._thread.join(_END_SECONDS)
-        self._lines.put(None)
-        self._shower.join(_END_SECONDS)
+        self._lines.close(_END_SECONDS)
 
 
 def membership(state: State, done: bool) -> Membership:

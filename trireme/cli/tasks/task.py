@@ -26,8 +26,7 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.environment.classic_flags import classic_strategy, classic_task
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
-from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
-from trireme.launch.launcher_pipe import LauncherPipe
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
 from trireme.launch.process_setup.resources import (

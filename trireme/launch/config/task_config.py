@@ -21,83 +21,53 @@ Role = Literal["coordinator", "ps", "worker"]
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the processes that hold one model: all of a job without servers, or of one worker.
-
-    Attributes:
-        size: how many processes are in the group.
-        rank: this process's rank.
-        local_rank: its rank among those of the group on this host.
-        one_host: whether all of them are known to be on this host.
-        address: where they meet, as `host:port`; rank 0 may inherit a socket that listens there.
-        prefix: the prefix of the group's keys in the store, where another launcher serves the
-            store; empty where rank 0 does.
-    """
+    """One of the processes that hold one model: all of a job without servers, or of one worker."""
 
     size: int = 1
     rank: int = 0
-    local_rank: int = 0
-    one_host: bool = False
-    address: str = ""
-    prefix: str = ""
+    local_rank: int = 0  # among the processes of the group on this host
+    one_host: bool = False  # all of them are known to be on this host
+    address: str = ""  # where they meet, as `host:port`
+    prefix: str = ""  # of the group's keys, where another launcher serves the store, not rank 0
 
 
 class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one process has to know of its job.
 
-    Attributes:
-        job: the job's id; both sides of a connection must have the same.
-        role: the task's role.
-        index: its index among the tasks of this role, from 0.
-        workers: how many workers the job has.
-        servers: how many parameter servers it has; 0 for a worker that holds its own shard.
-        group: the group of processes that this one holds a model with.
-        config: the job's options, the same in each of its tasks.
-        coordinator: the coordinator's address with its scheme; empty where there is none.
-        listen: the address, with its scheme, at which a server or a coordinator listens; empty for
-            a worker.
-        host: the name of the task's host, or of a part of it that may be lost by itself; "" for the
-            name that the system has. Copies of a parameter are on different hosts.
-        secret: the job's secret in hexadecimal digits; empty where no task connects to another.
-        certificates: the task's key, its certificate and the authority's certificate in PEM, where
-            the job uses TLS; else empty.
-        descriptors: the inherited descriptors by what they are for. `secret` holds the secret and
-            the certificates, in place of them (see `secret.py`); `launcher` takes messages to the
-            launcher (`launcher_pipe.py`); `call` holds the function that a worker calls in place
-            of a program, and `result` takes what that returns (`function.py`); `process_group`
-            listens at the address of the group.
-        display: how progress is shown: `plain` lines; `events`, which are lines except those for
-            steps, as the launcher shows steps; `none`; or `auto`, what suits the terminal.
-        dry_run: whether to print what would be done, and end before training.
-        draw: what to draw of the model's graph, in place of the description of a dry run.
-        connect_timeout: seconds within which the coordinator must be reached; short where it is
-            known to listen already.
-        threads: BLAS threads of this process; None leaves it to PyTorch.
-        restarts_left: how often the launcher will start this task again when it fails. While
-            there are some, a failure ends this incarnation and not the job.
-        records: the directory for the task's records; None: workers record in the session's run
-            directory, other tasks do not.
+    `descriptors` are inherited, by what they are for: `secret` holds the secret and the
+    certificates, in place of them (`secret.py`); `launcher` takes messages to the launcher
+    (`exit_reason.py`); `process_group` listens at the address of the group, in rank 0; others are
+    for the program.
     """
 
-    job: str
+    job: str  # its id: both sides of a connection must have the same
     role: Role = "worker"
-    index: int = 0
+    index: int = 0  # among the tasks of this role
     workers: int = 1
-    servers: int = 0
+    servers: int = 0  # none: the workers hold the parameters
     group: GroupMember = GroupMember()
     config: JobConfig = JobConfig()
-    coordinator: str = ""
-    listen: str = ""
+    coordinator: str = ""  # its address with the scheme; empty where there is none
+    listen: str = ""  # where a server or a coordinator listens, with the scheme
     host: str = ""
-    secret: str = ""
-    certificates: str = ""
+    """The name of the task's host, or of a part of it that may be lost by itself; "" for the name
+    that the system has. Copies of a parameter are on different hosts."""
+    secret: str = ""  # in hexadecimal digits; empty where no task connects to another
+    certificates: str = ""  # the task's key and certificate and the authority's, in PEM, for TLS
     descriptors: dict[str, int] = {}
     display: Literal["auto", "plain", "events", "none"] = "auto"
-    dry_run: bool = False
-    draw: DrawRequest | None = None
-    connect_timeout: float = 300.0
-    threads: int | None = None
+    """How progress is shown: lines; lines but for steps, which the launcher shows; not at all; or
+    what suits the terminal."""
+    dry_run: bool = False  # print what would be done, and end before training
+    draw: DrawRequest | None = None  # what to draw of the model's graph, in place of a dry run
+    connect_timeout: float = 300.0  # of the coordinator, in seconds
+    threads: int | None = None  # of BLAS; None leaves it to PyTorch
     restarts_left: int = 0
+    """How often the launcher will start this task again when it fails. While there are some, a
+    failure ends this incarnation and not the job."""
     records: str | None = None
+    """The directory for the task's records. None: workers record in the session's run directory,
+    other tasks do not."""
 
     def __repr__(self) -> str:
         """Shows everything but the secret and the key."""

@@ -22,8 +22,7 @@ from types import TracebackType
 import msgspec
 
 from trireme.errors import JobFailed, TriremeError, UsageError
-from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
-from trireme.launch.launcher_pipe import LauncherPipe
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
 from trireme.printable import printable
 
 MODULE = "-m"

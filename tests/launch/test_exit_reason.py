@@ -9,8 +9,7 @@ from typing import IO
 
 import pytest
 
-from trireme.launch.exit_reason import ExitReason
-from trireme.launch.launcher_pipe import LauncherPipe, decode_reason
+from trireme.launch.exit_reason import ExitReason, LauncherPipe, decode_reason
 
 REASON = ExitReason(kind="exception", summary="ValueError: two\\nlines", loss="step 3", at=2.0)
 
