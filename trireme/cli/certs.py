@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _init(given: Namespace) -> int:
-    directory = Path(given.directory)
+    directory = Path(given.dir)
     days = _days(given.days)
     for file in make_authority(directory, AUTHORITY_DAYS if days is None else days):
         print(file)
@@ -46,7 +46,7 @@ def _init(given: Namespace) -> int:
 def _issue(given: Namespace) -> int:
     if not given.task:
         raise UsageError("name the tasks: `trireme certs issue DIR --task ps:0 --task worker:0`")
-    directory, tasks = Path(given.directory), tuple(dict.fromkeys(given.task))
+    directory, tasks = Path(given.dir), tuple(dict.fromkeys(given.task))
     files = issue(directory, tasks, given.host, _days(given.days))
     for task, file in zip(tasks, files, strict=True):
         print(f"{file}: for {task}{' and coordinator:0' if task == 'ps:0' else ''}")
@@ -59,7 +59,7 @@ def _issue(given: Namespace) -> int:
 
 def _show(given: Namespace) -> int:
     status, now = 0, datetime.now(UTC)
-    for file, facts in show(Path(given.directory)):
+    for file, facts in show(Path(given.dir)):
         if facts is None:
             print(f"{file.name}  DAMAGED: it holds no certificate")
             status = 1

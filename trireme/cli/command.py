@@ -43,6 +43,14 @@ class Parser(argparse.ArgumentParser):
         self.arguments.append(action)
         return action
 
+    def add(self, usage: str, text: str, **keywords: Any) -> None:
+        """Adds an argument as its usage writes it, such as `--step N` or `RUN`."""
+        *_, last = words = usage.replace(",", "").split()
+        names = [word for word in words if word.startswith("-")] or [usage.lower()]
+        if last != names[-1]:
+            keywords["metavar"] = last
+        self.add_argument(*names, help=text, **keywords)
+
     def add_module(self) -> None:
         """Lets the program be a module, after `-m`."""
         self.module = MODULE
@@ -102,10 +110,8 @@ class Parser(argparse.ArgumentParser):
 def add_option(parser: Parser, option: Option) -> None:
     """Adds an option of a job to a command."""
     names = [f"--{name}" for name in (option.name, option.classic) if name]
-    if option.metavar:
-        parser.add_argument(*names, metavar=option.metavar, help=option.described)
-    else:
-        parser.add_argument(*names, action="store_const", const="yes", help=option.described)
+    switch = {} if option.metavar else {"action": "store_const", "const": "yes"}
+    parser.add(f"{', '.join(names)} {option.metavar}".strip(), option.described, **switch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,12 @@ def _run() -> Parser:
     )
     for option in all_options():
         add_option(parser, option)
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="read options from FILE instead of trireme.toml or pyproject.toml",
-    )
+    parser.add("--config FILE", "read options from FILE instead of trireme.toml or pyproject.toml")
     parser.add_module()
-    parser.add_argument(
+    parser.add(
         "--dry-run",
+        "print every option with its origin and the layout of the model; do not train",
         action="store_true",
-        help="print every option with its origin and the layout of the model; do not train",
     )
     return parser
 
@@ -47,51 +43,37 @@ def _task() -> Parser:
         "lists of hosts; ps:0 hosts the coordinator unless --coordinator names another address. "
         "Options may be written with underscores, as in --job_name.",
     )
-    parser.add_argument("--job-name", metavar="ROLE", help="ps, worker or coordinator")
-    parser.add_argument(
-        "--task-index",
-        "--task-id",
-        metavar="I",
-        help="the task's index in its role, from 0 (default 0)",
+    parser.add("--job-name ROLE", "ps, worker or coordinator")
+    parser.add("--task-index, --task-id I", "the task's index in its role, from 0 (default 0)")
+    parser.add("--ps-hosts HOSTS", "the servers: host:port,host:port,...")
+    parser.add("--worker-hosts HOSTS", "the workers, likewise")
+    parser.add(
+        "--coordinator, --coordinator-host HOST:PORT",
+        "the address of a task of role coordinator (default: ps:0 hosts it)",
     )
-    parser.add_argument("--ps-hosts", metavar="HOSTS", help="the servers: host:port,host:port,...")
-    parser.add_argument("--worker-hosts", metavar="HOSTS", help="the workers, likewise")
-    parser.add_argument(
-        "--coordinator",
-        "--coordinator-host",
-        metavar="HOST:PORT",
-        help="the address of a task of role coordinator (default: ps:0 hosts it)",
-    )
-    parser.add_argument(
-        "--sync-replicas",
-        nargs="?",
-        const="true",
-        metavar="true|false",
-        help="the classic name of --strategy sync",
+    parser.add(
+        "--sync-replicas true|false", "the classic name of --strategy sync", nargs="?", const="true"
     )
     for option in TASK_OPTIONS:
         add_option(parser, option)
     parser.add_module()
-    parser.add_argument("--config", metavar="FILE", help="read options from FILE")
-    parser.add_argument(
-        "--secret-file",
+    parser.add("--config FILE", "read options from FILE")
+    parser.add(
+        "--secret-file FILE",
+        "the file with the job's secret, the same for every task (default: TRIREME_SECRET; for "
+        "tasks of one host a file of this user)",
         type=Path,
-        metavar="FILE",
-        help="the file with the job's secret, the same for every task (default: TRIREME_SECRET; "
-        "for tasks of one host a file of this user)",
     )
-    parser.add_argument(
-        "--address-file",
+    parser.add(
+        "--address-file FILE",
+        "write the address at which a server or coordinator listens into FILE",
         type=Path,
-        metavar="FILE",
-        help="write the address at which a server or coordinator listens into FILE",
     )
-    parser.add_argument(
-        "--journal",
+    parser.add(
+        "--journal FILE",
+        "of the coordinator, or of ps:0 where it hosts that: keep in FILE what is decided; started"
+        " again with it, the coordinator goes on, and training goes on meanwhile",
         type=Path,
-        metavar="FILE",
-        help="of the coordinator, or of ps:0 where it hosts that: keep in FILE what is decided; "
-        "started again with it, the coordinator goes on, and training goes on meanwhile",
     )
     parser.add_argument("--tied-to", help=argparse.SUPPRESS)
     return parser
@@ -101,8 +83,8 @@ def _status() -> Parser:
     parser = Parser(
         "status", "[--json] RUN", "Shows the status of the job in the run directory RUN."
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add("RUN", "a run directory")
+    parser.add("--json", "print JSON", action="store_true")
     return parser
 
 
@@ -114,10 +96,8 @@ def _top() -> Parser:
         "which tasks wait for which. Replays a job that has ended from its records. Without a "
         "terminal it prints a line each second. Ctrl-C ends it.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument(
-        "--speed", metavar="X", help="how much faster to replay (default: ten seconds in all)"
-    )
+    parser.add("RUN", "a run directory")
+    parser.add("--speed X", "how much faster to replay (default: ten seconds in all)")
     return parser
 
 
@@ -127,10 +107,8 @@ def _stop() -> Parser:
         "[--timeout SECONDS] RUN",
         "Asks the job in the run directory RUN to save and end, and waits until it has ended.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", default="90", help="how long to wait (default 90)"
-    )
+    parser.add("RUN", "a run directory")
+    parser.add("--timeout SECONDS", "how long to wait (default 90)", default="90")
     return parser
 
 
@@ -144,21 +122,13 @@ def _scale() -> Parser:
         "share. The job's launcher starts new tasks, and tasks that are not needed finish their "
         "update and leave. Of a job that was started by hand it prints which tasks to start.",
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", help="a run directory")
-    parser.add_argument("--ps", metavar="N", help="how many parameter servers the job shall have")
-    parser.add_argument("--workers", metavar="M", help="how many workers it shall have")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", default="120", help="how long to wait (default 120)"
-    )
-    parser.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="the coordinator of a job started by hand"
-    )
-    parser.add_argument(
-        "--secret-file", type=Path, metavar="FILE", help="by hand: the file with the job's secret"
-    )
-    parser.add_argument(
-        "--certs", type=Path, metavar="PATH", help="by hand: the certificate of observer:0"
-    )
+    parser.add("RUN", "a run directory", nargs="?")
+    parser.add("--ps N", "how many parameter servers the job shall have")
+    parser.add("--workers M", "how many workers it shall have")
+    parser.add("--timeout SECONDS", "how long to wait (default 120)", default="120")
+    parser.add("--coordinator HOST:PORT", "the coordinator of a job started by hand")
+    parser.add("--secret-file FILE", "by hand: the file with the job's secret", type=Path)
+    parser.add("--certs PATH", "by hand: the certificate of observer:0", type=Path)
     return parser
 
 
@@ -170,25 +140,24 @@ def _checkpoint() -> Parser:
         "byte of one, or exports its model as one safetensors file, or its sparse tables as "
         "Parquet files. Without --step it takes the newest checkpoint.",
     )
-    parser.add_argument("action", metavar="ACTION", help="ls, show, verify or export")
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument("--step", metavar="N", help="the checkpoint of global step N")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="export: the file to write (default model.safetensors); with --tables the directory "
+    parser.add("ACTION", "ls, show, verify or export")
+    parser.add("RUN", "a run directory")
+    parser.add("--step N", "the checkpoint of global step N")
+    parser.add(
+        "--output FILE",
+        "export: the file to write (default model.safetensors); with --tables the directory "
         "(default tables)",
     )
-    parser.add_argument(
+    parser.add(
         "--tables",
-        action="store_true",
-        help="export: each sparse table as TABLE.parquet, with the columns key and row; needs "
+        "export: each sparse table as TABLE.parquet, with the columns key and row; needs "
         "trireme-train[parquet]",
-    )
-    parser.add_argument(
-        "--state",
         action="store_true",
-        help="with --tables: also the columns state (of the optimizer), last_step and touches",
+    )
+    parser.add(
+        "--state",
+        "with --tables: also the columns state (of the optimizer), last_step and touches",
+        action="store_true",
     )
     return parser
 
@@ -201,26 +170,23 @@ def _certs() -> Parser:
         "who they are, by TLS. init makes the job's own authority and its secret in DIR; issue "
         "makes a key and a certificate for each task; show lists them. No file is overwritten.",
     )
-    parser.add_argument("action", metavar="ACTION", help="init, issue or show")
-    parser.add_argument("directory", metavar="DIR", help="the directory of the certificates")
-    parser.add_argument(
-        "--task",
-        metavar="TASK",
+    parser.add("ACTION", "init, issue or show")
+    parser.add("DIR", "the directory of the certificates")
+    parser.add(
+        "--task TASK",
+        "issue: for this task, such as worker:0; may be repeated. ps:0 may be the coordinator",
         action="append",
         default=[],
-        help="issue: for this task, such as worker:0; may be repeated. ps:0 may be the coordinator",
     )
-    parser.add_argument(
-        "--host",
-        metavar="HOST",
+    parser.add(
+        "--host HOST",
+        "issue: a name or address that the task is called by; may be repeated (default: any)",
         action="append",
         default=[],
-        help="issue: a name or address that the task is called by; may be repeated (default: any)",
     )
-    parser.add_argument(
-        "--days",
-        metavar="N",
-        help="how long it is valid (default: the authority 365, others as long as the authority)",
+    parser.add(
+        "--days N",
+        "how long it is valid (default: the authority 365, others as long as the authority)",
     )
     return parser
 
@@ -234,7 +200,7 @@ def _completion() -> Parser:
         '"$(trireme completion zsh)" in ~/.zshrc, after compinit; fish: trireme completion fish > '
         "~/.config/fish/completions/trireme.fish.",
     )
-    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+    parser.add("SHELL", "bash, zsh or fish")
     return parser
 
 
