@@ -156,8 +156,9 @@ def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:
 
 
 ASK = "os.kill(os.getppid(), signal.{signal}); "
-SAVES = "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), os._exit(130))); "
-DEAF = "signal.signal(signal.SIGTERM, lambda *_: print('heard')); "
+BOTH = "[signal.signal(each, {handler}) for each in (signal.SIGTERM, signal.SIGINT)]; "
+SAVES = BOTH.format(handler="lambda *_: (print('saved'), os._exit(130))")
+DEAF = BOTH.format(handler="lambda *_: print('heard')")
 WAIT = "\nwhile True: signal.pause()"
 
 

@@ -122,7 +122,6 @@ _ACTIONS: dict[str, Callable[[Namespace], int]] = {
 
 
 def _listed(given: Namespace) -> list[Path | RemotePath]:
-    """Returns the checkpoints of the run directory, oldest first; at least one."""
     from trireme.session.checkpoint import list_checkpoints
 
     paths = list_checkpoints(given.run)

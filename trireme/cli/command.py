@@ -96,7 +96,6 @@ class Parser(argparse.ArgumentParser):
         return head, list(arguments[position:])
 
     def _known(self, name: str) -> tuple[str, bool]:
-        """Returns the name of an option, with dashes for underscores, and if it takes a value."""
         dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
         known = {each: action for action in self.arguments for each in action.option_strings}
         if dashed not in known:

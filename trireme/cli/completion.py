@@ -88,7 +88,6 @@ def script(shell: str) -> str:
 
 
 def _whole_parser() -> argparse.ArgumentParser:
-    """Returns one parser of all commands, which says how each argument is completed."""
     whole = argparse.ArgumentParser(prog="trireme", description="Trains on many processes")
     whole.add_argument("--version", action="store_true", help="show the versions")
     commands = whole.add_subparsers(dest="command")

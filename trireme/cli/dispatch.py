@@ -60,7 +60,6 @@ def _refusal_of_output() -> str | None:
 
 
 def _reader_has_gone() -> bool:
-    """Returns whether the reader of standard output has gone; if so, discards further output."""
     try:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # standard output is another object
@@ -127,7 +126,6 @@ def _summary(name: str) -> str:
 
 
 def _versions() -> str:
-    """Returns the versions of Trireme, PyTorch and Python, without importing PyTorch."""
     from importlib.metadata import PackageNotFoundError, version
 
     from trireme.version import __version__

@@ -94,7 +94,6 @@ def prepare(config: JobConfig) -> TaskConfig:
 
 
 def _sized(config: JobConfig) -> JobConfig:
-    """Returns the configuration with a number of workers, by this host's GPUs for `auto`."""
     if config.tasks.workers != "auto":
         return config
     gpus = _visible_gpus()
@@ -105,14 +104,12 @@ def _sized(config: JobConfig) -> JobConfig:
 
 
 def _visible_gpus() -> int:
-    """Returns how many GPUs PyTorch finds on this host; `CUDA_VISIBLE_DEVICES` limits them."""
     import torch  # takes seconds, and only `--workers auto` needs it
 
     return torch.cuda.device_count()
 
 
 def _task(config: JobConfig) -> TaskConfig:
-    """Returns what all tasks of the job have in common."""
     assert config.tasks.workers != "auto"
     together = 1 if config.tasks.ps else config.tasks.workers
     return TaskConfig(

@@ -135,7 +135,6 @@ def _advance(workers: list[TaskStatus]) -> str:
 
 
 def _figures(workers: list[TaskStatus]) -> list[str]:
-    """Returns the chief's loss, and the examples per second of all workers together."""
     figures = []
     if workers and "loss" in workers[0].status:
         figures.append(f"loss {float(workers[0].status['loss']):.4g}")
@@ -146,7 +145,6 @@ def _figures(workers: list[TaskStatus]) -> list[str]:
 
 
 def _states(workers: list[TaskStatus]) -> str:
-    """Returns the workers' states: one if all have the same, else each worker's."""
     states = {f"worker:{w.index}": str(w.status.get("state", w.state)) for w in workers}
     if len(set(states.values())) == 1:
         return next(iter(states.values()))

@@ -76,7 +76,6 @@ def _seconds(text: str) -> float:
 
 
 def _running(run: Path) -> JobRecord:
-    """Returns the record of a running job that has a coordinator."""
     record = read_record(run)
     if not is_running(run):
         raise UsageError(f"the job in {run} is over ({record.state}): it cannot be scaled")
@@ -91,7 +90,6 @@ def _running(run: Path) -> JobRecord:
 
 
 def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
-    """Returns an observer of a job that was started by hand."""
     from trireme.certificates import Certificates
     from trireme.cluster.member import Observer
     from trireme.launch.config.certificates import read_certificate
@@ -137,7 +135,6 @@ def _tell(scaled: Scaled, status: ClusterStatus, *, by_hand: bool) -> None:
 
 
 def _command(name: str, status: ClusterStatus) -> str:
-    """Returns the command that starts a further task of a job by hand."""
     role, _, index = name.partition(":")
     servers = [t.address.rpartition("/")[2] for t in status.tasks if t.role == "ps" and t.address]
     more = {"ps": ",HOST:PORT", "worker": ""}[role]

@@ -68,7 +68,6 @@ def _status(path: Path, record: JobRecord, running: bool, run: Path | RemotePath
 
 
 def _newest_checkpoint(run: Path | RemotePath) -> int | None:
-    """Returns the step of the newest checkpoint in a run directory; None where there is none."""
     from trireme.session.checkpoint.history import list_checkpoints, step_of  # imports torch
 
     with suppress(CheckpointError):
@@ -98,7 +97,6 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
 
 
 def _placement(placement: Placement | None) -> dict[str, Any] | None:
-    """Returns where the copies of the parameters are, as JSON."""
     if placement is None:
         return None
     shards = [

@@ -71,7 +71,6 @@ def _speed(text: str | None) -> float | None:
 
 
 def _frames(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:
-    """Yields a picture of a job every `pause` seconds, until the job has ended."""
     if not is_running(path):
         yield from _replay(path, speed, pause)
         return
@@ -85,7 +84,6 @@ def _frames(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapsh
 
 
 def _last(path: Path, seen: JobSnapshot | None) -> JobSnapshot:
-    """Returns the picture of a job that has ended, at its end; `seen` is the one before."""
     past = _past(path)
     return at_the_end(seen, from_records(past.title, past.phase, past.starts, past.end, past.began))
 
@@ -135,7 +133,6 @@ class _Past:
 
 
 def _past(path: Path) -> _Past:
-    """Returns the job that ran last in a directory."""
     record = read_record(path) if (path / RECORD).exists() else None
     starts = read_starts(path, None if record is None else record.job)
     began, end = span_of(starts)

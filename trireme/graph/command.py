@@ -63,7 +63,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _task(config: JobConfig, svg: str | None, html: str | None) -> TaskConfig:
-    """Returns the task that draws: the first of a job, which starts no other."""
     if config.tasks.workers == "auto":
         raise UsageError(
             f"workers is auto ({config.origin('workers')}), and a graph is placed on a number of "

@@ -289,7 +289,6 @@ class Launcher:
         return status
 
     def _record(self, state: str, status: int | None, failure: Sequence[str] = ()) -> None:
-        """Writes `job.json`, which `trireme status` reads."""
         task, culprit = self._job.task, self._supervision.verdict.culprit
         values = task.config.values
         record = JobRecord(
@@ -432,7 +431,6 @@ class Launcher:
             self._carry_out(self._supervision.job_over(now, members.over))
 
     def _report_ended(self, name: str, reason: ExitReason) -> None:
-        """Tells the coordinator that a process has ended, if it was a member of the job."""
         config, pid = self._tasks[name], self._engine.pids.get(name)
         member = config.role == "ps" or not (self._job.task.servers and config.group.rank)
         if self._coordinator is not None and pid is not None and member:
@@ -440,7 +438,6 @@ class Launcher:
             self._coordinator.process_ended(task, host, pid, reason.summary)
 
     def _resized(self) -> Sequence[Action]:
-        """Has the job the tasks that its coordinator wants."""
         members = self._membership
         if not self._complete:
             return ()
@@ -450,7 +447,6 @@ class Launcher:
         return self._supervision.resized(members.wanted, members.dismissed, asked=asked)
 
     def _start_new(self, name: str) -> None:
-        """Starts a task that the job has room for."""
         role, _, index = name.partition(":")
         config = msgspec.structs.replace(self._job.task, role=role, index=int(index))
         self._start(self._tasks.setdefault(name, config))

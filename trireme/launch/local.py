@@ -16,10 +16,9 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -29,7 +28,7 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.exit_reason import describe_status
 from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
-from trireme.launch.process import ForkedProcess, TaskProcess, spawn
+from trireme.launch.process import ForkedProcess, TaskProcess
 from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
@@ -163,40 +162,59 @@ class HostEngine:
             self._start(config, None)
 
     def _start_waiting(self) -> None:
-        """Starts the tasks that wait for the template, if it is ready, or never will be."""
         while self._waiting and (self._template is None or self._template.ready):
             name = next(iter(self._waiting))
             self._start(self._waiting.pop(name), self._template)
             self._events.append(TaskLocated())
 
     def _start(self, config: TaskConfig, template: TaskTemplate | None) -> None:
-        """Starts a task: forks it from a template where there is one that can, else spawns it."""
         name, group = config.name, config.group_number
         if group is not None and config.group.rank and not config.group.address:
             config = config.in_group(address=self.process_groups[group])  # rank 0 started first
-        with _inherited(config, self._host) as (config, messages), _Outputs() as outputs:
-            command = self._build_command(config, self._program)
-            child: ForkedProcess | subprocess.Popen[bytes] | None = None
-            if template is not None:
-                child = template.fork(config, command, *outputs.theirs)
-                self._drop_template_if_gone()
-            if child is None:
-                child = spawn(
-                    command,
-                    {**self._environment(), TASK_VARIABLE: encode_task(config)},
-                    *outputs.theirs,
-                    pass_fds=[*config.descriptors.values()],
-                    directory=self._directory,
-                )
-            output, error = outputs.take()
-            shown = partial(self._show, name)
-            process = TaskProcess(child, output, error, messages, show=shown)
+        pipes = [os.pipe() for _ in range(3)]  # standard output and errors, messages
+        readers = [os.fdopen(reader, "rb") for reader, _ in pipes]
+        output, error, launcher = (writer for _, writer in pipes)
+        try:
+            with _inherited(config.inheriting(launcher=launcher), self._host) as config:
+                child = self._child(config, template, output, error)
+            process = TaskProcess(child, *readers, show=partial(self._show, name))
+        except BaseException:
+            for reader in readers:
+                reader.close()
+            raise
+        finally:
+            for writer in (output, error, launcher):
+                os.close(writer)
         if group is not None and not config.group.rank:
             self.process_groups[group] = config.group.address
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:
             self._selector.register(pipe.stream, selectors.EVENT_READ, pipe)
+
+    def _child(
+        self, config: TaskConfig, template: TaskTemplate | None, output: int, error: int
+    ) -> ForkedProcess | subprocess.Popen[bytes]:
+        """Starts the process of a task, leader of a session and process group of its own.
+
+        Ctrl-C on the terminal does not reach it: its launcher passes signals on.
+        """
+        command = self._build_command(config, self._program)
+        if template is not None:
+            forked = template.fork(config, command, output, error)
+            self._drop_template_if_gone()
+            if forked is not None:
+                return forked
+        return subprocess.Popen(
+            command,
+            env={**self._environment(), TASK_VARIABLE: encode_task(config)},
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=error,
+            start_new_session=True,
+            pass_fds=[*config.descriptors.values()],
+        )
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment of every task, but for what tells each what it is."""
@@ -260,34 +278,6 @@ class HostEngine:
         return TaskEnded(name, status, process.finish(status))
 
 
-@dataclass(slots=True)
-class _Outputs:
-    """The pipes for the output of a task: from both ends, first the one of standard output."""
-
-    theirs: list[int] = field(default_factory=list)
-    _ours: list[IO[bytes]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for _ in range(2):
-            reader, writer = os.pipe()
-            self._ours.append(os.fdopen(reader, "rb"))
-            self.theirs.append(writer)
-
-    def take(self) -> list[IO[bytes]]:
-        """Returns the ends to read from, which the caller closes."""
-        ours, self._ours = self._ours, []
-        return ours
-
-    def __enter__(self) -> _Outputs:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for writer in self.theirs:
-            os.close(writer)
-        for reader in self._ours:
-            reader.close()
-
-
 def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
     """Returns the command line of a child of this process that runs a task.
 
@@ -306,25 +296,20 @@ def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _inherited(config: TaskConfig, host: str) -> Iterator[tuple[TaskConfig, IO[bytes]]]:
-    """Gives a task's configuration, with the descriptors that it inherits, and its messages.
+def _inherited(config: TaskConfig, host: str) -> Iterator[TaskConfig]:
+    """Gives a task's configuration with the descriptors that it inherits.
 
-    One descriptor is the task's end of the pipe of its messages. One holds its secret and its key.
-    For rank 0 of a process group another one listens, so that no other process can take the port at
-    which the group meets.
+    One holds its secret and its key. For rank 0 of a process group another one listens, so that no
+    other process can take the port at which the group meets.
     """
+    if config.role != "worker" and not config.listen:
+        scheme = "tls" if config.certificates else config.config.scheme
+        config = msgspec.structs.replace(config, listen=f"{scheme}://{host}:0")
     with contextlib.ExitStack() as stack:
-        reader, writer = os.pipe()
-        messages = os.fdopen(reader, "rb")  # closed by the task's process
-        stack.callback(os.close, writer)
-        config = config.inheriting(launcher=writer)
-        if config.role != "worker" and not config.listen:
-            scheme = "tls" if config.certificates else config.config.scheme
-            config = msgspec.structs.replace(config, listen=f"{scheme}://{host}:0")
         if config.group_number is not None and config.group.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             address = (host.strip("[]"), 0)
             listener = stack.enter_context(socket.create_server(address, family=family))
             config = config.in_group(address=f"{host}:{listener.getsockname()[1]}")
             config = config.inheriting(process_group=listener.fileno())
-        yield stack.enter_context(secret_descriptor(config)), messages
+        yield stack.enter_context(secret_descriptor(config))

@@ -6,10 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO
 
 from trireme.launch.exit_reason import ExitReason, decode_reason, describe_status
@@ -83,31 +82,6 @@ class ForkedProcess:
         """Sends it a signal, if it lives."""
         if self.poll() is None:
             os.kill(self.pid, sig)
-
-
-def spawn(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    output: int,
-    error: int,
-    *,
-    pass_fds: Sequence[int] = (),
-    directory: Path | None = None,
-) -> subprocess.Popen[bytes]:
-    """Starts a process, leader of a session and process group of its own.
-
-    Ctrl-C on the terminal does not reach it: its launcher passes signals on.
-    """
-    return subprocess.Popen(
-        command,
-        env=dict(environ),
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=error,
-        start_new_session=True,
-        pass_fds=tuple(pass_fds),
-    )
 
 
 class TaskProcess:

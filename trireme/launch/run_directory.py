@@ -178,7 +178,6 @@ def signal_launcher(path: Path, record: JobRecord, number: signal.Signals) -> No
 
 
 def _signal_if_launcher(path: Path, record: JobRecord, number: signal.Signals) -> bool:
-    """Sends a signal if the process is the launcher; returns whether it is."""
     pid, birth = record.launcher, record.launcher_birth
     if pid < 1:
         return False  # kill(2) takes 0 for a process group, and -1 for all processes

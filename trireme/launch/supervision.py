@@ -21,7 +21,6 @@ from trireme.launch.exit_reason import (
     INTERRUPTED,
     LEFT,
     NEVER_LEFT,
-    NO_WORKER_JOINED,
     ExitReason,
 )
 from trireme.launch.supervision_state import (
@@ -29,15 +28,14 @@ from trireme.launch.supervision_state import (
     JobStart,
     Notify,
     Phase,
+    Restarts,
     Start,
     StopJob,
     SupervisedTask,
     SupervisionLimits,
+    TaskTable,
 )
 from trireme.launch.verdict import Failure, Verdict, losses
-
-ACTIVE_SHARE = 0.01
-"""The share of a core above which a process counts as active."""
 
 
 class Supervision:
@@ -52,11 +50,9 @@ class Supervision:
         self.phase = Phase.STARTING
         self.verdict = Verdict()
         self._limits = limits
-        self._tasks: dict[str, SupervisedTask] = {}
+        self._tasks = TaskTable()
         self._phase_deadline: float | None = None
-        self._restarting: list[SupervisedTask] = []  # the tasks of the restart that is under way
-        self._restart_causes: list[Failure] = []  # the failures that made it necessary
-        self._whole_restarts = 0  # how often the whole job was started again
+        self._restart = Restarts(limits)
         self._first_request: float | None = None  # when the launcher was first asked to stop
         self._saved_early = False  # a task ended with the status of an interrupted one
         self._last_worker: Failure | None = None  # the last worker, where it was lost
@@ -86,10 +82,10 @@ class Supervision:
         ended_well = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
         failure = None if ended_well or ended_by_us else Failure(name, reason)
         task.alive, task.due, task.status = False, None, status
-        if self.phase is Phase.RESTARTING and task in self._restarting:
+        if self.phase is Phase.RESTARTING and task in self._restart.tasks:
             task.finished = task.worker and ended_well
             self._saved_early |= task.finished and status != 0
-            self._restart_causes += [failure] if failure is not None else []
+            self._restart.causes += [failure] if failure is not None else []
             return self._proceed_with_restart(now)
         actions: list[Action] = []
         if task.dismissed:
@@ -104,7 +100,8 @@ class Supervision:
             early = status != 0 and (task.worker or not task.terminated)
             self._saved_early |= early
             self.verdict.interrupted |= early
-            self._note_absence(now, task, Failure(name, ENDED_TOO_EARLY))
+            if task.worker:
+                self._note_absence(now, Failure(name, ENDED_TOO_EARLY))
         elif failure is not None and task.worker and self._limits.together:
             actions = self._sharded_worker_failed(now, task, failure)
         elif failure is not None and task.worker:
@@ -123,7 +120,7 @@ class Supervision:
         """
         self._start.joined = joined
         actions = self._begun() if formed else []
-        for task in self._alive():
+        for task in self._tasks.alive:
             reason = lost.get(task.name)
             if reason is None:
                 if not task.killed:
@@ -163,7 +160,6 @@ class Supervision:
         return [action for name in wanted for action in self._make_room(name, asked=asked)]
 
     def _make_room(self, name: str, *, asked: bool) -> list[Action]:
-        """Starts a task that the job is to have, if it has not had it."""
         task = self._tasks.get(name)
         if task is not None:
             if task.alive:  # it stays after all, unless it has left, and is about to end
@@ -178,7 +174,7 @@ class Supervision:
     def keep_only(self, names: Iterable[str]) -> None:
         """The whole job is about to start with these tasks; others are forgotten."""
         kept = {*names}
-        self._tasks = {name: task for name, task in self._tasks.items() if name in kept}
+        self._tasks = TaskTable({n: task for n, task in self._tasks.items() if n in kept})
 
     def job_over(self, now: float, outcome: str) -> list[Action]:
         """The job is over, and every task knows that."""
@@ -186,7 +182,8 @@ class Supervision:
             return []
         self._job_over = True
         # A server that the launcher ends says that the job is interrupted, whatever it was.
-        if outcome == "interrupted" and not any(task.terminated for task in self._servers):
+        by_us = any(task.server and task.terminated for task in self._tasks.values())
+        if outcome == "interrupted" and not by_us:
             self._saved_early = self.verdict.interrupted = True
         return self._advance(now)
 
@@ -196,14 +193,12 @@ class Supervision:
         over = self._job_over if self._limits.coordinated else self._ended_well > 0
         if not over or self.phase is not Phase.RUNNING:
             return ()
-        return tuple(task.name for task in self._alive() if task.worker)
+        return tuple(task.name for task in self._tasks.alive_workers)
 
     def worker_used(self, now: float, name: str, used: float) -> list[Action]:
         """A worker that outlives the job has done so much: core seconds plus lines printed."""
         task = self._tasks[name]
-        if task.active_at is None or used - task.used >= ACTIVE_SHARE * self._limits.idle:
-            task.active_at, task.used = now, used
-        if now - task.active_at < self._limits.idle or task.killed:
+        if task.killed or not task.is_idle(now, used, self._limits.idle):
             return []
         idle = f"{name} did nothing for {self._limits.idle:.0f} s after the end of the job"
         return [Notify(f"WARNING: {idle}: killed"), task.kill(now + self._limits.kill)]
@@ -213,8 +208,8 @@ class Supervision:
         if self._first_request is not None:
             if now < self._first_request + self._limits.echo:
                 return []
-            self.verdict.unsaved = [task.name for task in self._alive() if task.worker]
-            return [Notify("asked twice: ending at once"), *self._kill(now, self._alive())]
+            self.verdict.unsaved = [task.name for task in self._tasks.alive_workers]
+            return [Notify("asked twice: ending at once"), *self._kill(now, self._tasks.alive)]
         self._first_request = now
         if self.phase is Phase.RESTARTING:
             self.verdict.interrupted = True
@@ -229,7 +224,7 @@ class Supervision:
             f"stopping: the workers have {self._limits.stop:.0f} s to save and end; "
             "ask once more to end at once"
         )
-        workers = [task for task in self._alive() if task.worker]
+        workers = self._tasks.alive_workers
         # The coordinator first: a signal to one worker alone would only have that one leave.
         stop = [StopJob()] if self._limits.coordinated and workers else []
         told = [worker.terminate() for worker in workers]
@@ -244,7 +239,7 @@ class Supervision:
     @property
     def deadline(self) -> float | None:
         """When `tick` next has something to do; None for never."""
-        times = [task.due for task in self._alive()]
+        times = [task.due for task in self._tasks.alive]
         if self.phase is Phase.RUNNING:
             times.append(self._start.deadline)
         times.append(self._phase_deadline)
@@ -256,22 +251,19 @@ class Supervision:
         latest = self._start.deadline
         if latest is not None and self.phase is Phase.RUNNING and now >= latest:
             return [*actions, *self._cannot_begin(now)]
-        alive = self._alive()
+        alive = self._tasks.alive
         if self._phase_deadline is None or now < self._phase_deadline or not alive:
             return actions
         return [*actions, *self._too_late(now, alive)]
 
     def restarts_left(self, name: str) -> int:
         """Returns how often a task may still be started again."""
-        task = self._tasks[name]
-        if task.worker or self._limits.outlives_servers:
-            return self._limits.restarts - task.restarts
-        return self.whole_restarts_left
+        return self._restart.left(self._tasks[name])
 
     @property
     def whole_restarts_left(self) -> int:
         """How often the whole job may still be started again."""
-        return self._limits.restarts - self._whole_restarts
+        return self._restart.whole_left
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -281,7 +273,6 @@ class Supervision:
     # Deadlines -------------------------------------------------------------------------------
 
     def _too_late(self, now: float, alive: list[SupervisedTask]) -> list[Action]:
-        """The phase has taken too long."""
         if self.phase is Phase.RESTARTING:
             return self._restart_too_late(now)
         names = _names(alive)
@@ -313,7 +304,7 @@ class Supervision:
     def _kill_the_given_up(self, now: float) -> list[Action]:
         """Kills the tasks that are due. A task that was killed long ago counts as ended."""
         actions: list[Action] = []
-        for task in self._alive():
+        for task in self._tasks.alive:
             if task.due is None or now < task.due:
                 continue
             if not task.killed:
@@ -332,10 +323,10 @@ class Supervision:
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
             told = failure.reason.kind in ("left", "silent")
             how = str(failure) if told else f"{task.name} failed: {failure.reason.summary}"
-            again = f"started again ({task.restarts + 1} of {self._limits.restarts})"
+            again = f"started again {self._restart.counted(task.restarts)}"
             return [Notify(f"{how}; {again}"), task.restart()]
         if failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING):
-            self._note_absence(now, task, failure)
+            self._note_absence(now, failure)
             return self._lose_worker(now, failure)
         if failure.reason.kind == "victim":
             if task.given_up is not None and self.phase is Phase.RUNNING:
@@ -348,10 +339,9 @@ class Supervision:
     def _sharded_worker_failed(
         self, now: float, task: SupervisedTask, failure: Failure
     ) -> list[Action]:
-        """A worker has failed that holds the model together with the others."""
         may_restart = self.restarts_left(task.name) > 0 and failure.reason.kind != "usage"
         if self.phase is Phase.RUNNING and may_restart:
-            workers = [other for other in self._tasks.values() if other.worker]
+            workers = self._tasks.workers
             return self._begin_restart(now, workers, failure, self._limits.regroup)
         self._fail(now, failure)
         return []
@@ -373,15 +363,14 @@ class Supervision:
         return []
 
     def _outlive_server(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
-        """Starts a server again, which the others fill, or goes on without it."""
         if self.restarts_left(task.name) > 0 and self.phase is not Phase.STOPPING:
             notice = Notify(
-                f"WARNING: {failure}; started again ({task.restarts + 1} of "
-                f"{self._limits.restarts}), to be filled by the other servers"
+                f"WARNING: {failure}; started again {self._restart.counted(task.restarts)}, to be "
+                "filled by the other servers"
             )
             return [notice, task.restart()]
         self.verdict.lost.append(failure)
-        left = sum(other.server for other in self._alive())
+        left = sum(other.server for other in self._tasks.alive)
         if not left:
             self._fail(now)
             return [Notify(f"WARNING: {failure}, and no server is left")]
@@ -389,9 +378,8 @@ class Supervision:
         return [Notify(f"WARNING: {failure}; the job goes on with the {servers} left")]
 
     def _lose_worker(self, now: float, failure: Failure) -> list[Action]:
-        """Goes on without a worker, if there is another one."""
         self.verdict.lost.append(failure)
-        left = sum(task.worker for task in self._alive())
+        left = len(self._tasks.alive_workers)
         if not left and not self._achieved:
             if self.phase is Phase.STOPPING:  # nothing is saved: `_conclude` reports it
                 return [Notify(f"WARNING: {failure}, and no worker is left")]
@@ -414,7 +402,6 @@ class Supervision:
     # Restarts --------------------------------------------------------------------------------
 
     def _may_restart_all(self, failure: Failure) -> bool:
-        """Whether the whole job is started again because a server died."""
         only_victims = all(other.reason.kind == "victim" for other in self.verdict.failures)
         running = self.phase in (Phase.RUNNING, Phase.RESTARTING)
         going_on = running or (self.verdict.failed and only_victims)
@@ -427,7 +414,7 @@ class Supervision:
         self.verdict.failures.clear()
         notice = Notify(
             f"WARNING: {failure}; the whole job is started again, from its newest checkpoint "
-            f"({self._whole_restarts + 1} of {self._limits.restarts})"
+            f"{self._restart.counted(self._restart.whole)}"
         )
         tasks = list(self._tasks.values())
         return [notice, *self._begin_restart(now, tasks, failure, self._limits.save)]
@@ -435,14 +422,12 @@ class Supervision:
     def _begin_restart(
         self, now: float, tasks: list[SupervisedTask], failure: Failure, patience: float
     ) -> list[Action]:
-        """Plans to start tasks again, once all of them have ended."""
         self.phase, self._phase_deadline = Phase.RESTARTING, now + patience
-        self._restarting, self._restart_causes = tasks, [failure]
+        self._restart.tasks, self._restart.causes = tasks, [failure]
         return self._proceed_with_restart(now)
 
     def _proceed_with_restart(self, now: float) -> list[Action]:
-        """Starts the tasks again if all of them have ended."""
-        alive = [task for task in self._restarting if task.alive]
+        alive = self._restart.alive
         if not any(task.worker for task in alive) and self._phase_deadline is not None:
             # Servers have nothing to lose without workers.
             self._phase_deadline = min(self._phase_deadline, now + self._limits.give_up)
@@ -454,27 +439,23 @@ class Supervision:
         self._phase_deadline, self._saved_early = None, False
         for task in self._tasks.values():
             task.finished = False
-        causes = self._restart_causes
-        if not all(task.worker for task in self._restarting):
+        if not all(task.worker for task in self._restart.tasks):
             self.phase, self._start = Phase.STARTING, JobStart()
-            self._whole_restarts += 1
-            return [Notify(loss) for loss in losses(causes)]
+            self._restart.whole += 1
+            return [Notify(loss) for loss in losses(self._restart.causes)]
         self.phase = Phase.RUNNING
-        own = [failure for failure in causes if failure.reason.kind != "victim"]
-        first = min(own or causes, key=lambda failure: failure.reason.at)
         notice = Notify(
-            f"{first}; all workers are started again, from the newest checkpoint "
-            f"({self._restarting[0].restarts + 1} of {self._limits.restarts})"
+            f"{self._restart.first_cause}; all workers are started again, from the newest "
+            f"checkpoint {self._restart.counted(self._restart.tasks[0].restarts)}"
         )
-        return [notice, *(worker.restart() for worker in self._restarting)]
+        return [notice, *(worker.restart() for worker in self._restart.tasks)]
 
     def _restart_too_late(self, now: float) -> list[Action]:
-        """Kills the tasks that have not ended for a restart, or gives the restart up."""
-        alive = [task for task in self._restarting if task.alive]
+        alive = self._restart.alive
         late = [task for task in alive if not task.killed]
         if not late:
             unkillable = f"{_names(alive)} cannot be killed: left to the kernel"
-            self._fail(now, *self._restart_causes)
+            self._fail(now, *self._restart.causes)
             notice = Notify(f"{unkillable}, and nothing is started again")
             return [notice, *self._advance(now)]
         workers = _names([task for task in late if task.worker])
@@ -483,15 +464,14 @@ class Supervision:
 
     # The job's begin -------------------------------------------------------------------------
 
-    def _note_absence(self, now: float, task: SupervisedTask, failure: Failure) -> None:
+    def _note_absence(self, now: float, failure: Failure) -> None:
         """Notes that a worker has ended for good. The job can no longer begin without it."""
-        coordinated = self._limits.coordinated
-        if task.worker and coordinated and not self._start.formed and self._start.absent is None:
+        if self._limits.coordinated and not self._start.formed and self._start.absent is None:
             self._start.absent, self._start.deadline = failure, now + self._limits.settle
 
     def _begun(self) -> list[Action]:
         """Notes that the job has begun; reports a worker that had ended before that was known."""
-        absent, left = self._start.take_absence(), sum(task.worker for task in self._alive())
+        absent, left = self._start.take_absence(), len(self._tasks.alive_workers)
         self._start.formed = True
         if absent is None or absent not in self.verdict.lost or not left:
             return []
@@ -502,18 +482,18 @@ class Supervision:
         failure = self._start.take_absence()
         if failure is None or self._start.joined is None:
             return []
-        if not any(task.worker for task in self._alive()):
+        if not self._tasks.alive_workers:
             return []  # no worker waits: `_conclude` decides
         self._fail(now, failure)
         how = f"{failure.name} ended before the job had begun, which needs all tasks"
-        ends = [task.terminate() for task in self._alive()]
+        ends = [task.terminate() for task in self._tasks.alive]
         return [Notify(f"WARNING: {how}: the job ends"), *ends]
 
     # The job's end ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[Action]:
         """Goes on to the next phase when the last worker, or the last task, has ended."""
-        alive = self._alive()
+        alive = self._tasks.alive
         if self.phase in (Phase.STARTING, Phase.RESTARTING):
             return []
         if not alive:
@@ -521,30 +501,24 @@ class Supervision:
             return []
         if self.phase is Phase.ENDING or any(task.worker for task in alive):
             return []
-        if self.phase is Phase.RUNNING and not any(task.worker for task in self._tasks.values()):
+        if self.phase is Phase.RUNNING and not self._tasks.workers:
             return []  # they are not started yet
         self.phase = Phase.ENDING
         if any(task.killed for task in alive):
             return []
         hopeless = self.verdict.failed or self._start.joined is False
         patience = self._limits.give_up if hopeless else self._limits.end
-        asked = any(task.terminated for task in self._tasks.values() if task.worker)
+        asked = any(task.terminated for task in self._tasks.workers)
         informed = self._ended_well > 0 or (self.verdict.failed and not asked)
         self._phase_deadline = now + (patience if informed else 0.0)
         return self.tick(now)
 
     def _conclude(self) -> None:
-        """Settles the verdict when the last task has ended."""
-        verdict, joined = self.verdict, self._start.joined
-        if self._ended_well and not self._saved_early and not verdict.unsaved:
-            verdict.interrupted = False  # the request came when there was nothing left to do
-        verdict.failed |= not (self._achieved or verdict.interrupted)
-        if verdict.interrupted and joined and not self._ended_well and not verdict.unsaved:
-            verdict.unsaved = [task.name for task in self._tasks.values() if task.worker]
-        if joined is False and not verdict.failed and not verdict.interrupted:
-            first = next(task.name for task in self._tasks.values() if task.worker)
-            verdict.failed = True
-            verdict.failures.append(Failure(first, NO_WORKER_JOINED))
+        workers = [task.name for task in self._tasks.workers]
+        if self._ended_well and not self._saved_early and not self.verdict.unsaved:
+            self.verdict.interrupted = False  # the request came when there was nothing left to do
+        saved = self._ended_well > 0
+        self.verdict.settle(workers, self._start.joined, achieved=self._achieved, saved=saved)
         self.phase = Phase.DONE
         self._phase_deadline = None
 
@@ -556,17 +530,9 @@ class Supervision:
     @property
     def _achieved(self) -> bool:
         """Whether a worker has ended well, even if it was killed before its process ended."""
-        had_workers = any(task.worker for task in self._tasks.values())
-        return self._ended_well > 0 or (self._job_over and had_workers)
+        return self._ended_well > 0 or (self._job_over and bool(self._tasks.workers))
 
     # Actions ---------------------------------------------------------------------------------
-
-    @property
-    def _servers(self) -> list[SupervisedTask]:
-        return [task for task in self._tasks.values() if task.server]
-
-    def _alive(self) -> list[SupervisedTask]:
-        return [task for task in self._tasks.values() if task.alive]
 
     def _kill(self, now: float, tasks: Iterable[SupervisedTask]) -> list[Action]:
         """Kills tasks. From now on the phase's deadline counts for them."""

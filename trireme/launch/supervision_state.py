@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.verdict import Failure
+
+ACTIVE_SHARE = 0.01
+"""The share of a core above which a process counts as active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,12 @@ class SupervisedTask:
         self.killed, self.due = True, due
         return Kill(self.name)
 
+    def is_idle(self, now: float, used: float, idle: float) -> bool:
+        """Notes how much it has done by now; returns if it has done nothing for `idle` seconds."""
+        if self.active_at is None or used - self.used >= ACTIVE_SHARE * idle:
+            self.active_at, self.used = now, used
+        return now - self.active_at >= idle
+
     @property
     def worker(self) -> bool:
         """Whether the task is a worker."""
@@ -145,6 +154,60 @@ class SupervisedTask:
     def server(self) -> bool:
         """Whether the task is a parameter server."""
         return self.name.startswith("ps:")
+
+
+class TaskTable(dict[str, SupervisedTask]):
+    """The tasks that were started, by name."""
+
+    @property
+    def alive(self) -> list[SupervisedTask]:
+        """Those that live."""
+        return [task for task in self.values() if task.alive]
+
+    @property
+    def workers(self) -> list[SupervisedTask]:
+        """The workers."""
+        return [task for task in self.values() if task.worker]
+
+    @property
+    def alive_workers(self) -> list[SupervisedTask]:
+        """The workers that live."""
+        return [task for task in self.workers if task.alive]
+
+
+@dataclass(slots=True)
+class Restarts:
+    """How often tasks may be started again, and the restart of several that is under way."""
+
+    limits: SupervisionLimits
+    tasks: list[SupervisedTask] = field(default_factory=list)
+    causes: list[Failure] = field(default_factory=list)  # the failures that made it necessary
+    whole: int = 0  # how often the whole job was started again
+
+    def left(self, task: SupervisedTask) -> int:
+        """Returns how often a task may still be started again."""
+        by_itself = task.worker or self.limits.outlives_servers
+        return self.limits.restarts - task.restarts if by_itself else self.whole_left
+
+    @property
+    def whole_left(self) -> int:
+        """How often the whole job may still be started again."""
+        return self.limits.restarts - self.whole
+
+    def counted(self, before: int) -> str:
+        """Returns the number of a restart, such as `(1 of 3)`."""
+        return f"({before + 1} of {self.limits.restarts})"
+
+    @property
+    def alive(self) -> list[SupervisedTask]:
+        """The tasks that have to end first."""
+        return [task for task in self.tasks if task.alive]
+
+    @property
+    def first_cause(self) -> Failure:
+        """The failure that came first. One by itself comes before any that another one caused."""
+        own = [failure for failure in self.causes if failure.reason.kind != "victim"]
+        return min(own or self.causes, key=lambda failure: failure.reason.at)
 
 
 @dataclass(slots=True)

@@ -180,7 +180,6 @@ class TaskTemplate:
             self._process.wait()
 
     def _receive(self) -> int:
-        """Takes in the next answer; returns the process id in it, or 0."""
         while b"\n" not in self._received:
             try:
                 data = self._socket.recv(1 << 16)

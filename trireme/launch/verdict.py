@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trireme.launch.exit_reason import INTERRUPTED, ExitReason, Kind
+from trireme.launch.exit_reason import INTERRUPTED, NO_WORKER_JOINED, ExitReason, Kind
 from trireme.launch.output import TaskOutputs
 
 
@@ -53,6 +53,17 @@ class Verdict:
             if candidates:
                 return min(candidates, key=lambda failure: failure.reason.at)
         return None
+
+    def settle(
+        self, workers: Sequence[str], joined: bool | None, *, achieved: bool, saved: bool
+    ) -> None:
+        """Settles it when the last task has ended; `joined` is None where that is not known."""
+        self.failed |= not (achieved or self.interrupted)
+        if self.interrupted and joined and not saved and not self.unsaved:
+            self.unsaved = [*workers]
+        if joined is False and not self.failed and not self.interrupted:
+            self.failed = True
+            self.failures.append(Failure(workers[0], NO_WORKER_JOINED))
 
     @property
     def status(self) -> int:

@@ -210,7 +210,6 @@ def serve_metrics(
 
 @contextmanager
 def _warnings_to(take: Callable[[str], None]) -> Iterator[None]:
-    """Passes on the warnings of this process while the block runs."""
     handler = _TakeWarnings(take)
     log = logging.getLogger("trireme")
     log.addHandler(handler)

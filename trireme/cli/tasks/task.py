@@ -102,7 +102,6 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
 
 
 def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
-    """Runs a task to its end."""
     if task.config.training.strategy == "sync" or (task.group.size > 1 and not task.servers):
         take_turns()
     if os.getpid() == 1:  # the first process of a container: the kernel drops what it does not take
@@ -159,7 +158,6 @@ def _log_to_stderr(prefix: str, terminal: BackgroundWriter) -> None:
 
 
 def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
-    """Returns the task of `TF_CONFIG`; None if a flag names a task."""
     flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
     text = os.environ.get(TF_VARIABLE, "")
     tf = read_tf_config(text) if text.strip() and flags == (None,) * len(flags) else None
@@ -229,7 +227,6 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
 def _serve_parameters(
     task: TaskConfig, audience: _Audience, terminal: BackgroundWriter
 ) -> JobOver | None:
-    """Serves the parameters until the job is over."""
     from trireme.ps.server.metrics import ShardMetrics
     from trireme.ps.server.service import ServerConfig, serve
 

@@ -113,7 +113,6 @@ class _Template:
                 os.close(descriptor)
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        """Returns a request, empty at the end, and the descriptors that come with it."""
         data, descriptors, _, _ = socket.recv_fds(self._launcher, 1 << 16, _DESCRIPTORS)
         while data and not data.endswith(b"\n") and len(data) < LIMIT_BYTES:
             more = self._launcher.recv(1 << 16)
@@ -158,7 +157,6 @@ class _Template:
         sys.exit(status)
 
     def _become(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        """Makes this process what the launcher would have started."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         deadline = time.monotonic() + ADOPTION_SECONDS
@@ -201,7 +199,6 @@ def reason_not_to_fork() -> str:
 
 
 def _open_files() -> Iterator[str]:
-    """Yields the paths of the files that this process has open."""
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             yield os.readlink(f"/proc/self/fd/{descriptor}")

@@ -124,7 +124,6 @@ def _exists(path: Path) -> ConfigurationError:
 
 
 def _write_new(path: Path, text: str) -> Path:
-    """Writes a file that must not exist, for this user alone."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:

@@ -48,7 +48,6 @@ def read_config(
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """Refuses a variable that looks like a misspelt option."""
     known = [*(option.variable for option in all_options()), *OTHER_VARIABLES]
     # Without the common prefix, which would make any two names similar.
     words = [each.removeprefix(_PREFIX) for each in known]

@@ -126,7 +126,6 @@ def detect(
 def _flagged_task(
     flags: Mapping[str, str], environ: Mapping[str, str], directory: Path | None
 ) -> TaskConfig:
-    """Returns the task that the classic flags name, with the options of the environment."""
     named = classic_task(flags)
     given = {name: flags[name] for name in ("aggregate",) if name in flags}
     if (strategy := classic_strategy(flags)) is not None:
@@ -259,7 +258,6 @@ def manual_task(
 
 
 def _certificates_path(config: JobConfig) -> Path | None:
-    """Returns where the certificate is: as the user says, else `certs` in the run directory."""
     if config.network.certs is not None:
         return Path(config.network.certs)
     usual = (

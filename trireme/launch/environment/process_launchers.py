@@ -230,7 +230,6 @@ def _address(
 
 
 def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int) -> str:
-    """Returns rank 0's host where `MASTER_ADDR` does not name it."""
     nodes, together = _nodes(variables), local_size == size and launcher.name != SLURM
     if len(nodes) == 1 or (together and launcher.local_size in variables):
         return LOOPBACK
@@ -303,7 +302,6 @@ def expand_nodelist(text: str) -> list[str]:
 
 
 def _numbers(piece: str) -> list[str]:
-    """Returns the numbers in brackets, or the piece itself where it has none."""
     if not piece.startswith("["):
         return [piece]
     numbers: list[str] = []

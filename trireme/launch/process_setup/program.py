@@ -54,7 +54,6 @@ def check_program(program: Sequence[str]) -> None:
 
 
 def _find_module(name: str) -> ModuleSpec | None:
-    """Returns where a module is, without importing the packages that it is in."""
     first, *inner = name.split(".")
     if not all(part.isidentifier() for part in (first, *inner)):
         return None
@@ -195,7 +194,6 @@ def _is_ours(file: str) -> bool:
 
 
 def _location(frames: TracebackType | None) -> str:
-    """Returns file and line of the innermost frame in the program itself; "" if there is none."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(frames)]
     lines = [line for name, line in places if name == places[0][0]]
     return f"{os.path.basename(places[0][0])}:{lines[-1]}" if lines else ""

@@ -134,7 +134,6 @@ class Seats:
             )
 
     def _node(self, name: str) -> str:
-        """Returns the node where a task's seat is; "" where it has none yet."""
         table = self._ray.util.placement_group_table(self._groups[name])
         return str(table.get("bundles_to_node_id", {}).get(0, ""))
 

@@ -384,7 +384,6 @@ class _Engine:
         self._ended(task, -signal.SIGKILL, ExitReason(kind="gone", summary=summary))
 
     def _free(self, task: _Task) -> None:
-        """Ends a task's agent and gives back its seat."""
         if task.agent is not None:
             task.agent.end()
             task.agent = None
