@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trireme.cli.command import number
 from trireme.cli.parser import CERTS
 from trireme.errors import UsageError, suggestion
 from trireme.launch.config.authority import AUTHORITY_DAYS
@@ -79,12 +79,5 @@ _ACTIONS: dict[str, Callable[[Namespace], int]] = {"init": _init, "issue": _issu
 
 
 def _days(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        days = float(text)
-    except ValueError:
-        days = math.nan
-    if not 0 < days <= 36500:
-        raise UsageError(f"--days is {text!r}: it must be a number above 0, at most 36500")
-    return days
+    what = "a number above 0, at most 36500"
+    return None if text is None else number("--days", text, what, lambda days: 0 < days <= 36500)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,17 @@ class Parser(argparse.ArgumentParser):
                 f"`{self.prog} --help` lists them"
             )
         return dashed, known[dashed].nargs is None
+
+
+def number(option: str, text: str, what: str, accepts: Callable[[float], bool]) -> float:
+    """Returns the number that an option gives; `what` says in words which ones it accepts."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not accepts(value):
+        raise UsageError(f"{option} is {text!r}: it must be {what}")
+    return value
 
 
 def add_option(parser: Parser, option: Option) -> None:

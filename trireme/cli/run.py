@@ -78,8 +78,7 @@ def configuration(
     given: Mapping[str, str | None], file: str | None, given_by: str = COMMAND_LINE
 ) -> JobConfig:
     """Returns the configuration of a job that starts here; `given` has the text of each option."""
-    found = read_file(file, Path.cwd())
-    return read_config(given, os.environ, found, given_by=given_by)
+    return read_config(given, os.environ, read_file(file), given_by=given_by)
 
 
 def prepare(config: JobConfig) -> TaskConfig:

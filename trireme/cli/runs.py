@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trireme.certificates import Certificates
+from trireme.cli.command import number
 from trireme.errors import ConfigurationError, UsageError, WireError
 from trireme.launch.config.secret import read_private, read_secret
 from trireme.launch.run_directory import RECORD, JobRecord, is_running, read_record
@@ -85,6 +87,11 @@ def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
         file = Path(record.certificate_file)
         certificates = Certificates(read_private(file, "the observer's key", "run the job again"))
     return Observer(record.coordinator, record.job, secret, certificates, timeout)
+
+
+def timeout_seconds(timeout: str) -> float:
+    """Returns the value of the option `--timeout`."""
+    return number("--timeout", timeout, "a number of seconds", lambda n: 0 <= n < math.inf)
 
 
 @contextmanager

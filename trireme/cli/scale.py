@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trireme.cli.command import number
 from trireme.cli.parser import SCALE
-from trireme.cli.runs import observer
+from trireme.cli.runs import observer, timeout_seconds
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
 from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, WireError
 from trireme.launch.config.secret import find_secret
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 5.0
 _MOST = 65535  # indices of tasks
+_COUNT = f"a whole number from 0 to {_MOST}"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Asks for other numbers of tasks, and waits until the job has them."""
     given = SCALE.parser().read(arguments)
-    servers, workers = _count(given.ps, "--ps"), _count(given.workers, "--workers")
+    servers, workers = (
+        None if text is None else int(number(option, text, _COUNT, lambda n: n in range(_MOST + 1)))
+        for option, text in (("--ps", given.ps), ("--workers", given.workers))
+    )
     if servers is None and workers is None:
         raise UsageError("say how many tasks the job shall have: --ps N, --workers M, or both")
-    timeout = _seconds(given.timeout)
+    timeout = timeout_seconds(given.timeout)
     record = None if given.run is None else _running(local_directory(given.run))
     coordinator = _coordinator_by_hand(given) if record is None else observer(record)
     began = time.monotonic()
@@ -50,29 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     seconds = time.monotonic() - began
     print(f"the job has {_numbers(scaled.servers, scaled.workers)} after {seconds:.1f} s")
     return 0
-
-
-# The options -------------------------------------------------------------------------------------
-
-
-def _count(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{option} is {text!r}: it must be a whole number from 0")
-    if int(text) > _MOST:
-        raise UsageError(f"{option} is {text}: it must be at most {_MOST}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise UsageError(f"--timeout is {text!r}: it must be a number of seconds")
-    return seconds
 
 
 def _running(run: Path) -> JobRecord:
@@ -112,9 +94,6 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
     return Observer(address, JOB, bytes.fromhex(secret), certificates)
 
 
-# What is done ------------------------------------------------------------------------------------
-
-
 def _numbers(servers: int, workers: int) -> str:
     return (
         f"{servers} {'server' if servers == 1 else 'servers'} and "
@@ -143,9 +122,6 @@ def _command(name: str, status: ClusterStatus) -> str:
         f"trireme task --job-name {role} --task-index {index} --ps-hosts "
         f"{','.join(servers)}{more} --worker-hosts ({workers}) ..."
     )
-
-
-# Waiting -----------------------------------------------------------------------------------------
 
 
 def _wait(

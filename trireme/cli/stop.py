@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from trireme.cli.parser import STOP
-from trireme.cli.runs import ELSEWHERE, local_run
+from trireme.cli.runs import ELSEWHERE, local_run, timeout_seconds
 from trireme.errors import UsageError, WaitTimeout
 from trireme.launch.run_directory import (
     is_running,
@@ -22,7 +22,7 @@ from trireme.printable import printable
 def main(arguments: Sequence[str]) -> int:
     """Asks the job's launcher to stop the job, as Ctrl-C does, and waits until it has ended."""
     given = STOP.parser().read(arguments)
-    timeout = _seconds(given.timeout)
+    timeout = timeout_seconds(given.timeout)
     with local_run(given.run) as path:
         record = read_record(path)
         running = is_running(path)
@@ -42,10 +42,3 @@ def main(arguments: Sequence[str]) -> int:
         )
     print(printable(f"the job in {path} has ended: {read_record(path).state}"))
     return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--timeout is {text!r}: it must be a number of seconds") from None

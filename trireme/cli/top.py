@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trireme.cli.command import number
 from trireme.cli.parser import TOP
 from trireme.cli.runs import local_run, query
-from trireme.errors import ConfigurationError, TriremeError, UsageError
+from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.monitor.job_state import (
     JobSnapshot,
@@ -31,7 +32,12 @@ def main(arguments: Sequence[str]) -> int:
     """Shows the job until it has ended, or until Ctrl-C; returns 0."""
     given = TOP.parser().read(arguments)
     with local_run(given.run) as path:
-        return _show(path, _speed(given.speed))
+        speed = given.speed and number("--speed", given.speed, "a number above 0", _finite)
+        return _show(path, speed)
+
+
+def _finite(speed: float) -> bool:
+    return 0 < speed < math.inf
 
 
 def _show(path: Path, speed: float | None) -> int:
@@ -58,16 +64,6 @@ def _show(path: Path, speed: float | None) -> int:
     if picture is not None:  # the previous screen is back: leave the last picture on it
         console.print(render(picture, console.width))
     return 0
-
-
-def _speed(text: str | None) -> float | None:
-    try:
-        speed = float(text) if text is not None else None
-    except ValueError:
-        speed = 0.0
-    if speed is not None and not 0 < speed < math.inf:
-        raise UsageError(f"--speed is {text!r}: it must be a number above 0")
-    return speed
 
 
 def _frames(path: Path, speed: float | None, pause: float) -> Iterator[JobSnapshot]:

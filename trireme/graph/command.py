@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from trireme.draw_request import DRAWN, DrawRequest
 from trireme.errors import UsageError
@@ -36,8 +35,7 @@ def main(arguments: Sequence[str]) -> int:
             f"--strategy {given.strategy}: `trireme graph` draws what strategy graph would do; "
             "leave it out"
         )
-    file = read_file(given.config, Path.cwd())
-    config = read_config(vars(given), os.environ, file, GRAPH_OPTIONS)
+    config = read_config(vars(given), os.environ, read_file(given.config), GRAPH_OPTIONS)
     config = config.replaced("trireme graph", strategy=_STRATEGY)
     if not program:
         raise UsageError("name the program: trireme graph [OPTIONS] SCRIPT [ARGS...]")

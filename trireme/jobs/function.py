@@ -138,9 +138,6 @@ def read_result(file: IO[bytes]) -> object:
     return value
 
 
-# In a worker -------------------------------------------------------------------------------------
-
-
 def call(task: TaskConfig) -> None:
     """Calls the function of a worker, and leaves what it returns."""
     function, args = _receive(task.descriptors["call"], task.name)

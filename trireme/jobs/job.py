@@ -106,8 +106,6 @@ class LaunchedJob:
             self.stop()
         self.wait()
 
-    # What it does ----------------------------------------------------------------------------
-
     @property
     def run_dir(self) -> Path | None:
         """The run directory, with checkpoints, logs and records; None until the job has one."""
@@ -199,8 +197,6 @@ class LaunchedJob:
             name: {run: np.array(points, dtype=np.float64) for run, points in runs.items()}
             for name, runs in found.items()
         }
-
-    # Stopping and waiting --------------------------------------------------------------------
 
     def stop(self) -> None:
         """Asks the job to stop, and returns at once: the workers save and end, as at Ctrl-C.
@@ -312,8 +308,6 @@ class LaunchedJob:
             yield times
         finally:
             signal.signal(signal.SIGINT, before)
-
-    # On a thread of its own ------------------------------------------------------------------
 
     def _read(self, reports: IO[bytes]) -> None:
         """Takes in the launcher's reports until it has ended."""

@@ -171,9 +171,6 @@ def describe_status(status: int) -> ExitReason:
     return ExitReason(kind="signal", summary=f"killed by {name}")
 
 
-# The pipe from a task to its launcher: lines of JSON ----------------------------------------------
-
-
 def decode_reason(line: bytes) -> ExitReason | None:
     """Returns the reason in a line, or None if there is none that can be read."""
     try:

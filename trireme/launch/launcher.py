@@ -229,8 +229,6 @@ class Launcher:
         if job.authority is not None:
             directory.write_certificate(job.authority.issue(OBSERVER))
 
-    # From start to end -----------------------------------------------------------------------
-
     def run(self) -> None:
         """Starts all tasks and returns when the last one has ended."""
         try:
@@ -327,8 +325,6 @@ class Launcher:
         else:
             self._unrecorded = False
 
-    # Starting --------------------------------------------------------------------------------
-
     def _start_coordinator(self) -> None:
         """Begins the coordinator anew: the tasks that knew the one before have all ended."""
         self._end_coordinator()
@@ -363,8 +359,6 @@ class Launcher:
                 restarts_left=self._supervision.restarts_left(config.name),
             )
         )
-
-    # One turn of the loop --------------------------------------------------------------------
 
     def _turn(self, longest: float) -> None:
         now = time.monotonic()

@@ -26,38 +26,19 @@ from trireme.launch.exit_reason import (
 from trireme.launch.supervision_state import (
     Action,
     JobStart,
+    JobState,
     Notify,
     Phase,
-    Restarts,
     Start,
     StopJob,
     SupervisedTask,
-    SupervisionLimits,
     TaskTable,
 )
-from trireme.launch.verdict import Failure, Verdict, losses
+from trireme.launch.verdict import Failure, losses
 
 
-class Supervision:
-    """The tasks of one job, from the first start to the last end.
-
-    Attributes:
-        phase: how far the job is.
-        verdict: how the job ends, as far as that is known.
-    """
-
-    def __init__(self, limits: SupervisionLimits) -> None:
-        self.phase = Phase.STARTING
-        self.verdict = Verdict()
-        self._limits = limits
-        self._tasks = TaskTable()
-        self._phase_deadline: float | None = None
-        self._restart = Restarts(limits)
-        self._first_request: float | None = None  # when the launcher was first asked to stop
-        self._saved_early = False  # a task ended with the status of an interrupted one
-        self._last_worker: Failure | None = None  # the last worker, where it was lost
-        self._job_over = False  # every task knows of the end
-        self._start = JobStart()
+class Supervision(JobState):
+    """The tasks of one job, from the first start to the last end: events in, actions out."""
 
     # Events ----------------------------------------------------------------------------------
 
@@ -230,21 +211,6 @@ class Supervision:
         told = [worker.terminate() for worker in workers]
         return [notice, *stop, *told, *self._advance(now)]
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the workers train, save, or are being started again."""
-        phases = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
-        return self.phase in phases and not self._job_over
-
-    @property
-    def deadline(self) -> float | None:
-        """When `tick` next has something to do; None for never."""
-        times = [task.due for task in self._tasks.alive]
-        if self.phase is Phase.RUNNING:
-            times.append(self._start.deadline)
-        times.append(self._phase_deadline)
-        return min((time for time in times if time is not None), default=None)
-
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions = self._kill_the_given_up(now)
@@ -255,20 +221,6 @@ class Supervision:
         if self._phase_deadline is None or now < self._phase_deadline or not alive:
             return actions
         return [*actions, *self._too_late(now, alive)]
-
-    def restarts_left(self, name: str) -> int:
-        """Returns how often a task may still be started again."""
-        return self._restart.left(self._tasks[name])
-
-    @property
-    def whole_restarts_left(self) -> int:
-        """How often the whole job may still be started again."""
-        return self._restart.whole_left
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of every task that was started."""
-        return tuple(self._tasks)
 
     # Deadlines -------------------------------------------------------------------------------
 
@@ -390,14 +342,6 @@ class Supervision:
         if left and self._start.absent is not None and self._start.joined is not None:
             rest = ""  # whether the job goes on is not known yet
         return [Notify(f"WARNING: {failure}{rest}")]
-
-    def _fail(self, now: float, *failures: Failure) -> None:
-        self.verdict.failures += failures
-        self.verdict.failed = True
-        if self.phase in (Phase.RUNNING, Phase.RESTARTING):
-            together = self._limits.together
-            self._phase_deadline = now + (self._limits.regroup if together else self._limits.settle)
-        self.phase = Phase.FAILING
 
     # Restarts --------------------------------------------------------------------------------
 
@@ -521,23 +465,6 @@ class Supervision:
         self.verdict.settle(workers, self._start.joined, achieved=self._achieved, saved=saved)
         self.phase = Phase.DONE
         self._phase_deadline = None
-
-    @property
-    def _ended_well(self) -> int:
-        """How many workers ended by themselves, finished or interrupted."""
-        return sum(task.finished and not task.dismissed for task in self._tasks.values())
-
-    @property
-    def _achieved(self) -> bool:
-        """Whether a worker has ended well, even if it was killed before its process ended."""
-        return self._ended_well > 0 or (self._job_over and bool(self._tasks.workers))
-
-    # Actions ---------------------------------------------------------------------------------
-
-    def _kill(self, now: float, tasks: Iterable[SupervisedTask]) -> list[Action]:
-        """Kills tasks. From now on the phase's deadline counts for them."""
-        self._phase_deadline = now + self._limits.kill
-        return [task.kill() for task in tasks]
 
 
 def _names(tasks: Iterable[SupervisedTask]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trireme.launch.exit_reason import ExitReason
-from trireme.launch.verdict import Failure
+from trireme.launch.verdict import Failure, Verdict
 
 ACTIVE_SHARE = 0.01
 """The share of a core above which a process counts as active."""
@@ -223,3 +224,72 @@ class JobStart:
         """Returns the worker that was noted, and forgets it."""
         absent, self.absent, self.deadline = self.absent, None, None
         return absent
+
+
+class JobState:
+    """How far a job is, and how it will end, as far as that is known: `phase` and `verdict`."""
+
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self.phase = Phase.STARTING
+        self.verdict = Verdict()
+        self._limits = limits
+        self._tasks = TaskTable()
+        self._phase_deadline: float | None = None
+        self._restart = Restarts(limits)
+        self._first_request: float | None = None  # when the launcher was first asked to stop
+        self._saved_early = False  # a task ended with the status of an interrupted one
+        self._last_worker: Failure | None = None  # the last worker, where it was lost
+        self._job_over = False  # every task knows of the end
+        self._start = JobStart()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the workers train, save, or are being started again."""
+        phases = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
+        return self.phase in phases and not self._job_over
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` next has something to do; None for never."""
+        times = [task.due for task in self._tasks.alive]
+        if self.phase is Phase.RUNNING:
+            times.append(self._start.deadline)
+        times.append(self._phase_deadline)
+        return min((time for time in times if time is not None), default=None)
+
+    def restarts_left(self, name: str) -> int:
+        """Returns how often a task may still be started again."""
+        return self._restart.left(self._tasks[name])
+
+    @property
+    def whole_restarts_left(self) -> int:
+        """How often the whole job may still be started again."""
+        return self._restart.whole_left
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of every task that was started."""
+        return tuple(self._tasks)
+
+    @property
+    def _ended_well(self) -> int:
+        """How many workers ended by themselves, finished or interrupted."""
+        return sum(task.finished and not task.dismissed for task in self._tasks.values())
+
+    @property
+    def _achieved(self) -> bool:
+        """Whether a worker has ended well, even if it was killed before its process ended."""
+        return self._ended_well > 0 or (self._job_over and bool(self._tasks.workers))
+
+    def _fail(self, now: float, *failures: Failure) -> None:
+        self.verdict.failures += failures
+        self.verdict.failed = True
+        if self.phase in (Phase.RUNNING, Phase.RESTARTING):
+            together = self._limits.together
+            self._phase_deadline = now + (self._limits.regroup if together else self._limits.settle)
+        self.phase = Phase.FAILING
+
+    def _kill(self, now: float, tasks: Iterable[SupervisedTask]) -> list[Action]:
+        """Kills tasks. From now on the phase's deadline counts for them."""
+        self._phase_deadline = now + self._limits.kill
+        return [task.kill() for task in tasks]

@@ -227,9 +227,6 @@ def _adopt_orphans(whether: bool) -> bool:
     return prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0) == 0
 
 
-# Programs that must not be forked ----------------------------------------------------------------
-
-
 def sets_environment_early(source: str) -> bool:
     """Returns whether a program may change its environment before it imports PyTorch.
 

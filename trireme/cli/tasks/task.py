@@ -83,8 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     given.strategy = classic_strategy(vars(given))
-    file = read_file(given.config, Path.cwd())
-    config = read_config(vars(given), os.environ, file, TASK_OPTIONS)
+    config = read_config(vars(given), os.environ, read_file(given.config), TASK_OPTIONS)
     named = _tf_task(given) or classic_task(vars(given))
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
@@ -154,9 +153,6 @@ def _log_to_stderr(prefix: str, terminal: BackgroundWriter) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-# Classic spellings -------------------------------------------------------------------------------
-
-
 def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
     flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
     text = os.environ.get(TF_VARIABLE, "")
@@ -178,9 +174,6 @@ def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
         environ.update(thread_variables(environ, task.threads))
     environ.pop(SECRET_VARIABLE, None)
     environ[TASK_VARIABLE] = encode_task(task)
-
-
-# Servers and the coordinator ---------------------------------------------------------------------
 
 
 _MOST_RECORDS = 100

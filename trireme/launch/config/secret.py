@@ -122,9 +122,6 @@ def _most_bits(text: str) -> float:
     return len(text) * math.log2(min(sizes, default=PRINTABLE))
 
 
-# From a launcher to its task ---------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
     """Gives a task's configuration with a descriptor, which the task inherits, for its secret.

@@ -62,13 +62,16 @@ def _check_variables(environ: Mapping[str, str]) -> None:
             )
 
 
-def read_file(named: str | None, directory: Path) -> tuple[str, dict[str, str]] | None:
+def read_file(
+    named: str | None = None, directory: Path | None = None
+) -> tuple[str, dict[str, str]] | None:
     """Reads the configuration file: the named one, else the one of the directory.
 
     The directory's file is `trireme.toml`, else the table `[tool.trireme]` of `pyproject.toml`.
     """
     if named is not None:
         return named, _options(Path(named), _load(Path(named)))
+    directory = directory or Path.cwd()
     own, project = directory / "trireme.toml", directory / "pyproject.toml"
     if own.is_file():
         return own.name, _options(own, _load(own))

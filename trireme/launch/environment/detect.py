@@ -130,7 +130,7 @@ def _flagged_task(
     given = {name: flags[name] for name in ("aggregate",) if name in flags}
     if (strategy := classic_strategy(flags)) is not None:
         given["strategy"] = strategy
-    file = read_file(None, Path.cwd() if directory is None else directory)
+    file = read_file(None, directory)
     task = manual_task(named, read_config(given, environ, file, TASK_OPTIONS), environ)
     _log.warning(
         "%s by the flags on the command line (--job_name, ...): %d workers, servers at %s",
@@ -174,7 +174,7 @@ def _warn_of_variables(environ: Mapping[str, str]) -> None:
 def _read(
     environ: Mapping[str, str], directory: Path | None, options: Sequence[Option]
 ) -> JobConfig:
-    file = read_file(None, Path.cwd() if directory is None else directory)
+    file = read_file(None, directory)
     return read_config({}, environ, file, options)
 
 

@@ -214,9 +214,6 @@ def _prefix(variables: Mapping[str, str]) -> str:
     return f"trireme/{restart}/{variables['WORLD_SIZE']}"
 
 
-# The address of rank 0 ---------------------------------------------------------------------------
-
-
 def _address(
     launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int, job: str
 ) -> str:
@@ -270,8 +267,6 @@ def _port(variables: Mapping[str, str], job: str) -> int:
         )
     return int(text)
 
-
-# Slurm's lists of hosts -------------------------------------------------------------------------
 
 MOST_HOSTS = 100_000
 """The most hosts of a list. A longer list is a mistake, and would only take memory."""

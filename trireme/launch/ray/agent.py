@@ -166,8 +166,6 @@ class TaskAgent:
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 
-    # On a thread of the task's own -----------------------------------------------------------
-
     def _run_task(
         self,
         task: TaskConfig,

@@ -198,8 +198,6 @@ class _Engine:
         for task in tasks:
             self._free(task)
 
-    # The interface of an engine --------------------------------------------------------------
-
     def host(self, name: str) -> str:
         return self._tasks[name].facts.fails_as_one
 
@@ -276,8 +274,6 @@ class _Engine:
             f"{self._seats.shortage(waiting)}; a node that is added makes room"
         )
 
-    # Starting --------------------------------------------------------------------------------
-
     def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
         """Starts a task on its new agent's node, if it can reach the other tasks from there."""
         problem = facts.problem
@@ -342,8 +338,6 @@ class _Engine:
                     del self._waiting_for_rank_0[name]
                     self._send_start(self._tasks[name], config)
 
-    # Listening -------------------------------------------------------------------------------
-
     def _ask_for_report(self, task: _Task) -> None:
         task.answer_due = time.monotonic() + ANSWER_TIMEOUT
         self._ask(task, lambda report: self._take_report(task, report), "report", REPORT_SECONDS)
@@ -362,8 +356,6 @@ class _Engine:
                 self._events.append(event)
         if task.running:
             self._ask_for_report(task)
-
-    # Ends ------------------------------------------------------------------------------------
 
     def _ended(self, task: _Task, status: int, reason: ExitReason) -> None:
         task.running = False
@@ -388,8 +380,6 @@ class _Engine:
             task.agent.end()
             task.agent = None
         self._seats.release(task.name)
-
-    # Agents ----------------------------------------------------------------------------------
 
     def _ask(
         self, task: _Task, then: Callable[[Any], None], method: str, *arguments: object
