@@ -98,25 +98,54 @@ def word_table() -> Iterator[str]:
 
 
 def option_table() -> Iterator[str]:
-    """Yields in how many files the options of a job are named, as fields, arguments or keywords."""
-    named: dict[str, set[str]] = {option: set() for option in options()}
+    """Yields in how many files an option is read, and in how many its name stands at all.
+
+    An option is read as an attribute of its group, such as `timeouts.join_timeout`. Its name may
+    also be that of something else: of `start` there are many.
+    """
+    groups = options()
+    read: dict[str, set[str]] = {option: {"job_config.py"} for option in groups}
+    named: dict[str, set[str]] = {option: set() for option in groups}
     for path, text in sources():
-        for name in names(ast.parse(text)) & named.keys():
+        tree = ast.parse(text)
+        for name in names(tree) & named.keys():
             named[name].add(path)
-    files = round(statistics.median(len(paths) for paths in named.values()))
-    yield row("files an option touches", files, f"the median of {len(named)} options")
+        for group, name in attributes(tree):
+            if groups.get(name) == group:
+                read[name].add(path)
+    for what, files in (("files that read an option", read), ("files that name one", named)):
+        median = round(statistics.median(len(paths) for paths in files.values()))
+        yield row(what, median, f"the median of {len(files)} options")
 
 
-def options() -> list[str]:
-    """Returns the fields of the groups of `JobConfig`."""
+def options() -> dict[str, str]:
+    """Returns the options of a job, each with the field of `JobConfig` that holds its group."""
     tree = ast.parse((PACKAGE / "job_config.py").read_text(encoding="utf-8"))
-    return [
-        node.target.id
-        for group in tree.body
-        if isinstance(group, ast.ClassDef) and "_Options" in map(ast.unparse, group.bases)
-        for node in group.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
+    fields = {
+        each.name: [
+            node
+            for node in each.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        ]
+        for each in tree.body
+        if isinstance(each, ast.ClassDef)
+    }
+    groups = {
+        ast.unparse(node.annotation): ast.unparse(node.target) for node in fields["JobConfig"]
+    }
+    return {
+        ast.unparse(node.target): groups[name]
+        for name, nodes in fields.items()
+        if name in groups
+        for node in nodes
+    }
+
+
+def attributes(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yields each attribute that a file names, after the last word of what has it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node.value).rpartition(".")[2], node.attr
 
 
 def names(tree: ast.AST) -> set[str]:

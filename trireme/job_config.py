@@ -363,7 +363,12 @@ class JobConfig(
     @property
     def scheme(self) -> str:
         """The scheme of addresses of tasks without certificates."""
-        return "tcp" if self.network.transport == "auto" else self.network.transport
+        return "tcp" if self.shares_memory else self.network.transport
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether tasks of one host talk through shared memory where they can."""
+        return self.network.transport == "auto"
 
     @property
     def inside(self) -> int:

@@ -124,7 +124,7 @@ class _Server:
             secret=server.secret,
             epoch=epoch,
             serves=(identity.task, *(("coordinator:0",) if epoch else ())),
-            beside=beside(listener.address) if server.config.network.transport == "auto" else (),
+            beside=beside(listener.address) if server.config.shares_memory else (),
         )
         if server.coordinator is None:
             coordinator.later = self._service.call_soon
@@ -135,7 +135,7 @@ class _Server:
             server.secret,
             self._handler.connected,
             server.certificates,
-            local=server.config.network.transport == "auto" and available(),
+            local=server.config.shares_memory and available(),
         )
         self._handler.peers_changed = lambda peers, view: self._peers.want(
             peers, view, self._member.epoch

@@ -133,7 +133,7 @@ class Lifecycle:
             incarnation=incarnation,
             epoch=self.member.epoch,
             rejoin_seconds=self.task.config.timeouts.rejoin_timeout,
-            share_memory=self.task.config.network.transport == "auto",
+            share_memory=self.task.config.shares_memory,
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
         )
