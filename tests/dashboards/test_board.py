@@ -19,7 +19,7 @@ from torch import nn
 
 from trireme.dashboards.board import TensorBoard
 from trireme.errors import ConfigurationError
-from trireme.session.summary_methods import SummaryMethods
+from trireme.session.job_methods import JobMethods
 
 
 def read(directory: Path, run: str = "train") -> EventAccumulator:
@@ -34,7 +34,7 @@ def curve(directory: Path, name: str, run: str = "train") -> list[tuple[int, flo
     return [(event.step, event.value) for event in read(directory, run).Scalars(name)]
 
 
-class Methods(SummaryMethods):
+class Methods(JobMethods):
     """The methods that log at a step."""
 
     job: Any = None  # none is joined

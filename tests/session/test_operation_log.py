@@ -4,7 +4,7 @@ from typing import cast
 
 from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.session.operation_log import OperationLog
+from trireme.session.model.operation_log import OperationLog
 
 
 def test_each_reader_has_what_was_computed_while_it_read() -> None:

@@ -39,8 +39,8 @@ from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import examples_in
 from trireme.session.model.building import Optimizers, build_optimizer
+from trireme.session.model.computation import Computation
 from trireme.session.model.reducer import Reducer
-from trireme.session.model.replica import Replica
 from trireme.session.model.table_rows import has_tables
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
@@ -169,19 +169,21 @@ class Parallel(Together):
             point_again: replaces the optimizer's parameters by those that the part has then.
         """
 
-    def replicas(
+    def computations(
         self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-    ) -> tuple[Replica, Replica]:
+    ) -> tuple[Computation, Computation]:
         options, part, reducer = setup.settings.options, setup.part, setup.reducer
         assert reducer is not None
         if part is None:
-            whole = ProcessGroupReplica(setup.model, loss, setup.flat, options, metrics, reducer)
+            whole = ProcessGroupComputation(
+                setup.model, loss, setup.flat, options, metrics, reducer
+            )
             return whole, whole
         assert isinstance(part, MeshPart)
-        evaluator = Replica(setup.model, loss, setup.flat, options, metrics)
+        evaluator = Computation(setup.model, loss, setup.flat, options, metrics)
         if setup.settings.mesh.pp > 1:
-            return PipelineReplica(part, loss, options, metrics, reducer), evaluator
-        replica = ProcessGroupReplica(part.modules[0], loss, part, options, metrics, reducer)
+            return PipelineComputation(part, loss, options, metrics, reducer), evaluator
+        replica = ProcessGroupComputation(part.modules[0], loss, part, options, metrics, reducer)
         return replica, evaluator
 
     def backend(
@@ -195,7 +197,7 @@ class Parallel(Together):
     def processes(self, setup: TrainingSetup) -> Processes:
         return WorkerProcesses(_group(setup), setup)
 
-    def follower(self, setup: TrainingSetup) -> Backend:
+    def other_process(self, setup: TrainingSetup) -> Backend:
         return WorkerProcess(WorkerProcesses(_group(setup), setup))
 
 
@@ -255,11 +257,11 @@ def _reducer(process_group: TorchProcessGroup, part: MeshPart, *, in_place: bool
     return ShardedMean(process_group, () if mesh.pp > 1 else part.modules, whole)
 
 
-class ProcessGroupReplica(Replica):
-    """Forward and backward in which other processes take part; see `Replica` for the arguments."""
+class ProcessGroupComputation(Computation):
+    """Forward and backward in which other processes take part; see `Computation`."""
 
     def backward(self, batch: Any) -> StepResult:
-        """As `Replica.backward`, with the mean over all replicas."""
+        """As `Computation.backward`, with the mean over all replicas."""
         with lost_peer():
             result = super().backward(batch)
         if isinstance(self.flat, MeshPart) and result.examples:
@@ -267,7 +269,7 @@ class ProcessGroupReplica(Replica):
         return result
 
 
-class PipelineReplica(ProcessGroupReplica):
+class PipelineComputation(ProcessGroupComputation):
     """Runs pipeline stages. All processes know the loss; the last one has the outputs."""
 
     def __init__(

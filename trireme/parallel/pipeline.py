@@ -27,7 +27,7 @@ from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.config import PipelineConfig
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.stages import Stage
-from trireme.session.operation_log import OperationLog
+from trireme.session.model.operation_log import OperationLog
 
 _SCHEDULES = {
     "gpipe": ScheduleGPipe,

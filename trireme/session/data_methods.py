@@ -15,13 +15,13 @@ from trireme.data.request import By, Request, of_dataloader
 from trireme.errors import ConfigurationError
 from trireme.session.data.batches import Batches
 from trireme.session.data.feed import DataFeed
-from trireme.session.job_view import JobView
-from trireme.session.model.replica import Replica, Transform
+from trireme.session.job_methods import JobMethods
+from trireme.session.model.computation import Computation, Transform
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, check_whole
 
 
-class DataMethods(JobView):
+class DataMethods(JobMethods):
     """Deals the examples of data sets to workers, and evaluates on data sets.
 
     Attributes:
@@ -34,7 +34,7 @@ class DataMethods(JobView):
     evaluated_step: int | None = None
     _feed: DataFeed
     _setup: TrainingSetup
-    _evaluator: Replica
+    _evaluator: Computation
 
     def loader(
         self,

@@ -24,7 +24,7 @@ from trireme.session.worker.job import Job
 from trireme.tensors import digest
 
 if TYPE_CHECKING:
-    from trireme.session.process_group import ProcessGroup
+    from trireme.session.model.process_group import ProcessGroup
 
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""

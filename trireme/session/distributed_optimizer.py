@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader
 
 from trireme.errors import ConfigurationError
 from trireme.ps.optimizers import name_of
+from trireme.session.job_methods import JobMethods
 from trireme.session.loop.kept_state import Stateful
 from trireme.session.loop.loop_data import PreparedLoader
 from trireme.session.loop.loop_job import LoopJob
-from trireme.session.summary_methods import SummaryMethods
 from trireme.session.worker.job import Job
 
 
-class DistributedOptimizer(SummaryMethods, torch.optim.Optimizer):
+class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
     """An optimizer whose updates the job makes; `distribute` creates it.
 
     Its parameter groups are those of the given optimizer, so that schedulers act on both. The

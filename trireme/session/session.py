@@ -27,19 +27,18 @@ from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
-from trireme.session.summary_methods import SummaryMethods
-from trireme.session.worker.assembly import assemble, replicas_of
+from trireme.session.worker.assembly import assemble, computations_of
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
 from trireme.session.worker.stepper import Stepper
 
 if TYPE_CHECKING:
-    from trireme.session.operation_log import OperationLog
+    from trireme.session.model.operation_log import OperationLog
 
 _TAKES_PART = 1e-9  # no number of examples, but not 0 either, as of updates that are left out
 
 
-class Session(SummaryMethods, DataMethods):
+class Session(DataMethods):
     """Trains a model in one process, or as one worker of a job; the program is the same.
 
     A session is a context manager: it joins the job on entry; on exit it saves and leaves the job.
@@ -156,7 +155,7 @@ class Session(SummaryMethods, DataMethods):
         end_if_dry_run(self._setup)
         self._job = job = Job(self._setup)
         self._feed = DataFeed(job)
-        self._stepper = Stepper(job.worker, self._replica, self._make_optimizer)
+        self._stepper = Stepper(job.worker, self._computation, self._make_optimizer)
         job.before_end = self._feed.warn_of_left_out
         job.after_end = self._collect_final_values
         job.on_checkpoint = lambda path: self._call_hooks("on_checkpoint", path)
@@ -209,7 +208,7 @@ class Session(SummaryMethods, DataMethods):
             given=self._make_model,
         )
         self.optimizer: torch.optim.Optimizer = self._setup.optimizer
-        self._replica, self._evaluator = replicas_of(self._setup, self._loss, self.metrics)
+        self._computation, self._evaluator = computations_of(self._setup, self._loss, self.metrics)
 
     @property
     def job(self) -> Job:
@@ -267,7 +266,7 @@ class Session(SummaryMethods, DataMethods):
     @property
     def pipeline(self) -> OperationLog | None:
         """What runs this process's stages or operations; None without a pipeline or a graph."""
-        return self._replica.pipeline
+        return self._computation.pipeline
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -276,7 +275,7 @@ class Session(SummaryMethods, DataMethods):
         Where processes hold the model together, these are the parameters of this process's part,
         and may be shards.
         """
-        return self._replica.flat.parameters
+        return self._computation.flat.parameters
 
     @property
     def holds_whole_model(self) -> bool:

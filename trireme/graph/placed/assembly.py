@@ -14,11 +14,11 @@ from trireme.errors import ConfigurationError
 from trireme.graph.capture.rehearsal import restored_state
 from trireme.graph.config import GraphConfig, graph_config
 from trireme.graph.placed.division import divides
-from trireme.graph.placed.drawing_replica import DrawingReplica
+from trireme.graph.placed.drawing_computation import DrawingComputation
 from trireme.graph.placed.graph_decision import Decider, Example
 from trireme.graph.placed.graph_execution import GraphExecution, Piece
 from trireme.graph.placed.graph_part import GraphPart
-from trireme.parallel.assembly import Parallel, ProcessGroupReplica
+from trireme.parallel.assembly import Parallel, ProcessGroupComputation
 from trireme.parallel.construction.deferred import Deferred, deferred
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
@@ -26,8 +26,8 @@ from trireme.session.loss import Loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, examples_of, pieces
 from trireme.session.model.building import seed_model
+from trireme.session.model.computation import Computation
 from trireme.session.model.reducer import Reducer
-from trireme.session.model.replica import Replica
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options
 from trireme.session.result import StepResult
@@ -89,18 +89,18 @@ class Placed(Parallel):
         if part.lean:
             part.graph(partial(_example_of, graph_config(settings)), early=True)
 
-    def replicas(
+    def computations(
         self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-    ) -> tuple[Replica, Replica]:
+    ) -> tuple[Computation, Computation]:
         options, part = setup.settings.options, setup.part
         if setup.settings.task.draw is not None:
-            drawing = DrawingReplica(setup, loss, metrics)
+            drawing = DrawingComputation(setup, loss, metrics)
             return drawing, drawing
         assert isinstance(part, GraphPart) and setup.reducer is not None
-        graph = GraphReplica(part, loss, options, metrics, setup.reducer)
+        graph = GraphComputation(part, loss, options, metrics, setup.reducer)
         if part.lean:
             return graph, graph
-        return graph, Replica(setup.model, loss, setup.flat, options, metrics)
+        return graph, Computation(setup.model, loss, setup.flat, options, metrics)
 
 
 def _example_of(graph: GraphConfig, count: int) -> Example:
@@ -110,7 +110,7 @@ def _example_of(graph: GraphConfig, count: int) -> Example:
     return Example(*arguments(piece))
 
 
-class GraphReplica(ProcessGroupReplica):
+class GraphComputation(ProcessGroupComputation):
     """Computes this process's operations of a dataflow graph.
 
     All processes know the loss; the one that receives the model's outputs has them.

@@ -17,7 +17,7 @@ from trireme.graph.placed.graph_part import GraphPart, PlacedGraph
 from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.session.operation_log import OperationLog
+from trireme.session.model.operation_log import OperationLog
 from trireme.tensors import joined, tensors_in
 
 Piece = tuple[tuple[tuple[Any, ...], dict[str, Any]], Any, int]

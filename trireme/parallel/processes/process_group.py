@@ -43,7 +43,7 @@ from trireme.parallel.processes.lost_peers import (
     store_of_all,
     why_broken,
 )
-from trireme.session.process_group import ProcessGroup
+from trireme.session.model.process_group import ProcessGroup
 from trireme.tensors import mean_of
 
 # Evaluation and saving join shards axis by axis, of which torch warns needlessly.

@@ -23,7 +23,7 @@ from trireme.tables.spec import TableSpec
 if TYPE_CHECKING:
     from trireme.ps.rows import Rows
     from trireme.session.backends.local_optimizers import LocalOptimizers
-    from trireme.session.process_group import ProcessGroup
+    from trireme.session.model.process_group import ProcessGroup
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""

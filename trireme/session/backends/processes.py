@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from trireme.ps.messages import Leased, LeaseTerms, Span
 from trireme.ps.results import PushResult
-from trireme.session.process_group import ProcessGroup
+from trireme.session.model.process_group import ProcessGroup
 
 
 class Processes(ABC):

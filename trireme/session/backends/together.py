@@ -15,7 +15,7 @@ from trireme.session.backends.processes import Processes
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.building import Optimizers
-from trireme.session.model.replica import Replica
+from trireme.session.model.computation import Computation
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.settings import Settings
 from trireme.strategies import BACKENDS
@@ -53,10 +53,10 @@ class Together(ABC):
         """
 
     @abstractmethod
-    def replicas(
+    def computations(
         self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-    ) -> tuple[Replica, Replica]:
-        """Returns the replica that computes gradients, and one that evaluates."""
+    ) -> tuple[Computation, Computation]:
+        """Returns what computes gradients, and what evaluates."""
 
     @abstractmethod
     def backend(
@@ -77,7 +77,7 @@ class Together(ABC):
         """Returns how rank 0 of a worker represents the others to the servers."""
         raise ConfigurationError(f"the strategy {setup.settings.strategy.name} has no servers")
 
-    def follower(self, setup: TrainingSetup) -> Backend:
+    def other_process(self, setup: TrainingSetup) -> Backend:
         """Returns the backend of any other process of a worker of a job with servers."""
         raise ConfigurationError(f"the strategy {setup.settings.strategy.name} has no servers")
 

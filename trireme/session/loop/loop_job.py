@@ -27,8 +27,8 @@ from trireme.session.result import StepResult
 from trireme.session.worker.job import Job
 
 if TYPE_CHECKING:
+    from trireme.session.model.process_group import ProcessGroup
     from trireme.session.model.reducer import Reducer
-    from trireme.session.process_group import ProcessGroup
 
 
 class LoopJob:

@@ -13,7 +13,7 @@ from trireme.session.backends.together import together
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.building import Optimizers, build_optimizer, device_of
-from trireme.session.model.replica import Replica
+from trireme.session.model.computation import Computation
 from trireme.session.model.table_rows import has_only_tables, tables_of
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
@@ -59,16 +59,16 @@ def assemble(
     )
 
 
-def replicas_of(
+def computations_of(
     setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-) -> tuple[Replica, Replica]:
+) -> tuple[Computation, Computation]:
     """Returns the replica that computes gradients, and one that computes with the whole model."""
     task, group = setup.settings.task, setup.process_group
     if not setup.settings.backend or (task.dry_run and task.draw is None):
-        replica = Replica(setup.model, loss, setup.flat, setup.settings.options, metrics)
+        replica = Computation(setup.model, loss, setup.flat, setup.settings.options, metrics)
         return replica, replica
     try:
-        return together(setup.settings).replicas(setup, loss, metrics)
+        return together(setup.settings).computations(setup, loss, metrics)
     except BaseException:
         if group is not None:
             group.close(together=False)

@@ -16,7 +16,7 @@ from trireme.session.model.training_setup import TrainingSetup
 from trireme.tensors import mean_of
 
 if TYPE_CHECKING:
-    from trireme.session.process_group import ProcessGroup
+    from trireme.session.model.process_group import ProcessGroup
 
 _INITIAL = "initial"
 _BUFFERS = "buffers"

@@ -15,7 +15,7 @@ from trireme.session.settings import Settings
 def end_if_dry_run(setup: TrainingSetup) -> None:
     """Prints the description and ends the program, where the launch requests a dry run.
 
-    A graph is drawn later, when there is a batch: see `drawing_replica.py`.
+    A graph is drawn later, when there is a batch: see `drawing_computation.py`.
     """
     if setup.settings.task.dry_run and setup.settings.task.draw is None:
         print(describe(setup))

@@ -93,7 +93,7 @@ class Lifecycle:
                 setup, self._say_waiting, self.liveness.doing
             )
         elif group is not None and not group.is_chief:
-            self.backend = together(setup.settings).follower(setup)
+            self.backend = together(setup.settings).other_process(setup)
         elif not self.task.coordinator:
             self.backend = Local(setup.flat, setup.optimizer)
         else:

@@ -12,7 +12,7 @@ from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.session.loss import Loss
 from trireme.session.model.building import Optimizers
-from trireme.session.model.replica import Replica
+from trireme.session.model.computation import Computation
 from trireme.session.model.seeding import Seeding
 from trireme.session.model.trained import clip
 from trireme.session.result import StepResult
@@ -29,10 +29,10 @@ class Stepper:
         seeding: seeds what is random.
     """
 
-    def __init__(self, worker: Worker, replica: Replica, optimizers: Optimizers) -> None:
+    def __init__(self, worker: Worker, computation: Computation, optimizers: Optimizers) -> None:
         setup = worker.setup
         self._worker = worker
-        self._replica = replica
+        self._computation = computation
         self._joint = setup.optimizer if isinstance(setup.optimizer, JointOptimizer) else None
         self._parameters = setup.parameters_of_each()
         several = range(len(self._parameters))
@@ -73,7 +73,7 @@ class Stepper:
             tables.forget()
         if self._looks and worker.lifecycle.is_chief:  # all workers run the same program
             self._looks -= 1
-            if self._replica.leaves_out_labels(batch):
+            if self._computation.leaves_out_labels(batch):
                 self._looks = 0
                 worker.progress.warn(
                     "targets are -100, which losses of PyTorch leave out of their mean, and each "
@@ -87,23 +87,23 @@ class Stepper:
         if joint is not None:
             worker.setup.agree_on_optimizer()
         if loss is None:
-            result = self._replica.backward(batch)
+            result = self._computation.backward(batch)
         else:
-            with self._replica.another_loss(loss):
-                result = self._replica.backward(batch)
+            with self._computation.another_loss(loss):
+                result = self._computation.backward(batch)
         if joint is not None:
             for place, parameters in enumerate(self._parameters):
                 if place != joint.chosen:  # which does not update them
                     for parameter in parameters:
                         parameter.grad = None
         if self._clip_norm is not None:
-            clip(self._replica.flat, self._clip_norm, tables)
+            clip(self._computation.flat, self._clip_norm, tables)
         return result
 
     def compute_only(self, batch: Any, loss: Loss | None) -> StepResult:
         """Computes the result of a step that comes after the end of training; updates nothing."""
-        with self._replica.another_loss(loss) if loss is not None else nullcontext():
-            result = self._replica.backward(batch)
+        with self._computation.another_loss(loss) if loss is not None else nullcontext():
+            result = self._computation.backward(batch)
         step = result.global_step = self._worker.global_step
         result.decide(PushResult(Stale(step), step, 0, True))
         return result

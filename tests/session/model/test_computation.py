@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import trireme.session.model.replica as replica_module
+import trireme.session.model.computation as replica_module
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.session.loss import Loss
-from trireme.session.model.replica import Replica
+from trireme.session.model.computation import Computation
 from trireme.session.options import make_options
 
 INPUTS, TARGETS = torch.randn(12, 8), torch.arange(12) % 3
@@ -49,9 +49,9 @@ def make_model(kind: Callable[..., nn.Module] = nn.Sequential) -> nn.Module:
     return kind(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def make_replica(model: nn.Module, loss: Loss = LOSS, **options: Any) -> Replica:
+def make_replica(model: nn.Module, loss: Loss = LOSS, **options: Any) -> Computation:
     flat = FlatModel([list(model.named_parameters())], servers=1)
-    return Replica(model, loss, flat, make_options(options), {})
+    return Computation(model, loss, flat, make_options(options), {})
 
 
 def plain_gradients() -> list[torch.Tensor]:

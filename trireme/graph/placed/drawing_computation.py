@@ -15,7 +15,7 @@ from trireme.graph.placed.graph_decision import Decider, Example, optimised_grap
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, inputs_and_targets, pieces
-from trireme.session.model.replica import Replica
+from trireme.session.model.computation import Computation
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.result import StepResult
 
@@ -23,7 +23,7 @@ ASSUMED = Link(latency_seconds=100e-6, bytes_per_second=1e9)
 """The link between two tasks, of which only one is there to draw."""
 
 
-class DrawingReplica(Replica):
+class DrawingComputation(Computation):
     """Captures, optimises, places and cuts the model with the first batch, and ends the program."""
 
     def __init__(self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]) -> None:

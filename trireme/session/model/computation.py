@@ -1,4 +1,4 @@
-"""One replica: computes the gradient of a batch into the model's flat buffers."""
+"""Computes the gradient of a batch into the model's flat buffers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trireme.session.result import StepResult
 from trireme.tensors import map_tensors, tensors_in, to_local
 
 if TYPE_CHECKING:
-    from trireme.session.operation_log import OperationLog
+    from trireme.session.model.operation_log import OperationLog
 
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
@@ -40,7 +40,7 @@ Transform = Callable[[Any], Any]
 """batch -> batch."""
 
 
-class Replica:
+class Computation:
     """Computes losses and gradients, and processes gradients before they are exchanged.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trireme.monitor.stage_operation import StageOperation
-from trireme.session.process_group import ProcessGroup
+from trireme.session.model.process_group import ProcessGroup
 
 
 class OperationLog:
