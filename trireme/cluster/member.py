@@ -351,17 +351,14 @@ class Member(MemberState):
             answer = self._protocol.heard(time.monotonic(), incoming.message)
             if answer is not None:
                 connection.offer(answer)
-            if isinstance(incoming.message, Joined):
-                self._log_joined(before)
+            name, now = self._config.name, self.incarnation
+            if before and isinstance(incoming.message, Joined):
+                if before == now:
+                    _log.info("%s is connected to its coordinator again", name)
+                else:
+                    news = "%s was given up while it was away: it goes on as incarnation %d"
+                    _log.warning(news, name, now)
         return not self._protocol.served(time.monotonic())
-
-    def _log_joined(self, before: int) -> None:
-        name = self._config.name
-        if before == self.incarnation:
-            _log.info("%s is connected to its coordinator again", name)
-        elif before:
-            news = "%s was given up while it was away: it goes on as incarnation %d"
-            _log.warning(news, name, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,9 @@ from trireme.errors import (
 from trireme.wire.message import Message
 
 News = View | Dismissed | JobOver
-"""A new view; that this task is to leave; how the job ended."""
+"""A new view; that this task is to leave; at last, how the job ended."""
 
 Subscriber = Callable[[News], object]
-"""A function that is called with every new view, with the task's dismissal if it is dismissed, and,
-at last, with the end of the job."""
 
 
 class MemberState:
@@ -346,9 +344,7 @@ class MemberProtocol:
     @property
     def reconnect_deadline(self) -> float:
         """Until when to try to connect again; never, while a connection has joined."""
-        if self.away_since is None:
-            return math.inf
-        return self.away_since + self._patience
+        return math.inf if self.away_since is None else self.away_since + self._patience
 
     def served(self, now: float) -> bool:
         """Returns whether this connection is to be closed. Who has left stays until the end."""
@@ -372,11 +368,7 @@ class MemberProtocol:
     def _take_refused(self, now: float, message: RequestRefused) -> None:
         if message.code == "deposed":
             raise ConnectionRefused(message.reason)
-        kinds = {
-            "outside": ConfigurationError,
-            "unknown": ClusterError,
-            "dismissed": ClusterError,
-        }
+        kinds = {"outside": ConfigurationError, "unknown": ClusterError, "dismissed": ClusterError}
         self.fail(kinds.get(message.code, TaskClaimedError)(message.reason))
         self._close_deadline = now
 

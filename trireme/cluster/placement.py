@@ -56,7 +56,10 @@ def divide(owners: Sequence[int], servers: Collection[int]) -> list[int]:
     them, next to their own where they can. If that leaves a server with more than `MAX_RUNS` runs,
     each server gets one run, and more slots move. A division that is so already stays.
     """
-    quotas = _quotas(owners, servers)
+    load = Counter(owners)
+    part, remainder = divmod(len(owners), len(servers))
+    ordered = sorted(servers, key=lambda server: (-load[server], server))
+    quotas = {server: part + (at < remainder) for at, server in enumerate(ordered)}
     held: list[int | None] = [owner if owner in quotas else None for owner in owners]
     for place, server in enumerate(dict.fromkeys(owners)):
         if server in quotas:  # neighbours in turn, so that what two of them give up adjoins
@@ -65,14 +68,6 @@ def divide(owners: Sequence[int], servers: Collection[int]) -> list[int]:
     if max(Counter(run.owner for run in runs_of(divided)).values()) > MAX_RUNS:
         return _one_run_each(owners, servers)
     return divided
-
-
-def _quotas(owners: Sequence[int], servers: Collection[int]) -> dict[int, int]:
-    """Returns how many slots each server shall own. The remainder stays with those with most."""
-    load = Counter(owners)
-    part, remainder = divmod(len(owners), len(servers))
-    ordered = sorted(servers, key=lambda server: (-load[server], server))
-    return {server: part + (at < remainder) for at, server in enumerate(ordered)}
 
 
 def _release(held: list[int | None], server: int, surplus: int, *, at_end: bool) -> None:
@@ -93,11 +88,13 @@ def _assign(held: list[int | None], quotas: dict[int, int]) -> list[int]:
     lacks = Counter(quotas)
     lacks.subtract(owner for owner in held if owner is not None)
     slots = list(held)
+
+    def rank(run: Run) -> tuple[bool, int, Run]:
+        beside = *slots[max(0, run.start - 1) : run.start], *slots[run.stop : run.stop + 1]
+        return run.owner not in beside, -run.length, run
+
     while free := [run for run in runs_of(slots) if run.owner is None]:
-        taken = min(
-            (taking for run in free for taking in _takings(slots, run, lacks)),
-            key=lambda run: (not _adjoins(slots, run), -run.length, run),
-        )
+        taken = min((taking for run in free for taking in _takings(slots, run, lacks)), key=rank)
         slots[taken.start : taken.stop] = [taken.owner] * taken.length
         lacks[taken.owner or 0] -= taken.length
     return [owner for owner in slots if owner is not None]
@@ -108,17 +105,10 @@ def _takings(slots: list[int | None], free: Run, lacks: Counter[int]) -> list[Ru
     takings = []
     for server, lack in lacks.items():
         length = min(lack, free.length)
-        if length > 0 and slots[free.stop : free.stop + 1] == [server]:
-            takings.append(Run(free.stop - length, free.stop, server))
-        elif length > 0:
-            takings.append(Run(free.start, free.start + length, server))
+        first = free.stop - length if slots[free.stop : free.stop + 1] == [server] else free.start
+        if length > 0:
+            takings.append(Run(first, first + length, server))
     return takings
-
-
-def _adjoins(slots: list[int | None], run: Run) -> bool:
-    """Returns whether the owner of a run also owns a slot beside it."""
-    before, after = slots[max(0, run.start - 1) : run.start], slots[run.stop : run.stop + 1]
-    return run.owner in (*before, *after)
 
 
 def _one_run_each(owners: Sequence[int], servers: Collection[int]) -> list[int]:
@@ -273,8 +263,11 @@ def step_towards(shards: Shards, wanted: Shards) -> Shards:
     filling = tuple(piece for shard in shards for piece in _pieces(shard, wanted))
     if any(piece.joining for piece in filling):
         return filling
-    same = len(shards) == len(wanted) and all(map(_alike, shards, wanted))
-    return () if same else wanted
+    now, then = (
+        [replace(each, backups=tuple(sorted(each.backups)), joining=()) for each in some]
+        for some in (shards, wanted)
+    )
+    return () if now == then else wanted
 
 
 def _is_balanced(shards: Shards, runs: Sequence[Run], hosts: Hosts, replicas: int) -> bool:
@@ -286,11 +279,6 @@ def _is_balanced(shards: Shards, runs: Sequence[Run], hosts: Hosts, replicas: in
         and len({hosts[server] for server in shard.copies}) == min(count, apart)
         for shard in shards
     )
-
-
-def _alike(shard: ShardEntry, other: ShardEntry) -> bool:
-    same = replace(shard, backups=other.backups, joining=other.joining) == other
-    return same and set(shard.backups) == set(other.backups)
 
 
 def _pieces(shard: ShardEntry, wanted: Shards) -> Shards:

@@ -134,8 +134,10 @@ def _form(builder: DecisionBuilder) -> None:
 
 
 def _end_if_due(builder: DecisionBuilder) -> None:
-    _end_without_servers(builder)
-    workers = builder.state.of("worker")
+    state, workers = builder.state, builder.state.of("worker")
+    servers = [server for server in state.of("ps") if server.state == "lost"]
+    if state.phase == "running" and servers and not state.left_to_go_on("ps"):
+        _end_by_loss(builder, servers)
     # Those who left because the job was made smaller have not finished it.
     left = [worker for worker in workers if worker.state == "left" and not worker.dismissed]
     lost = [worker for worker in workers if worker.state == "lost"]
@@ -147,18 +149,10 @@ def _end_if_due(builder: DecisionBuilder) -> None:
         _end_by_loss(builder, [worker for worker in lost if not worker.dismissed] or lost)
 
 
-def _end_without_servers(builder: DecisionBuilder) -> None:
-    """Ends a running job of which all servers are lost, unless one may be started anew."""
-    servers = builder.state.of("ps")
-    if builder.state.phase == "running" and servers:
-        lost = [server for server in servers if server.state == "lost"]
-        if lost and not builder.state.left_to_go_on("ps"):
-            _end_by_loss(builder, lost)
-
-
 def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]) -> None:
-    chief = _chief_lost_at_the_end(left, lost)
-    if chief is not None:
+    chiefs = [worker for worker in lost if worker.saved is not None] or lost
+    if chiefs and all(worker.saved is None for worker in left):  # nobody has taken over from it
+        chief = min(chiefs, key=lambda worker: worker.index)
         if builder.now < comes_back_until(builder.state.policy, chief):
             return  # it, or its new process, gets the values from the servers and saves them
         lacks = (
@@ -166,10 +160,8 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
             if chief.saved is not None
             else "it had not said that it had saved the last step"
         )
-        reason = (
-            f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, and "
-            f"{lacks}"
-        )
+        reason = f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, "
+        reason += f"and {lacks}"
         builder.end(JobOver(_outcome_of_loss(builder.state, [chief]), chief.name, reason))
         return
     interrupted = [worker for worker in left if worker.outcome == "interrupted"]
@@ -178,14 +170,6 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
         builder.end(JobOver("interrupted", interrupted[0].name, interrupted[0].reason + note))
     else:
         builder.end(JobOver("finished", "", "every worker has finished" + note))
-
-
-def _chief_lost_at_the_end(left: list[Task], lost: list[Task]) -> Task | None:
-    """Returns the chief, if it was lost and no worker has taken over from it."""
-    if any(worker.saved is not None for worker in left):
-        return None
-    chiefs = [worker for worker in lost if worker.saved is not None]
-    return min(chiefs or lost, key=lambda worker: worker.index, default=None)
 
 
 def _end_by_loss(builder: DecisionBuilder, lost: list[Task]) -> None:

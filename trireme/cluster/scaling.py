@@ -124,7 +124,8 @@ def _resize(builder: DecisionBuilder, role: str, count: int) -> None:
 def _make_room(builder: DecisionBuilder, role: str) -> None:
     """Keeps a task that was to leave and does not know it yet; else takes a free index."""
     tasks = builder.state.of(role)
-    kept = next((task for task in tasks if task.dismissed and not _leaves(task)), None)
+    stay = (task for task in tasks if task.dismissed and not (task.active and task.notified))
+    kept = next(stay, None)
     if kept is None:
         _add(builder, Task(role, len(tasks)))
         return
@@ -134,11 +135,6 @@ def _make_room(builder: DecisionBuilder, role: str) -> None:
         reason = "its process has ended, and there is room for another one"
         kept = replace(kept, state="lost", reason=reason, since=builder.now, connection=None)
     builder.update_task(replace(kept, dismissed=False, notified=False))
-
-
-def _leaves(task: Task) -> bool:
-    """Returns whether a task was told to leave, and is there still."""
-    return task.active and task.notified
 
 
 def _add(builder: DecisionBuilder, task: Task) -> None:
@@ -151,16 +147,9 @@ def _add(builder: DecisionBuilder, task: Task) -> None:
 
 def _answer(state: State) -> Scaled:
     servers, workers = state.wanted("ps"), state.wanted("worker")
-    return Scaled(
-        servers=len(servers),
-        workers=len(workers),
-        awaited=tuple(
-            task.name for task in (*servers, *workers) if task.state in ("expected", "lost")
-        ),
-        dismissed=tuple(
-            task.name for task in state.tasks.values() if task.dismissed and task.active
-        ),
-    )
+    awaited = [task.name for task in (*servers, *workers) if task.state in ("expected", "lost")]
+    dismissed = [task.name for task in state.tasks.values() if task.dismissed and task.active]
+    return Scaled(len(servers), len(workers), tuple(awaited), tuple(dismissed))
 
 
 DEPARTURE = "a signal asks this worker to leave, and the job goes on without it"

@@ -149,7 +149,11 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             before = self.bytes_sent
             rest = self._write(front)
             self._queue.written(front, rest, self.bytes_sent - before)
-        return self._flush_stream() and not self._queue
+        try:
+            return self.stream.flush() and not self._queue
+        except WireError as error:
+            self._send_failed(error)
+            raise
 
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
@@ -181,14 +185,6 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             raise
         self.bytes_sent += count
         return [] if count == sum(map(len, views)) else skip_bytes(views, count)
-
-    def _flush_stream(self) -> bool:
-        """Has the stream send what it holds; returns whether nothing is left."""
-        try:
-            return self.stream.flush()
-        except WireError as error:
-            self._send_failed(error)
-            raise
 
     def _wait_to_send(self, deadline: float, timeout: float, check: Callable[[], object]) -> None:
         left = deadline - self.clock.now()

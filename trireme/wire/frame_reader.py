@@ -19,6 +19,7 @@ Destination = Callable[[Message, int], Sequence[memoryview]]
 """Returns the memory for a payload, from the message that it belongs to and its length in bytes."""
 
 _READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
+_TLS_ALERT = b"\x15\x03"  # if that is all that comes, a listener has answered plain text
 _GROWS_FASTER = 1 << 16  # from so many bytes of metadata on the buffer grows eightfold
 
 
@@ -106,8 +107,8 @@ class FrameReader:
                     return None
                 self._space = []
         except WireError as error:
-            failure = error
-            if self._tls_alert:
+            failure, came = error, bytes(self._buffer[self._start : self._stop])
+            if self._header is None and len(came) < HEADER_SIZE and came[:2] == _TLS_ALERT:
                 failure = ProtocolMismatch(
                     f"{self.peer} speaks TLS only, and this task in plain text: give it its "
                     "certificate (`trireme certs issue`, and --certs)"
@@ -120,12 +121,6 @@ class FrameReader:
             raise failure from error
         incoming, self._incoming = self._incoming, None
         return incoming
-
-    @property
-    def _tls_alert(self) -> bool:
-        """Whether a TLS alert is all that has come: a listener's answer to plain text."""
-        came = bytes(self._buffer[self._start : self._stop])
-        return self._header is None and len(came) < HEADER_SIZE and came[:2] == b"\x15\x03"
 
     def _read_head(self) -> bool:
         """Reads a header and its metadata, once; returns whether they are complete."""

@@ -83,6 +83,9 @@ class Link:
             error = AuthenticationError(f"it did not authenticate within {seconds:g} s")
             self._set_deadline(seconds, error)
 
+    def __repr__(self) -> str:
+        return f"<Link to {self.name}>"
+
     @property
     def name(self) -> str:
         """The peer's name, for messages."""

@@ -21,7 +21,7 @@ from trireme.errors import (
     WireError,
 )
 from trireme.wire.connection import Connection
-from trireme.wire.transport import Stream, connect, listen
+from trireme.wire.transport import Listener, Stream, connect, listen
 from trireme.wire.transports import tcp
 from trireme.wire.transports.socket_stream import SocketListener, SocketStream, explain
 
@@ -88,6 +88,14 @@ def test_other_hosts_are_served_only_where_allowed(host: str) -> None:
     listener.close()
 
 
+def bound_to(listener: Listener) -> tuple[str, str]:
+    """Returns the address of a listener's socket, and the host that others are to call; closes."""
+    with socket.socket(fileno=os.dup(listener.fileno())) as same:
+        found = same.getsockname()[0], listener.address.partition("://")[2].rpartition(":")[0]
+    listener.close()
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "resolved", "bound"),
     [
@@ -111,14 +119,12 @@ def test_a_machines_name_that_is_loopback_there_is_served_to_other_hosts(
     family = socket.AF_INET6 if ":" in resolved else socket.AF_INET
     rest = (0, 0, 0) if ":" in resolved else (0,)
     monkeypatch.setattr(tcp, "_lookup", lambda host, port, flags=0: [(family, (resolved, *rest))])
-    listening, host = tcp.bind(f"{name}:0", "tls")
-    with listening:
-        assert (listening.getsockname()[0], host) == (bound, name)
+    assert bound_to(tcp.bind(f"{name}:0", "tls", SocketStream)) == (bound, name)
     said = f"{name} is {resolved} on this machine (as Debian's /etc/hosts has it), which other"
     assert (said in caplog.text) == (bound != resolved)
-    listening, _ = tcp.bind(f"{name}:0", "tcp", allow_plaintext=False)
-    with listening:  # no other host may reach it anyway
-        assert listening.getsockname()[0] == resolved
+    # No other host may reach it anyway.
+    listener = tcp.bind(f"{name}:0", "tcp", SocketStream, allow_plaintext=False)
+    assert bound_to(listener) == (resolved, name)
 
 
 def test_a_host_that_is_not_ours() -> None:

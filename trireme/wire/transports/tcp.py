@@ -8,6 +8,8 @@ import logging
 import re
 import socket
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import psutil
@@ -68,12 +70,17 @@ def listen(
     rest: str, *, allow_plaintext: bool, certificates: Certificates | None = None
 ) -> Listener:
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
-    listening, host = bind(rest, "tcp", allow_plaintext=allow_plaintext)
-    return SocketListener(listening, url("tcp", host, listening.getsockname()[1]), _admit)
+    return bind(rest, "tcp", SocketStream, allow_plaintext=allow_plaintext)
 
 
-def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socket.socket, str]:
-    """Listens at `host:port`; returns the socket and the host.
+def bind(
+    rest: str,
+    scheme: str,
+    open_stream: Callable[[socket.socket, str, str], Stream],
+    *,
+    allow_plaintext: bool = True,
+) -> Listener:
+    """Listens at `host:port`; makes a stream of each socket, the peer's and the called address.
 
     Where plain text is allowed, and the host is a name that is of a loopback address here, it
     listens at every address.
@@ -85,7 +92,7 @@ def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socke
         raise ConfigurationError(
             f"cannot listen at {host!r}: the name is not known here ({error})"
         ) from error
-    loopback = _is_loopback(address[0])
+    loopback = ipaddress.ip_address(address[0].split("%")[0]).is_loopback
     if allow_plaintext and loopback and _names_a_machine(host):
         every = _EVERY_ADDRESS[family]
         _log.warning(
@@ -102,14 +109,27 @@ def bind(rest: str, scheme: str, *, allow_plaintext: bool = True) -> tuple[socke
             "(`trireme certs init DIR`, then `trireme certs issue DIR --task ps:0` and so on), "
             "listen on 127.0.0.1, or allow plaintext where you trust the network"
         )
-    try:
-        return _listen_once(family, address), host
-    except OSError as error:
-        raise _explain_listen(error, f"{scheme}://{rest}", port) from error
+    with ExitStack() as failed:
+        try:
+            listening = failed.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # Before listening: accepted sockets inherit the sizes, and the window scales to them.
+            _set_buffers(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            raise _explain_listen(error, f"{scheme}://{rest}", port) from error
+        failed.pop_all()
 
+    def admit(accepted: socket.socket, peer: tuple[Any, ...]) -> Stream | None:
+        try:
+            called = prepare(accepted, accepted.getsockname(), scheme)
+        except OSError:  # reset by now: some systems then refuse the options
+            accepted.close()
+            return None
+        return open_stream(accepted, url(scheme, *peer[:2]), called)
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+    return SocketListener(listening, url(scheme, host, listening.getsockname()[1]), admit)
 
 
 def _names_a_machine(host: str) -> bool:
@@ -119,15 +139,6 @@ def _names_a_machine(host: str) -> bool:
     except ValueError:
         return _LOCAL_NAME.fullmatch(host) is None
     return False
-
-
-def _admit(accepted: socket.socket, peer: tuple[Any, ...]) -> Stream | None:
-    try:
-        called = prepare(accepted, accepted.getsockname(), "tcp")
-    except OSError:  # reset by now: some systems then refuse the options
-        accepted.close()
-        return None
-    return SocketStream(accepted, url("tcp", peer[0], peer[1]), called)
 
 
 def _connect_once(
@@ -145,20 +156,6 @@ def _connect_once(
     except OSError:
         connecting.close()
         raise
-
-
-def _listen_once(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # Set before listening: accepted sockets inherit the sizes, and the window scales to them.
-        _set_buffers(listening)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 def prepare(connected: socket.socket, called: tuple[Any, ...], scheme: str) -> str:

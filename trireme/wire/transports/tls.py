@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from select import POLLIN, POLLOUT, poll
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trireme.certificates import Certificates, names
 from trireme.errors import (
@@ -29,8 +29,8 @@ from trireme.errors import (
     WireError,
 )
 from trireme.wire.transport import Listener, Stream, Transport
-from trireme.wire.transports.socket_stream import SocketListener, explain
-from trireme.wire.transports.tcp import bind, dial, prepare, url
+from trireme.wire.transports.socket_stream import explain
+from trireme.wire.transports.tcp import bind, dial
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -69,7 +69,9 @@ def connect(rest: str, *, timeout: float, certificates: Certificates | None) -> 
     assert certificates is not None  # checked by `trireme.wire.transport.connect`
     deadline = time.monotonic() + timeout
     connected, called = dial(rest, timeout, "tls")
-    stream = TlsStream(connected, f"tls://{rest}", called, certificates.client, server_side=False)
+    stream = TlsStream(
+        connected, f"tls://{rest}", called, context=certificates.client, server_side=False
+    )
     try:
         while not stream.shake_hands():
             _wait(stream, deadline, timeout)
@@ -106,20 +108,7 @@ def listen(
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
     assert certificates is not None  # checked by `trireme.wire.transport.listen`
     context = certificates.server
-    listening, host = bind(rest, "tls")
-    address = url("tls", host, listening.getsockname()[1])
-    return SocketListener(listening, address, partial(_admit, context))
-
-
-def _admit(
-    context: ssl.SSLContext, accepted: socket.socket, peer: tuple[Any, ...]
-) -> Stream | None:
-    try:
-        called = prepare(accepted, accepted.getsockname(), "tls")
-    except OSError:  # reset by now
-        accepted.close()
-        return None
-    return TlsStream(accepted, url("tls", *peer[:2]), called, context, server_side=True)
+    return bind(rest, "tls", partial(TlsStream, context=context, server_side=True))
 
 
 class TlsStream(Stream):
@@ -134,8 +123,8 @@ class TlsStream(Stream):
         connected: socket.socket,
         peer: str,
         called: str,
-        context: ssl.SSLContext,
         *,
+        context: ssl.SSLContext,
         server_side: bool,
     ) -> None:
         connected.setblocking(False)
