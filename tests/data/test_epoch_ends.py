@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trireme.data.ledger import Ledger
-from trireme.data.positions import MOST_POSITIONS, EpochEnd, parts_of, size_of_parts
+from trireme.data.ledger import MOST_POSITIONS, EpochEnd, Ledger, parts_of, size_of_parts
 
 Span = tuple[int, int]
 

@@ -9,9 +9,14 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from trireme.data.fingerprint import fingerprint
-from trireme.data.order import Order
-from trireme.data.sampled_order import BatchSamplerOrder, SamplerOrder, SubsetOrder, WeightedOrder
+from trireme.data.order import (
+    BatchSamplerOrder,
+    Order,
+    SamplerOrder,
+    SubsetOrder,
+    WeightedOrder,
+    fingerprint,
+)
 
 DATA = TensorDataset(torch.arange(20))
 PLAIN = Order(20)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.integration.shell import PROGRAMS, Shell
-from trireme.data.positions import size_of_parts
+from trireme.data.ledger import size_of_parts
 from trireme.session.checkpoint import CheckpointData, latest
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from trireme.data.batch import Batch, Span
 from trireme.data.draws import DrawingCollate, DrawingDataset, DrawingInit, Drawn
 from trireme.data.loading import Loading
-from trireme.data.order import Order
-from trireme.data.sampled_order import BatchSamplerOrder
+from trireme.data.order import BatchSamplerOrder, Order
 from trireme.data.seeds import derive
 
 Source = Callable[[int], Sequence[Span]]
@@ -39,18 +39,79 @@ _MOST_IN_BATCH = 1 << 20
 _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from the same seed
 
 
-class Loader:
-    """Iterates over the batches of a data set, as long as its source provides spans.
+class SpanLoader(ABC):
+    """Iterates over batches, as long as a source provides spans of positions.
+
+    An iteration ends before an empty span, which `pause` takes away. Another iteration continues
+    with the positions that were not handed out: there is one sequence of spans. Exceptions of the
+    source, the data set or the transform propagate from the iteration.
+    """
+
+    def __init__(
+        self, source: Source, batch_size: int, loading: Loading, transform: BatchTransform | None
+    ) -> None:
+        self.batch_size = batch_size
+        self._source, self._loading, self._transform = source, loading, transform
+        self._waiting: deque[Span] = deque()  # given by the source, not begun
+        self._iteration: weakref.ref[Generator[Batch]] | None = None
+
+    @property
+    def unused(self) -> tuple[Span, ...]:
+        """The spans of the source whose batches were not returned yet, oldest first."""
+        return tuple(self._waiting)
+
+    @property
+    def _paused(self) -> bool:
+        return bool(self._waiting) and self._waiting[0][0] == self._waiting[0][1]
+
+    def pause(self) -> bool:
+        """Returns whether the iteration has ended before an empty span, and takes that away."""
+        paused = self._paused
+        if paused:
+            self._waiting.popleft()
+        return paused
+
+    def discard(self) -> tuple[Span, ...]:
+        """Ends the iteration; drops and returns the unused spans."""
+        self._end_iteration()
+        unused = self.unused
+        self._waiting.clear()
+        return unused
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begins an iteration, and ends an earlier one."""
+        self._end_iteration()
+        iteration = self._batches()
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def _end_iteration(self) -> None:
+        if self._iteration is not None and (last := self._iteration()) is not None:
+            last.close()
+
+    def prepare(self) -> None:  # noqa: B027  # a stream does not
+        """Makes the next batch ahead of time, without calling the source, where that helps."""
+
+    @abstractmethod
+    def stand_in(self) -> Batch:
+        """Returns a batch without positions, for a step that others make."""
+
+    @abstractmethod
+    def originals(self, batch: Batch, count: int) -> Any:
+        """Returns the first examples of the last batch before the transform; None without one."""
+
+    @abstractmethod
+    def _batches(self) -> Generator[Batch]: ...
+
+
+class Loader(SpanLoader):
+    """Iterates over the batches of a data set.
 
     It makes the same batches in three ways. Data sets for which `tensors_of` returns tensors, and
     `Subset`s of them, are gathered batch by batch, without per-example Python. With a transform, a
     thread gathers and transforms the next batches while the caller computes. Any other data set,
     and any with a `collate_fn`, is loaded by torch's `DataLoader`. The source is always called in
     the caller's thread.
-
-    An iteration ends before an empty span, which `pause` takes away. Another iteration continues
-    with the spans that were not handed out. Exceptions of the source, the data set or the transform
-    propagate from the iteration.
     """
 
     def __init__(
@@ -93,50 +154,32 @@ class Loader:
                 f"the data set has {len(dataset)} examples and the order "  # type: ignore[arg-type]
                 f"{order.examples}: make the order for this data set"
             )
+        super().__init__(source, batch_size, loading or Loading(), transform)
         self.dataset = dataset
         self.order = order
-        self.batch_size = batch_size
-        self._source = source
         self._ahead = ahead
         part_of_epoch = order.size // (_EPOCH_SHARE * batch_size)
         self._most = max(ahead, min(_MOST_SPANS, part_of_epoch))
         self._now = now
         self._asked_at = float("-inf")
-        self._transform = transform
-        self._loading = loading or Loading()
         self._take = _taker(dataset) if self._loading.collate_fn is None else None
         self._processes: DataLoader[Any] | None = None  # kept where they persist
-        self._waiting: deque[Span] = deque()  # given by the source, not begun
         self._begun: deque[Span] = deque()  # being made, oldest first
         self._ready: Any = None  # the examples of the oldest begun span, made before its time
         self._gathers = False
-        self._iteration: weakref.ref[Generator[Batch]] | None = None
 
     @property
     def unused(self) -> tuple[Span, ...]:
-        """The spans of the source whose batches were not returned yet, oldest first."""
         return (*self._begun, *self._waiting)
 
     def prepare(self) -> None:
-        """Makes the next batch ahead of time, without calling the source.
-
-        It does nothing where batches are made ahead anyway.
-        """
         if not self._gathers or self._ready is not None or self._take is None:
             return
-        if self._waiting and self._waiting[0][0] < self._waiting[0][1]:
+        if self._waiting and not self._paused:
             self._ready = self._take(self.order.indices(*self._waiting[0]))
             self._begun.append(self._waiting.popleft())
 
-    def pause(self) -> bool:
-        """Returns whether the iteration has ended before an empty span, and takes that away."""
-        if self._waiting and self._waiting[0][0] == self._waiting[0][1]:
-            self._waiting.popleft()
-            return True
-        return False
-
     def stand_in(self) -> Batch:
-        """Returns a full batch without positions, for a step that others make."""
         data = self._examples(0, min(self.batch_size, self.order.size))
         if self._transform is not None:
             generator = torch.Generator()
@@ -144,7 +187,6 @@ class Loader:
         return Batch(self._loading.pinned(data), (), examples=0)
 
     def originals(self, batch: Batch, count: int) -> Any:
-        """Returns the first examples of a batch as they were before the transform."""
         if self._transform is None:
             return None
         start, stop = batch.spans[0]
@@ -156,24 +198,9 @@ class Loader:
         found = DrawingDataset(self.dataset, self.order.seed).__getitems__(self._drawn(start, stop))
         return DrawingCollate(self._loading.collate_fn)(found)
 
-    def discard(self) -> tuple[Span, ...]:
-        """Ends the iteration; drops and returns the unused spans."""
-        self._end_iteration()
-        unused = self.unused
-        self._waiting.clear()
-        return unused
-
     def __iter__(self) -> Iterator[Batch]:
-        """Begins an iteration, and ends an earlier one: there is one sequence of spans."""
-        self._end_iteration()
         self._gathers = self._take is not None and self._transform is None
-        iteration = self._batches()
-        self._iteration = weakref.ref(iteration)
-        return iteration
-
-    def _end_iteration(self) -> None:
-        if self._iteration is not None and (last := self._iteration()) is not None:
-            last.close()
+        return super().__iter__()
 
     def _batches(self) -> Generator[Batch]:
         if self._take is None:
@@ -272,7 +299,7 @@ class Loader:
                         f"{self.batch_size}"
                     )
                 self._waiting.append((start, stop))
-        if not self._waiting or self._waiting[0][0] == self._waiting[0][1]:
+        if not self._waiting or self._paused:
             return None
         self._begun.append(self._waiting.popleft())
         return self._begun[-1]

@@ -19,9 +19,9 @@ from torch.utils.data import (
 )
 
 from trireme.data.loading import Collate, Loading
-from trireme.data.order import Order
-from trireme.data.sampled_order import (
+from trireme.data.order import (
     BatchSamplerOrder,
+    Order,
     SamplerOrder,
     SubsetOrder,
     WeightedOrder,

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trireme.data.bookmarks import Bookmark, Bookmarks, digest, packed
 from trireme.data.draws import DrawingInit, DrawingStream, drawing, draws_of
+from trireme.data.ledger import size_of_parts
 from trireme.data.loading import Loading
-from trireme.data.positions import size_of_parts
 from trireme.data.seeds import derive, permutation
 from trireme.errors import ConfigurationError, DataError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from trireme.data.batch import Batch, Span
 from trireme.data.draws import collated, draws_of
-from trireme.data.loader import BatchTransform, Source
+from trireme.data.loader import BatchTransform, Source, SpanLoader
 from trireme.data.loading import Loading
 from trireme.data.seeds import derive
 from trireme.data.stream import Stream
@@ -22,15 +22,11 @@ Lack = Callable[[int, int], None]
 """Told of positions that have no example."""
 
 
-class StreamLoader:
-    """Iterates over the batches of a stream, as long as its source provides spans.
+class StreamLoader(SpanLoader):
+    """Iterates over the batches of a stream, which is read when its examples are needed.
 
     A batch is made of the examples of one span, or, where the source deals whole parts, of as many
     parts of one epoch as it takes. It is shorter where a part or an epoch ends before.
-
-    An iteration ends before an empty span, which `pause` takes away. Another iteration continues
-    with the positions that were not handed out. Exceptions of the source, the data set or the
-    transform propagate from the iteration.
     """
 
     def __init__(
@@ -46,65 +42,26 @@ class StreamLoader:
         drop_last: bool = False,
         ahead: int = 16,
     ) -> None:
+        super().__init__(source, batch_size, loading, transform)
         self.stream = stream
-        self.batch_size = batch_size
-        self._source, self._lack = source, lack
+        self._lack = lack
         self._collate = loading.collate_fn or default_collate
-        self._loading = loading
         self._seed = seed
-        self._transform = transform
         self._drop_last = drop_last
         self._ahead = ahead
-        self._waiting: deque[Span] = deque()
         self._last: Any = None  # the examples of the last batch, for a step without any
         self._before: tuple[Batch, list[Any]] | None = None  # the last batch, before its transform
-        self._iteration: Generator[Batch] | None = None
-
-    @property
-    def unused(self) -> tuple[Span, ...]:
-        """The positions whose batches were not returned yet, in the order of the source."""
-        return tuple(self._waiting)
-
-    def prepare(self) -> None:
-        """Does nothing: a stream is read when its examples are needed, or by a process."""
-
-    def pause(self) -> bool:
-        """Returns whether the iteration has ended before an empty span, and takes that away."""
-        if self._waiting and self._waiting[0][0] == self._waiting[0][1]:
-            self._waiting.popleft()
-            return True
-        return False
 
     def stand_in(self) -> Batch:
-        """Returns a batch without positions, for a step that others make."""
         examples = self._last
         if examples is None:
             examples, _ = self.stream.take(0, self.batch_size)
         return Batch(self._made(examples, 0), (), examples=0)
 
     def originals(self, batch: Batch, count: int) -> Any:
-        """Returns the first examples of the last batch as they were before the transform."""
         if self._transform is None or self._before is None or self._before[0] is not batch:
             return None
         return self._collate(self._before[1][:count])
-
-    def discard(self) -> tuple[Span, ...]:
-        """Ends the iteration; drops and returns the unused spans."""
-        self._end_iteration()
-        unused = self.unused
-        self._waiting.clear()
-        return unused
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Begins an iteration, and ends an earlier one: there is one sequence of spans."""
-        self._end_iteration()
-        self._iteration = self._batches()
-        return self._iteration
-
-    def _end_iteration(self) -> None:
-        if self._iteration is not None:
-            self._iteration.close()
-            self._iteration = None
 
     def _batches(self) -> Generator[Batch]:
         while self._next() is not None:
@@ -172,6 +129,6 @@ class StreamLoader:
     def _next(self) -> Span | None:
         if not self._waiting:
             self._waiting.extend(self._source(self._ahead))
-        if not self._waiting or self._waiting[0][0] == self._waiting[0][1]:
+        if not self._waiting or self._paused:
             return None
         return self._waiting[0]

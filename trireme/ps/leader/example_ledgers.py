@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trireme.data.ledger import Ledger, LedgerState
+from trireme.data.ledger import MOST_DEALT, MOST_POSITIONS, EpochEnd, Ledger, LedgerState, parts_of
 from trireme.data.order import SAME_ORDER
-from trireme.data.positions import MOST_DEALT, MOST_POSITIONS, EpochEnd, parts_of
 from trireme.ps.messages import Lease, Leased, Span
 
 _MOST_DATASETS = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trireme.data.intervals import joined
-from trireme.data.positions import MOST_POSITIONS, EpochEnd
+from trireme.data.ledger import MOST_POSITIONS, EpochEnd
 from trireme.data.stream import Stream
 from trireme.ps.messages import Leased
 from trireme.session.backends.base import Backend

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Dataset
 
 from trireme.data.batch import Batch
-from trireme.data.fingerprint import fingerprint
-from trireme.data.loader import Loader
-from trireme.data.positions import EpochEnd, parts_of
+from trireme.data.ledger import EpochEnd, parts_of
+from trireme.data.loader import Loader, SpanLoader
+from trireme.data.order import fingerprint
 from trireme.data.request import Request
 from trireme.data.stream import Stream, is_stream, shards_of
 from trireme.data.stream_loader import StreamLoader
@@ -61,10 +61,10 @@ class DataFeed:
         self._handed = HandedOut()
         self._made: WeakSet[Batches] = WeakSet()
         self._warned: set[str] = set()  # the data sets of which examples were left out
-        self._loader: Loader | StreamLoader | None = None  # the one that is being iterated over
+        self._loader: SpanLoader | None = None  # the one that is being iterated over
         self._ahead: Lookahead | None = None  # its batches
         # The last one that was iterated over, by the name of its data set.
-        self._latest: dict[str, tuple[Loader | StreamLoader, Dealer]] = {}
+        self._latest: dict[str, tuple[SpanLoader, Dealer]] = {}
         # Positions that were leased and not handed out, by the data set's name and size.
         self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
@@ -119,7 +119,7 @@ class DataFeed:
         check_whole("batch_size", request.batch_size)
         for note in request.notes:
             self._worker.progress.warn(note)
-        loader: Loader | StreamLoader
+        loader: SpanLoader
         if is_stream(request.dataset):
             if resized:
                 self._refuse_stream(request, "resized")
@@ -223,7 +223,7 @@ class DataFeed:
     # -- iterating ------------------------------------------------------------------------------
 
     def _iteration(
-        self, loader: Loader | StreamLoader, dealer: Dealer, per_epoch: int, epochs: float | None
+        self, loader: SpanLoader, dealer: Dealer, per_epoch: int, epochs: float | None
     ) -> Iterator[Batch]:
         """Begins an iteration: to the end of the epoch, of `epochs`, or of training."""
         within = self._epoch
@@ -239,7 +239,7 @@ class DataFeed:
         return self._iterate(loader, dealer, patient=patient)
 
     def _iterate_epoch(
-        self, loader: Loader | StreamLoader, dealer: Dealer, epoch: int, *, patient: bool
+        self, loader: SpanLoader, dealer: Dealer, epoch: int, *, patient: bool
     ) -> Iterator[Batch]:
         """Iterates over an epoch.
 
@@ -255,9 +255,7 @@ class DataFeed:
         if not self._worker.backend.stopping:
             yield from self._iterate(loader, dealer, patient=patient)
 
-    def _iterate(
-        self, loader: Loader | StreamLoader, dealer: Dealer, *, patient: bool
-    ) -> Iterator[Batch]:
+    def _iterate(self, loader: SpanLoader, dealer: Dealer, *, patient: bool) -> Iterator[Batch]:
         worker, key = self._worker, (dealer.name, dealer.size)
         if self._asked_to_stop():
             self._finish()
@@ -322,7 +320,7 @@ class DataFeed:
             self._finish()
         worker.passed = within is None
 
-    def _without_examples(self, loader: Loader | StreamLoader, dealer: Dealer) -> Batch | None:
+    def _without_examples(self, loader: SpanLoader, dealer: Dealer) -> Batch | None:
         """Takes part in a step for which the ledger has no examples for this worker.
 
         Where other workers make several updates from their batches, it is several steps; where they

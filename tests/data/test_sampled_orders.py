@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from tests.data.sources import Flow, Rows, padded
+from trireme.data.order import BatchSamplerOrder, SamplerOrder, WeightedOrder
 from trireme.data.request import Request, of_dataloader
-from trireme.data.sampled_order import BatchSamplerOrder, SamplerOrder, WeightedOrder
 from trireme.errors import ConfigurationError
 
 
