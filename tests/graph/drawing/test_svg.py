@@ -68,7 +68,6 @@ def test_a_captured_model_is_drawn() -> None:
         (chain(400), 400),
         (chain(1000, "layer_{}"), 100),
         (chain(1000, "part.layer_{}"), 100),
-        (chain(1000), 100),  # no modules: runs of ten
     ],
 )
 def test_of_many_operators_modules_or_runs_are_drawn(many: Picture, boxes: int) -> None:

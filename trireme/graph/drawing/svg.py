@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ def colour_number(place: str, places: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """What is drawn as one box: a node, a run of nodes, or what a module has in one place."""
+    """What is drawn as one box: a node, or what a module has in one place."""
 
     scope: str
     place: str
@@ -123,8 +123,9 @@ class _Drawing:
         graph.node("places", label=f"<{table}>", shape="plain", style="", tooltip="places")
 
     def _module(self, graph: Digraph, module: Module, depth: int) -> None:
-        for box in self._own(module):
-            self._add(graph, box)
+        for item in module.items:
+            if isinstance(item, Node):
+                self._add(graph, _Box(module.scope, item.place, (item,)))
         for item in module.modules:
             if depth + 1 == self._depth:
                 for place in dict.fromkeys(node.place for node in item.nodes):
@@ -137,20 +138,6 @@ class _Drawing:
                     color=_LINE, margin="8", labeljust="l", **{"class": "box"},
                 )  # fmt: skip
                 self._module(inner, item, depth + 1)
-
-    def _own(self, module: Module) -> Iterator[_Box]:
-        """Yields the boxes of a module's own nodes: one each, or runs of them if there are many."""
-        own = [item for item in module.items if isinstance(item, Node)]
-        many = self._depth is not None and len(own) > _BOXES
-        longest = -(-len(own) // (_BOXES // 2)) if many else 1
-        run: list[Node] = []
-        for node in own:
-            if run and (len(run) == longest or node.place != run[0].place):
-                yield _Box(module.scope, run[0].place, tuple(run))
-                run = []
-            run.append(node)
-        if run:
-            yield _Box(module.scope, run[0].place, tuple(run))
 
     def _add(self, graph: Digraph, box: _Box) -> None:
         number = len(self._boxes)
@@ -166,14 +153,11 @@ class _Drawing:
     @staticmethod
     def _words(box: _Box) -> tuple[str, str]:
         """Returns the label and the tooltip of a box."""
-        node, last = box.nodes[0], box.nodes[-1]
+        node = box.nodes[0]
         totals = Totals.of(box.nodes)
         operators = count(totals.operators, "operator")
         if box.is_module:
             lines = [box.scope.rpartition(".")[2], operators]
-            about = [box.scope, box.place]
-        elif len(box.nodes) > 1:
-            lines = [f"{node.name} to {last.name}", operators]
             about = [box.scope, box.place]
         else:
             head = node.operator.removeprefix("aten.") if node.is_operator else node.name

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +10,8 @@ from torch import fx
 
 from trireme.errors import ConfigurationError
 
-_SIZES = frozenset([torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default])
+_SIZE = torch.ops.aten.sym_size.int
+_SIZES = frozenset([_SIZE, torch.ops.aten.sym_numel.default])
 
 
 def read_sizes_of_inputs(graph: fx.Graph) -> None:
@@ -30,7 +29,7 @@ def read_sizes_of_inputs(graph: fx.Graph) -> None:
         if node.target not in _SIZES or node.args[0] in inputs or not _is_symbol(size):
             continue
         with graph.inserting_before(node):
-            same = _computed(graph, size.node.expr, known, node)
+            same = _computed(graph, node, known)
         node.replace_all_uses_with(same)
         graph.erase_node(node)
 
@@ -39,45 +38,29 @@ def _is_symbol(size: Any) -> bool:
     return isinstance(size, torch.SymInt)
 
 
-@cache
-def _operators() -> Mapping[type, Callable[[Any, Any], Any]]:
-    """Returns what computes each kind of expression from two parts."""
-    import sympy  # type: ignore[import-untyped]  # loads slowly, and every session imports this
-    from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+def _computed(graph: fx.Graph, node: fx.Node, known: Mapping[Any, tuple[fx.Node, int]]) -> fx.Node:
+    """Returns a new node that computes a size from those of the inputs."""
+    # These load slowly, and every session imports this.
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    return {
-        sympy.Add: operator.add,
-        sympy.Mul: operator.mul,
-        FloorDiv: operator.floordiv,
-        Mod: operator.mod,
-        PythonMod: operator.mod,
-    }
-
-
-def _computed(
-    graph: fx.Graph, expression: Any, known: Mapping[Any, tuple[fx.Node, int]], node: fx.Node
-) -> Any:
-    """Returns a new node that computes an expression, or its value if it is a number."""
-    if expression in known:
-        made = graph.call_function(torch.ops.aten.sym_size.int, known[expression])
-    elif expression.is_Integer:
-        return int(expression)
-    elif (function := _operators().get(type(expression))) is not None:
-        parts = [_computed(graph, each, known, node) for each in expression.args]
-
-        def joined(one: Any, other: Any) -> fx.Node:
-            both = graph.call_function(function, (one, other))
-            both.meta["val"] = node.meta["val"]  # what matters of it is that it is no tensor
-            return both
-
-        made = reduce(joined, parts)
-    else:
-        raise ConfigurationError(
-            f"the size {expression} of {node.args[0]} does not follow from the sizes of the "
-            "model's inputs: it depends on values, and a graph that is cut has no such sizes. "
-            "Compute it with tensors of a fixed size and a mask"
-        )
-    made.meta.update(node.meta)
+    expression = node.meta["val"].node.expr
+    parts = {expression} if expression in known else expression.free_symbols & known.keys()
+    before = set(graph.nodes)
+    sizes = {part: graph.call_function(_SIZE, known[part]) for part in parts}
+    made = sizes.get(expression)
+    if made is None:
+        proxies = {part: fx.Proxy(size) for part, size in sizes.items()}
+        try:
+            made = sympy_interp(PythonReferenceAnalysis, proxies, expression).node
+        except (KeyError, NotImplementedError) as error:
+            raise ConfigurationError(
+                f"the size {expression} of {node.args[0]} does not follow from the sizes of the "
+                "model's inputs: it depends on values, and a graph that is cut has no such sizes. "
+                "Compute it with tensors of a fixed size and a mask"
+            ) from error
+    for each in set(graph.nodes) - before:
+        each.meta.update(node.meta)  # what matters of the value is that it is no tensor
     return made
 
 
