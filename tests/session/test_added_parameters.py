@@ -259,6 +259,15 @@ def expected(way: str) -> str:
     return "parameter '0.weight' and 1 more given to the optimizer after training began"
 
 
+@pytest.mark.thorough(
+    but=(
+        "sync-append",
+        "fsdp-add_param_group",
+        "a mesh in a worker-unfreeze",
+        "averaging-extend",
+        "async-remove",
+    )
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("group", SHARED, ids=IDS)
 def test_a_loop_is_refused_by_name_what_would_not_be_trained(group: ProcessGroup, way: str) -> None:
@@ -266,6 +275,15 @@ def test_a_loop_is_refused_by_name_what_would_not_be_trained(group: ProcessGroup
     assert ran.raised and all(expected(way) in said for said in ran.raised.values())
 
 
+@pytest.mark.thorough(
+    but=(
+        "async-append",
+        "pipeline-add_param_group",
+        "sync-unfreeze",
+        "averaging-extend",
+        "fsdp-remove",
+    )
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "group", [*SHARED, ProcessGroup(workers=2, strategy="pipeline")], ids=[*IDS, "pipeline"]
