@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import PACKAGES
+from tests.conftest import PYTHONPATH
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -29,7 +29,7 @@ def install(kind: str, directory: Path) -> None:
 
 def environ(directory: Path) -> dict[str, str]:
     """Returns the environment in which what was installed into a directory is found."""
-    path = os.pathsep.join([str(directory), PACKAGES])
+    path = os.pathsep.join([str(directory), PYTHONPATH])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 

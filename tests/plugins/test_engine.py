@@ -30,6 +30,7 @@ def ssh(directory: Path) -> Path:
     return script
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_tasks_start_through_it_and_train(directory: Path, ssh: Path) -> None:
     job = (*ON, "--through-command", f"{ssh} {{host}}", "--through-hosts", "one,two")

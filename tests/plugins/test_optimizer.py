@@ -32,6 +32,7 @@ def learned(output: str) -> list[str]:
     return line.partition("learned ")[2].split()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_servers_learn_what_one_process_does(directory: Path) -> None:
     (directory.parent / "sign.py").write_text(PROGRAM)

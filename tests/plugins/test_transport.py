@@ -20,6 +20,7 @@ class TestUnix(TransportConformance):
 """
 
 
+@pytest.mark.thorough
 def test_it_passes_what_every_transport_must(directory: Path) -> None:
     suite = directory.parent / "test_unix.py"
     suite.write_text(CONFORMS)
@@ -31,6 +32,7 @@ def test_it_passes_what_every_transport_must(directory: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_job_runs_over_it(directory: Path) -> None:
     demo = (ROOT / "examples" / "digits.py", "--max-steps", 60)
