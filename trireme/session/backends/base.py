@@ -101,14 +101,9 @@ class Backend(ABC):
         """Registers the model, the optimizer and the rule, and receives the job's values.
 
         Where no values are loaded yet, a worker that is not chief waits until the chief has loaded
-        what `first` returns. May be called again after `come_back`; local updates since the last
-        exchange are then dropped.
-
-        Raises:
-            ModelMismatchError: another worker has another model; names the first difference.
-            UnsupportedOptimizerError: a server does not have the optimizer.
-            CheckpointError, Rejected: the first state is of another model, or another optimizer.
-            Fenced: the view changed before values were loaded, and may name another chief.
+        what `first` returns. Raises `Fenced` where the view changed before, and may name another
+        chief. May be called again after `come_back`; local updates since the last exchange are
+        then dropped.
         """
 
     def come_back(self, incarnation: int) -> None:
@@ -131,21 +126,13 @@ class Backend(ABC):
         return 1
 
     def begin_step(self) -> None:
-        """Synchronises with the processes that make the step together with this one.
-
-        Raises:
-            ConfigurationError: the chief makes another call: every process must run the same
-                program.
-        """
+        """Synchronises with the processes that make the step together with this one."""
 
     @abstractmethod
     def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         """Starts an exchange of the present gradients; only one exchange may be under way.
 
         The weight is the number of examples that the gradient is the mean of; 0 changes no values.
-
-        Raises:
-            ConfigurationError: this worker makes no more updates, or an exchange is under way.
         """
 
     @abstractmethod
@@ -203,12 +190,8 @@ class Backend(ABC):
         """Leases the next examples of a data set to this worker: `count` spans of `batch` examples.
 
         An empty span says that this replica has no examples in a step that others make. With a
-        size of 0 the answer says how far a data set is that may be unknown. `terms` are those of
-        `trireme.ps.messages.Lease`.
-
-        Raises:
-            Rejected: other workers have another size of the data set, or in synchronous jobs
-                another batch size; or the checkpoint has another size, and `resized` is false.
+        size of 0 the answer says how far a data set is that may be unknown. Raises `Rejected`
+        where workers disagree about the data set, or the checkpoint is of another one.
         """
 
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
@@ -216,9 +199,6 @@ class Backend(ABC):
 
         All of them must call it, for each loader. `order` is the fingerprint of the order of
         examples; 0 where there is none.
-
-        Raises:
-            Rejected: another process has another one.
         """
         if self.group is None:
             return
@@ -308,8 +288,7 @@ class Backend(ABC):
     def drain(self) -> int:
         """Waits until every worker has retired, and receives the final values; returns their step.
 
-        Raises:
-            Fenced: the job has given this worker up; it keeps its present values.
+        A worker that the job has given up keeps its present values: `Fenced`.
         """
 
     def close(self) -> None:
