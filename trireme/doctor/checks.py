@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
+import platform
 import resource
 import shutil
 import socket
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,19 +39,25 @@ SUFFIXES = (".pem", ".crt", ".cert", ".key")
 _SOME_HOST = "192.0.2.1"  # of RFC 5737, which no host has; nothing is sent there
 
 
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check.
+Level = Literal["ok", "warning", "problem"]
+Doubt = tuple[object, Level, str, str]
 
-    Attributes:
-        topic: what was looked at, in a word or two.
-        level: `ok`; `warning` for what a job may run with; `problem` for what it fails with.
-        advice: what to do; empty if all is well, or if `finding` is an error that says it.
-    """
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of one check: a job may run with a warning, and fails with a problem."""
 
     topic: str
-    level: Literal["ok", "warning", "problem"]
+    level: Level
     finding: str
-    advice: str = ""
+    advice: str = ""  # what to do; empty if all is well, or if `finding` is an error that says it
+
+
+def judge(topic: str, finding: str, *doubts: Doubt) -> Check:
+    """Returns the first doubt that holds: (whether it does, level, more of the finding, advice)."""
+    for holds, level, more, advice in doubts:
+        if holds:
+            return Check(topic, level, f"{finding}{more}", advice)
+    return Check(topic, "ok", finding)
 
 
 def check_versions(name: str = DISTRIBUTION) -> Iterator[Check]:
@@ -62,13 +69,10 @@ def check_versions(name: str = DISTRIBUTION) -> Iterator[Check]:
         yield Check("trireme", "warning", "it runs from a source tree, not installed", advice)
         return
     yield Check("trireme", "ok", found.version)
-    python = ".".join(map(str, sys.version_info[:3]))
-    supports = str(found.metadata["Requires-Python"] or "")
-    if SpecifierSet(supports).contains(python, prereleases=True):
-        yield Check("python", "ok", python)
-    else:
-        advice = "make an environment with a newer Python"
-        yield Check("python", "problem", f"{python}, and trireme needs {supports}", advice)
+    python, supports = platform.python_version(), str(found.metadata["Requires-Python"] or "")
+    old = not SpecifierSet(supports).contains(python, prereleases=True)
+    advice = "make an environment with a newer Python"
+    yield judge("python", python, (old, "problem", f", and trireme needs {supports}", advice))
     well = []
     for each in map(Requirement, found.requires or ()):
         if each.marker and not each.marker.evaluate({"extra": ""}):
@@ -88,69 +92,38 @@ def check_versions(name: str = DISTRIBUTION) -> Iterator[Check]:
 
 def check_shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
     """Checks `memfd`, by which tasks of a host share memory, and /dev/shm, which loaders use."""
-    if available():
-        yield Check("memfd", "ok", "workers and servers of this host can share memory")
-    else:
-        advice = "nothing: tasks of this host use TCP, which is slower"
-        yield Check("memfd", "warning", "this system has no memfd_create", advice)
-    if not directory.is_dir():
-        return
-    usage = shutil.disk_usage(directory)
-    text = f"{_size(usage.free)} free of {_size(usage.total)}"
-    if usage.free < 512 * MIB:  # Docker gives containers 64 MiB
+    none, advice = not available(), "nothing: tasks of this host use TCP, which is slower"
+    finding = f"this system has {'no ' * none}memfd_create, by which tasks share memory"
+    yield judge("memfd", finding, (none, "warning", "", advice))
+    if directory.is_dir():
+        usage = shutil.disk_usage(directory)
+        more = ": data loaders with processes of their own may die by SIGBUS"
         advice = "give the container more (docker run --shm-size=1g), or use no num_workers"
-        says = f"{text}: data loaders with processes of their own may die by SIGBUS"
-        yield Check("/dev/shm", "warning", says, advice)
-    else:
-        yield Check("/dev/shm", "ok", text)
+        yield judge(
+            "/dev/shm",
+            f"{_size(usage.free)} free of {_size(usage.total)}",
+            (usage.free < 512 * MIB, "warning", more, advice),  # Docker gives containers 64 MiB
+        )
 
 
-def check_limits() -> Iterator[Check]:
-    """Checks the limits that `ulimit` shows."""
-    files, processes = (_limit(each) for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
-    yield check_files(files)
-    running = 0
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            running += process.num_threads() * (process.uids().real == os.getuid())
-    yield check_processes(running, processes)
-
-
-def _limit(which: int) -> int | None:
-    soft, _ = resource.getrlimit(which)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def check_files(limit: int | None) -> Check:
-    """Checks how many files a process may have open; None for no limit."""
-    if limit is None or limit >= 1024:
-        return Check("open files", "ok", "no limit" if limit is None else f"{limit} a process")
-    says = f"{limit} a process are few: a server needs one for each connection"
+def check_files(limit: int) -> Check:
+    """Checks how many files a process may have open, as `ulimit -n` shows it."""
+    most = math.inf if limit == resource.RLIM_INFINITY else limit
+    more = " are few: a server needs one for each connection"
     advice = "ulimit -n 4096, in the shell that starts the tasks"
-    return Check("open files", "problem" if limit < 256 else "warning", says, advice)
+    return judge(
+        "open files",
+        f"{most} a process",
+        (most < 256, "problem", more, advice),
+        (most < 1024, "warning", more, advice),
+    )
 
 
-def check_processes(running: int, limit: int | None) -> Check:
-    """Checks how many processes and threads this user has, and may have; None for no limit."""
-    text = f"{running} of {limit or 'any number of'} processes and threads are in use"
-    if limit is None or limit - running >= 512:
-        return Check("processes", "ok", text)
-    advice = f"ulimit -u {running + 2048}, or end what is not needed"
-    return Check("processes", "warning", f"{text}, and torch starts many", advice)
-
-
-def check_cores(usable: int, load: float, threads: str) -> Iterator[Check]:
-    """Checks the cores that this process may use, their load, and OMP_NUM_THREADS ("" if unset)."""
-    text = f"{usable}, load {load:.1f}"
-    if load > usable:
-        advice = "end them, or expect a slower job"
-        yield Check("cores", "warning", f"{text}: other processes use them", advice)
-    else:
-        yield Check("cores", "ok", text)
-    if threads and not (threads.isdecimal() and 0 < int(threads) <= usable):
-        says = f"OMP_NUM_THREADS={threads}, and there are {usable} cores"
-        advice = "unset OMP_NUM_THREADS: each task then gets its part of the cores"
-        yield Check("BLAS threads", "warning", says, advice)
+def check_cores(usable: int, load: float) -> Check:
+    """Checks the cores that this process may use, and their load."""
+    more, advice = ": other processes use them", "end them, or expect a slower job"
+    found = f"{usable}, load {load:.1f}"
+    return judge("cores", found, (load > usable, "warning", more, advice))
 
 
 def check_environment(environ: Mapping[str, str]) -> Check:
@@ -184,29 +157,31 @@ def check_addresses(
     `resolved` are the addresses of that, `own` those of this host's interfaces, and `outward` the
     one from which this host reaches others; "" if it reaches none.
     """
-    if LOOPBACK in own:
-        yield Check("loopback", "ok", f"tasks of `trireme run` announce {LOOPBACK}")
-    else:
-        found = f"this host has no {LOOPBACK}, where `trireme run` has its tasks listen"
-        yield Check("loopback", "problem", found, "ip link set lo up")
-    if outward:
-        yield Check("network", "ok", f"tasks that other hosts reach announce {outward}")
-    else:
-        advice = "connect it, if the job is to have tasks on several hosts; otherwise nothing"
-        yield Check("network", "warning", "this host has no route to others", advice)
-    text = f"{name} is {', '.join(resolved)}"
-    if not resolved:
-        found = f"{name} resolves to no address, and torch.distributed asks for it"
-        advice = f"add {outward or LOOPBACK} {name} to /etc/hosts"
-        yield Check("host name", "warning", found, advice)
-    elif not own.intersection(resolved):
-        advice = f"correct {name} in /etc/hosts or DNS, or set GLOO_SOCKET_IFNAME"
-        yield Check("host name", "problem", f"{text}, which is no address of this host", advice)
-    elif outward and all(each.startswith("127.") or each == "::1" for each in resolved):
-        advice = f"for process groups on several hosts map {name} to {outward}"
-        yield Check("host name", "warning", f"{text}, which other hosts cannot reach", advice)
-    else:
-        yield Check("host name", "ok", text)
+    finding = f"tasks of `trireme run` announce {LOOPBACK}"
+    missing: Doubt = (
+        LOOPBACK not in own,
+        "problem",
+        ", which this host has not",
+        "ip link set lo up",
+    )
+    yield judge("loopback", finding, missing)
+    finding = f"tasks that other hosts reach announce {outward or 'nothing: there is no route'}"
+    advice = "connect it, if the job is to have tasks on several hosts; otherwise nothing"
+    yield judge("network", finding, (not outward, "warning", "", advice))
+    loopback = all(each.startswith("127.") or each == "::1" for each in resolved)
+    ways = (
+        f"add {outward or LOOPBACK} {name} to /etc/hosts",
+        f"correct {name} in /etc/hosts or DNS, or set GLOO_SOCKET_IFNAME",
+        f"for process groups on several hosts map {name} to {outward}",
+    )
+    foreign, beyond = not own.intersection(resolved), outward and loopback
+    yield judge(
+        "host name",
+        f"{name} is {', '.join(resolved)}",
+        (not resolved, "warning", "no address, and torch.distributed asks for one", ways[0]),
+        (foreign, "problem", ", which is no address of this host", ways[1]),
+        (beyond, "warning", ", which other hosts cannot reach", ways[2]),
+    )
 
 
 def check_port(port: int) -> Check:
@@ -259,65 +234,64 @@ def _check_certificate(path: Path, now: datetime) -> Check:
         return Check(path.name, "ok", "a private key, which only this user can read")
     found = x509.load_pem_x509_certificate(text)
     begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
-    who = f"{found.subject.rfc4514_string() or '(no subject)'}, until {ends:%Y-%m-%d %H:%M} UTC"
-    if begins > now:
-        advice = "set this host's clock, or issue it again"
-        return Check(path.name, "problem", f"{who}, is not valid yet", advice)
-    if ends <= now:
-        return Check(path.name, "problem", f"{who}, has expired", "issue it again")
-    if ends < now + SOON:
-        return Check(path.name, "warning", f"{who}, expires soon", "issue it again")
-    return Check(path.name, "ok", who)
+    advice = "set this host's clock, or issue it again"
+    return judge(
+        path.name,
+        f"{found.subject.rfc4514_string() or '(no subject)'}, until {ends:%Y-%m-%d %H:%M} UTC",
+        (begins > now, "problem", ", is not valid yet", advice),
+        (ends <= now, "problem", ", has expired", "issue it again"),
+        (ends < now + SOON, "warning", ", expires soon", "issue it again"),
+    )
 
 
 def check_directory(path: Path) -> Iterator[Check]:
     """Checks a run directory: its disk, the permission, the locks, and who uses it."""
     place = next(each for each in (path, *path.resolve().parents) if each.exists())
     yield check_disk(shutil.disk_usage(place).free, path)
+    locked = False
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            locked = False
-            with suppress(OSError):
-                locked = try_lock(file.fileno())
+        with tempfile.TemporaryFile(dir=place) as file, suppress(OSError):
+            locked = try_lock(file.fileno())
     except OSError as error:
         advice = "change its owner or permissions, or name another directory with --run-dir"
         says = f"{path} cannot be written: {error.strerror or error}"
         yield Check("run directory", "problem", says, advice)
     else:
-        if locked:
-            yield Check("run directory", "ok", f"{path} can be written and locked")
-        else:
-            says = f"the file system of {path} has no file locks: two jobs could write there"
-            advice = "use a file system with locks (NFS mounts: without nolock)"
-            yield Check("run directory", "warning", says, advice)
+        more = ", but its file system has no file locks: two jobs could write there"
+        advice = "use a file system with locks (NFS mounts: without nolock)"
+        found = f"{path} can be written" + " and locked" * locked
+        yield judge("run directory", found, (not locked, "warning", more, advice))
     yield _check_users(path)
 
 
 def check_disk(free: int, path: Path) -> Check:
     """Checks the free bytes of a run directory's disk."""
-    if free >= GIB:
-        return Check("disk", "ok", f"{_size(free)} free at {path}")
     advice = "make room, keep fewer checkpoints (Checkpoint(keep=...)), or name another --run-dir"
-    level: Literal["warning", "problem"] = "problem" if free < 64 * MIB else "warning"
-    return Check("disk", level, f"{_size(free)} free at {path}", advice)
+    return judge(
+        "disk",
+        f"{_size(free)} free at {path}",
+        (free < 64 * MIB, "problem", "", advice),
+        (free < GIB, "warning", "", advice),
+    )
 
 
 def _check_users(path: Path) -> Check:
     entry = LocalClaims(path).newest()[1] if path.is_dir() else None
-    if entry is not None and (entry.released or entry.gone):
+    if entry is not None and not (entry.released or entry.gone):
+        if entry.stopped:
+            advice = f"continue it (kill -CONT), or end it: {entry.stop}"
+            return Check("run lock", "problem", f"{entry.words} holds it and is stopped", advice)
+    else:
         entry = None
-    if entry is not None and entry.stopped:
-        advice = f"continue it (kill -CONT), or end it: {entry.stop}"
-        return Check("run lock", "problem", f"{entry.words} holds it and is stopped", advice)
     with suppress(TriremeError):
         if is_running(path):
             record = read_record(path)
             job = f"job {record.job[:8]} (process {record.launcher} on {record.host}) runs there"
             return Check("run lock", "ok", job)
-    if entry is not None:
-        advice = f"to start another job there, first: {entry.stop}"
-        return Check("run lock", "warning", f"{entry.words} writes there", advice)
-    return Check("run lock", "ok", "no job uses it")
+    if entry is None:
+        return Check("run lock", "ok", "no job uses it")
+    advice = f"to start another job there, first: {entry.stop}"
+    return Check("run lock", "warning", f"{entry.words} writes there", advice)
 
 
 def check_host(environ: Mapping[str, str]) -> Iterator[Check]:
@@ -326,8 +300,8 @@ def check_host(environ: Mapping[str, str]) -> Iterator[Check]:
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
     yield from check_versions()
     yield from check_shared_memory()
-    yield from check_limits()
-    yield from check_cores(usable, os.getloadavg()[0], environ.get("OMP_NUM_THREADS", ""))
+    yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield check_cores(usable, os.getloadavg()[0])
     yield check_environment(environ)
     yield from check_addresses(*find_addresses())
 

@@ -52,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     for directory in directories or [Path("runs")]:
         checks += check_directory(directory)
     problems = sum(check.level == "problem" for check in checks)
-    print(_as_json(checks) if given.json else "\n".join(_lines(checks)))
+    as_json = json.dumps(msgspec.to_builtins(checks), indent=2) if given.json else ""
+    print(as_json or "\n".join(_lines(checks)))
     return 1 if problems else 0
 
 
@@ -64,32 +65,23 @@ def _number(option: str, text: str) -> float:
     raise UsageError(f"--{option} is {text!r}: it must be a positive number")
 
 
-# The tasks to reach ------------------------------------------------------------------------------
-
-
 def _tasks(where: str, timeout: float) -> Iterator[tuple[str, str]]:
     """Yields the names of tasks, and their addresses as `host:port`."""
     path = Path(where)
     if path.is_dir():
         if (path / RECORD).exists() and is_running(path):
-            yield from _tasks_of_job(path, timeout)
+            record = read_record(path)
+            if record.coordinator:
+                yield "coordinator:0", record.coordinator.partition("://")[2]
+                with suppress(TriremeError):  # the check of the coordinator says why
+                    yield from listening(query(record, timeout).tasks)
     elif path.is_file():
         cluster = read_cluster(path.read_text(encoding="utf-8", errors="replace"), str(path))
-        listening = cluster.ps or cluster.worker[:1]  # else workers do not listen
-        role = "ps" if cluster.ps else "worker"
-        yield from ((task_name(role, i), address) for i, address in enumerate(listening))
+        role, hosts = "ps" if cluster.ps else "worker", cluster.ps or cluster.worker[:1]
+        yield from ((task_name(role, index), host) for index, host in enumerate(hosts))
     else:
         check_address("the task", where)
         yield "", where
-
-
-def _tasks_of_job(path: Path, timeout: float) -> Iterator[tuple[str, str]]:
-    record = read_record(path)
-    if not record.coordinator:
-        return
-    yield "coordinator:0", record.coordinator.partition("://")[2]
-    with suppress(TriremeError):  # the check of the coordinator says why
-        yield from listening(query(record, timeout).tasks)
 
 
 def listening(tasks: Iterable[TaskStatus]) -> Iterator[tuple[str, str]]:
@@ -97,13 +89,6 @@ def listening(tasks: Iterable[TaskStatus]) -> Iterator[tuple[str, str]]:
     for task in tasks:
         if task.address and task.state not in ("expected", "left"):
             yield task_name(task.role, task.index), task.address.partition("://")[2]
-
-
-# Output ------------------------------------------------------------------------------------------
-
-
-def _as_json(checks: Sequence[Check]) -> str:
-    return json.dumps(msgspec.to_builtins(checks), indent=2)
 
 
 def _lines(checks: Sequence[Check]) -> Iterator[str]:

@@ -21,13 +21,8 @@ def _doctor() -> Parser:
     parser.add_argument(
         "--run-dir", metavar="DIR", help="check the disk and the lock of a run directory"
     )
-    parser.add_argument(
-        "--port",
-        metavar="N",
-        action="append",
-        default=[],
-        help="check that a task can listen at port N; may be repeated",
-    )
+    text = "check that a task can listen at port N; may be repeated"
+    parser.add_argument("--port", metavar="N", action="append", default=[], help=text)
     parser.add_argument("--certs", metavar="DIR", help="check the certificates and keys in DIR")
     parser.add_argument(
         "--timeout", metavar="SECONDS", default="3", help="how long to wait for a host (default 3)"
