@@ -103,32 +103,21 @@ class CheckpointData:
 
 @dataclass(frozen=True)
 class Description:
-    """The description of a checkpoint, which is read without its values.
-
-    Attributes:
-        path: the directory, or its URL.
-        step: the global step.
-        saved_at: the time of writing, in UTC and ISO 8601.
-        nbytes: the size of all files.
-        versions: of `trireme` and `torch` that wrote it.
-        model, optimizer, average, local, tables: dtype (as `F32`) and shape of each tensor by name.
-        state: see `CheckpointData`.
-        chain: the steps of the saves that the tables are of, the one with all rows first; empty
-            where all rows are of this save. Then `tables` are those of the first.
-    """
+    """The description of a checkpoint, which is read without its values."""
 
     path: Location
     step: int
-    saved_at: str
-    nbytes: int
-    versions: dict[str, str]
+    saved_at: str  # in UTC and ISO 8601
+    nbytes: int  # of all files
+    versions: dict[str, str]  # of `trireme` and `torch` that wrote it
+    # The dtype (as `F32`) and shape of each tensor by name; of tables, those of the whole save.
     model: dict[str, tuple[str, tuple[int, ...]]]
     optimizer: dict[str, tuple[str, tuple[int, ...]]]
     average: dict[str, tuple[str, tuple[int, ...]]]
     local: dict[str, tuple[str, tuple[int, ...]]]
     tables: dict[str, tuple[str, tuple[int, ...]]]
     state: dict[str, Any]
-    chain: tuple[int, ...] = ()
+    chain: tuple[int, ...] = ()  # see `Manifest`
 
 
 def save(
@@ -138,23 +127,11 @@ def save(
     writer: int | None = None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> Location:
-    """Writes a checkpoint, and syncs it to the disk, or uploads it.
+    """Writes a checkpoint, and syncs it to the disk, or uploads it; returns where it is.
 
-    Args:
-        run_dir: the run's directory, its URL or its place; made if it is not there.
-        data: the checkpoint. Its tensors must not change meanwhile.
-        writer: the number of the claim of the directory under which it is saved; None to claim it
-            for this save.
-        shard_bytes: the largest size of a file of several tensors.
-
-    Returns:
-        The checkpoint's directory, `RUN_DIR/checkpoints/step-000001234-writer-3`.
-
-    Raises:
-        CheckpointError: a tensor or a value of the state is of a kind that a checkpoint cannot
-            hold, or writing failed; or there is no checkpoint of step `data.since` whose tables it
-            could follow. Earlier checkpoints are unharmed.
-        ConfigurationError: it claims the directory, and another process writes there.
+    The tensors must not change meanwhile. It is saved under the number of a `writer`'s claim of the
+    directory; without one, the directory is claimed for this save. Earlier checkpoints are unharmed
+    by a failure.
     """
     if not 0 <= data.step <= LAST_STEP:
         raise CheckpointError(
@@ -229,22 +206,10 @@ def _check_json(value: object, where: str) -> None:
 
 
 def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:
-    """Verifies and reads a checkpoint.
+    """Verifies and reads a checkpoint, into memory of its own.
 
-    One in an object store is copied to the directory of temporary files first.
-
-    Args:
-        path: the checkpoint.
-        streamed: whether to return `StreamedTensors`, of which each is read when it is asked for.
-            The checkpoint must not be replaced or deleted before.
-
-    Returns:
-        The data passed to `save`. Tensors are on the CPU, and none share memory.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from what was written; names it. Or the
-            checkpoint was replaced while it was read.
-        ConfigurationError: an object store cannot be read now.
+    One in an object store is copied to the directory of temporary files first. With `streamed`,
+    each tensor is read when it is asked for: the checkpoint must not be deleted before.
     """
     place, path = place_of_checkpoint(path)
     fetched = place.fetch(path)
@@ -283,12 +248,7 @@ def _kept(tensors: Mapping[str, torch.Tensor], fetched: Fetched) -> Mapping[str,
 
 
 def verify(path: str | Location) -> None:
-    """Verifies the checksum of every file of a checkpoint, and its indexes.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from what was written; names it.
-        ConfigurationError: an object store cannot be read now.
-    """
+    """Verifies the checksum of every file of a checkpoint, and its indexes."""
     place, path = place_of_checkpoint(path)
     with place.fetch(path).reading() as directory:
         manifest = read_manifest(directory)
@@ -300,10 +260,6 @@ def describe(path: str | Location) -> Description:
     """Returns the description of a checkpoint, without reading its values.
 
     It verifies `state.json`, the indexes, and the size of every file; see `verify` for the rest.
-
-    Raises:
-        CheckpointError: it is not a checkpoint, or it is damaged as far as was looked.
-        ConfigurationError: an object store cannot be read now.
     """
     place, path = place_of_checkpoint(path)
     with place.fetch(path, content=False).reading() as directory:
@@ -322,18 +278,7 @@ def describe(path: str | Location) -> Description:
 
 
 def export(path: str | Location, output: str | Path) -> Path:
-    """Writes a checkpoint's model as one plain safetensors file that any tool reads.
-
-    Args:
-        path: the checkpoint.
-        output: the file to write; replaced if it is there, and only by a complete one.
-
-    Returns:
-        `output`.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or the disk refused.
-    """
+    """Writes a checkpoint's model as one plain safetensors file that any tool reads."""
     data = load(path)
     output = Path(output)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")

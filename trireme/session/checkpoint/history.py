@@ -13,11 +13,7 @@ from trireme.session.checkpoint.places import RunDir, place_of
 
 
 def list_checkpoints(run_dir: RunDir) -> list[Location]:
-    """Returns the directories of a run's checkpoints, oldest first, including damaged ones.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
+    """Returns the directories of a run's checkpoints, oldest first, including damaged ones."""
     place = place_of(run_dir)
     try:
         return place.list()
@@ -41,19 +37,9 @@ def latest(
     *,
     streamed: bool = False,
 ) -> CheckpointData | None:
-    """Reads the newest undamaged checkpoint of a run.
+    """Reads the newest undamaged checkpoint of a run; raises `CheckpointError` where all are not.
 
-    Args:
-        run_dir: the run's directory.
-        on_damaged: called with each newer checkpoint that is damaged, and the error.
-        streamed: whether tensors are read when they are asked for, as of `load`.
-
-    Returns:
-        The checkpoint, or None if the run has none.
-
-    Raises:
-        CheckpointError: the run has checkpoints, and all are damaged. To begin anew is then the
-            user's decision.
+    To begin anew is then the user's decision. `on_damaged` is told of each that is passed over.
     """
     place = place_of(run_dir)
     paths = list_checkpoints(place)
@@ -81,21 +67,8 @@ def prune(
     """Deletes old checkpoints of a run.
 
     It keeps the newest `keep`; with `keep_every_steps`, the first at or after each multiple; and
-    always the newest undamaged one.
-
-    Args:
-        run_dir: the run's directory.
-        keep: the number of newest checkpoints to keep, 1 or more.
-        keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
-        good: a checkpoint known to be undamaged, such as the last one written; saves verification.
-        left_alone: checkpoints that stay for now.
-
-    Returns:
-        The checkpoints that were deleted.
-
-    Raises:
-        ValueError: `keep` is below 1.
-        CheckpointError: a checkpoint could not be deleted.
+    always the newest undamaged one, which `good` is known to be. Those that are `left_alone` stay
+    for now.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}: at least one checkpoint has to stay")

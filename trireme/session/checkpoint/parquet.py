@@ -24,21 +24,6 @@ def export_tables(path: str | Location, output: str | Path, *, state: bool = Fal
     """Writes each sparse table of a checkpoint as a Parquet file, its rows in the order of keys.
 
     The columns are `key` (int64) and `row` (a list of the row's numbers).
-
-    Args:
-        path: the checkpoint.
-        output: the directory to write to; made if it is not there. A file of it is replaced only by
-            a complete one.
-        state: whether to write the columns `state` (a list: the optimizer's state of the row, if
-            it has any), `last_step` (the step of its last update) and `touches` (how often it was
-            updated) too.
-
-    Returns:
-        The files, named after the tables.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged or has no tables, or the disk refused.
-        ConfigurationError: pyarrow is not installed, or an object store cannot be read now.
     """
     _pyarrow()
     output = Path(output)

@@ -76,16 +76,7 @@ class Place(ABC):
     claims: Claims
 
     def claim(self, writer: Writer, *, first: bool = True) -> RunLock:
-        """Takes the run directory for this process; makes it if it is not there.
-
-        Args:
-            writer: this process, with the view in which it is chief.
-            first: whether the job begins; see `RunLock.claim`.
-
-        Raises:
-            ConfigurationError: another process writes there; names it.
-            OSError: it cannot be written.
-        """
+        """Takes the run directory for this process; makes it if it is not there."""
         self.open(first=first)
         orders = (order_of(path.name) for path in self.list())
         return RunLock.claim(
@@ -107,28 +98,15 @@ class Place(ABC):
 
     @abstractmethod
     def open(self, *, first: bool) -> None:
-        """Makes the run directory, and checks, if the job begins, that claims can be made.
-
-        Raises:
-            ConfigurationError: they cannot be told apart there.
-            OSError: it cannot be written.
-        """
+        """Makes the run directory, and checks, if the job begins, that claims can be made."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Checks, by the holder of the lock, that checkpoints can be written.
-
-        Raises:
-            OSError: they cannot.
-        """
+        """Checks, by the holder of the lock, that checkpoints can be written."""
 
     @abstractmethod
     def folders(self) -> Iterable[Location]:
-        """Returns the published directories of checkpoints, and perhaps others.
-
-        Raises:
-            OSError: they cannot be listed.
-        """
+        """Returns the published directories of checkpoints, and perhaps others."""
 
     def has(self, path: Location) -> bool:
         """Returns whether a checkpoint is there still, and whole, as far as is easily seen."""
@@ -150,11 +128,7 @@ class Place(ABC):
 
     @abstractmethod
     def remove(self, path: Location) -> None:
-        """Deletes a checkpoint; it is never visible half deleted.
-
-        Raises:
-            OSError: it cannot be deleted.
-        """
+        """Deletes a checkpoint; it is never visible half deleted."""
 
     @abstractmethod
     def fetch(self, path: Location, *, content: bool = True) -> Fetched:

@@ -143,9 +143,6 @@ class Claims(ABC):
         """Returns the newest entry's number and writer; 0 where there is none.
 
         The writer is None where it cannot be read.
-
-        Raises:
-            OSError: the entries cannot be read.
         """
 
     @abstractmethod
