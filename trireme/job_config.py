@@ -128,12 +128,6 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
     return ""
 
 
-def _first_before_end(steps: str) -> None:
-    first, _, end = steps.partition(":")
-    if int(first) >= int(end):
-        raise ValueError(steps)
-
-
 def _not_empty(text: str) -> None:
     if not text:
         raise ValueError(text)
@@ -162,7 +156,6 @@ Patience = Annotated[float, Meta(ge=0, le=_LONGEST)]
 Silence = Annotated[float, Meta(ge=0.5, le=_LONGEST)]
 Gpus = Annotated[float, Meta(ge=0, le=65536)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Steps = Annotated[str, Meta(pattern="^[0-9]+:[0-9]+$")]
 Size = Annotated[str, Meta(pattern="^[0-9]+(\\.[0-9]+)? ?([kKMGT]i?)?B$")]
 Codec = Annotated[str, Meta(pattern=rf"^({'|'.join(CODECS)}|topk:.+)$")]
 
@@ -275,9 +268,6 @@ class OutputOptions(_Options, frozen=True):
     run_dir: Annotated[str | None, Option("DIR",
         "the directory of the job's checkpoints, records and logs, or a URL such as s3://bucket/run",
         expects="the name of a directory", check=_not_empty)] = None
-    profile: Annotated[Steps | None, Option("STEPS",
-        "trace these steps of each worker, such as 10:15, into RUN/traces",
-        expects="FIRST:END, such as 10:15", check=_first_before_end)] = None
     metrics_port: Annotated[Port | None, Option("PORT",
         "serve Prometheus metrics: the coordinator at PORT, servers and workers above; 0: any port",
         expects="a port, or 0")] = None
@@ -306,9 +296,9 @@ class JobConfig(
 ):
     """The options of a job, in groups: the same value in its launcher and in each of its tasks.
 
-    `origins` holds, by option, the origin of each value that is not a default; `engine_options`,
-    likewise, the values of the options that an engine has of its own (see
-    `trireme.launch.engines`).
+    `origins` holds, by option, the origin of each value that is not a default; `plugin_options`,
+    likewise, the values of the options that an engine has of its own, and of those that add hooks
+    (see `trireme.launch.engines`, `trireme.launch.hooks`).
     """
 
     tasks: Tasks = Tasks()
@@ -319,7 +309,7 @@ class JobConfig(
     output: OutputOptions = OutputOptions()
     launch: LaunchOptions = LaunchOptions()
     origins: dict[str, str] = {}
-    engine_options: dict[str, str | int | float | bool] = {}
+    plugin_options: dict[str, str | int | float | bool] = {}
 
     def origin(self, field: str) -> str:
         """Returns the origin of an option's value, such as `command line`."""
@@ -339,25 +329,25 @@ class JobConfig(
         groups: dict[str, dict[str, Any]] = {}
         for field, value in values.items():
             groups.setdefault(_GROUPS.get(field, ""), {})[field] = value
-        own = self.engine_options | groups.pop("", {})
+        own = self.plugin_options | groups.pop("", {})
         changed = {
             group: msgspec.structs.replace(getattr(self, group), **new)
             for group, new in groups.items()
         }
         return msgspec.structs.replace(
-            self, **changed, engine_options=own, origins={**self.origins, **origins}
+            self, **changed, plugin_options=own, origins={**self.origins, **origins}
         )
 
     def value(self, option: Option) -> Any:
-        """Returns the value of an option, of an engine's too."""
-        if option.engine:
-            return self.engine_options.get(option.field, option.default)
+        """Returns the value of an option, of a plug-in's too."""
+        if not option.group:
+            return self.plugin_options.get(option.field, option.default)
         return getattr(getattr(self, option.group), option.field)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every value by the option's name; of an engine's own options those that were given."""
-        own = {field.replace("_", "-"): value for field, value in self.engine_options.items()}
+        """Every value by the option's name; of plug-ins' options those that were given."""
+        own = {field.replace("_", "-"): value for field, value in self.plugin_options.items()}
         return {option.name: self.value(option) for option in OPTIONS} | own
 
     @property
@@ -477,7 +467,7 @@ OPTIONS = tuple(
     if isinstance(kind, type) and issubclass(kind, _Options)
     for option in declared(kind, group=group)
 )
-"""Every option of a job, but for those of engines, in the order of the help."""
+"""Every option of a job, but for those of plug-ins, in the order of the help."""
 TASK_OPTIONS = tuple(option for option in OPTIONS if not option.run_only)
-"""The options of a task that is started by hand."""
+"""The options of a task that is started by hand, but for those of plug-ins."""
 _GROUPS = {option.field: option.group for option in OPTIONS}

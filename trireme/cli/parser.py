@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from trireme.cli.command import Command, Parser, add_option
-from trireme.job_config import TASK_OPTIONS
-from trireme.launch.engines import all_options
+from trireme.launch.engines import all_options, task_options
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -54,7 +53,7 @@ def _task() -> Parser:
     parser.add(
         "--sync-replicas true|false", "the classic name of --strategy sync", nargs="?", const="true"
     )
-    for option in TASK_OPTIONS:
+    for option in task_options():
         add_option(parser, option)
     parser.add_module()
     parser.add("--config FILE", "read options from FILE")

@@ -9,7 +9,16 @@ from typing import TypeVar
 import msgspec
 
 from trireme.errors import ConfigurationError, UsageError
-from trireme.job_config import COMMAND_LINE, LAUNCH_CALL, OPTIONS, JobConfig, Option, declared
+from trireme.job_config import (
+    COMMAND_LINE,
+    LAUNCH_CALL,
+    OPTIONS,
+    TASK_OPTIONS,
+    JobConfig,
+    Option,
+    declared,
+)
+from trireme.launch.hooks import hook_options
 from trireme.plugins import Plugins
 
 _O = TypeVar("_O", bound=msgspec.Struct)
@@ -48,7 +57,7 @@ LOCAL = EngineType("this host", "trireme.launch.local:run_local", one_host=True)
 
 
 def all_options() -> tuple[Option, ...]:
-    """Returns every option of a job, then those of the installed engines."""
+    """Returns every option of a job, then those of the installed hooks and engines."""
     engines = ENGINES.all()
     where = "; ".join(f"{name}: {engine.summary}" for name, engine in engines.items())
     told = (
@@ -58,7 +67,12 @@ def all_options() -> tuple[Option, ...]:
         for option in OPTIONS
     )
     own = (o for name, engine in engines.items() for o in declared(engine.options, engine=name))
-    return (*told, *own)
+    return (*told, *hook_options(), *own)
+
+
+def task_options() -> tuple[Option, ...]:
+    """Returns the options of a task that is started by hand."""
+    return (*TASK_OPTIONS, *hook_options())
 
 
 def engine_options(config: JobConfig, kind: type[_O]) -> _O:

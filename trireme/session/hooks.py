@@ -15,14 +15,12 @@ an exception of the script: it propagates from the call that caused it (`step`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from trireme.errors import ConfigurationError
 from trireme.location import RemotePath
-from trireme.plugins import Plugins
 from trireme.session.result import StepResult
 
 
@@ -71,21 +69,6 @@ class Hook:
             session: the session.
             error: the exception; `KeyboardInterrupt` or `SystemExit` where the script was ended.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchHook:
-    """A hook that an option of the launch adds: the option of the entry point's name.
-
-    Attributes:
-        make: makes the hook from the option's value.
-    """
-
-    make: Callable[[str], Hook]
-
-
-LAUNCH_HOOKS = Plugins("trireme.hooks", "hook", LaunchHook)
-"""Every installed one."""
 
 
 class EarlyStopping(Hook):

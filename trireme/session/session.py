@@ -16,10 +16,10 @@ from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment.detect import current_task
+from trireme.launch.hooks import launched_hooks
 from trireme.launch.program_directory import name_run_dir
 from trireme.session.data.feed import DataFeed
 from trireme.session.data_methods import DataMethods
-from trireme.session.hooks import LAUNCH_HOOKS
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.model.building import Optimizers, build_model
@@ -123,7 +123,7 @@ class Session(DataMethods):
         if max_steps is not None:
             max_steps = check_whole("max_steps", max_steps, least=0)
         self.task: TaskConfig = current_task()
-        self.options: Options = _with_profile(make_options(options), self.task)
+        self.options: Options = _with_launched_hooks(make_options(options), self.task)
         self.metrics = own_metrics(metrics)
         self._settings = Settings.of(self.task, self.options, run_dir, max_steps)
         self.run_dir = self._settings.run_dir
@@ -372,14 +372,11 @@ def _weight_of(result: StepResult, batch: Any) -> float:
     return (result.weight or _TAKES_PART) if takes_part else 0.0
 
 
-def _with_profile(options: Options, task: TaskConfig) -> Options:
-    """Returns the options, with a hook for the trace that the launch requests."""
+def _with_launched_hooks(options: Options, task: TaskConfig) -> Options:
+    """Returns the options, with the hooks that the launch adds."""
     if task.draw is not None:  # which leaves no trace in a run directory
         return replace(options, hooks=(), checkpoint=None, resume="auto")
-    if task.config.output.profile is None:
-        return options
-    profile = LAUNCH_HOOKS.load("profile").make(task.config.output.profile)
-    return replace(options, hooks=(*options.hooks, profile))
+    return replace(options, hooks=(*options.hooks, *launched_hooks(task.config)))
 
 
 def _check_arguments(model: object, loss: object, optimizer: object) -> None:

@@ -32,7 +32,7 @@ from trireme.errors import ConfigurationError
 from trireme.ps.messages import Applied
 from trireme.ps.results import ServerClock, decided
 from trireme.ps.server.trace import Note
-from trireme.session.hooks import Hook, LaunchHook
+from trireme.session.hooks import Hook
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
@@ -222,10 +222,6 @@ class Profile(Hook):
 
 def _names(workers: Collection[int]) -> str:
     return ", ".join(f"worker:{index}" for index in sorted(workers))
-
-
-LAUNCHED = LaunchHook(Profile)
-"""The hook that `--profile` adds."""
 
 
 def offset_of(trips: Sequence[ServerClock]) -> float:

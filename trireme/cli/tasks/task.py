@@ -19,10 +19,10 @@ from trireme.cli.parser import TASK
 from trireme.cli.tasks.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
-from trireme.job_config import TASK_OPTIONS
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.engines import task_options
 from trireme.launch.environment.classic_flags import classic_strategy, classic_task
 from trireme.launch.environment.detect import detect, manual_task
 from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     given.strategy = classic_strategy(vars(given))
-    config = read_config(vars(given), os.environ, read_file(given.config), TASK_OPTIONS)
+    config = read_config(vars(given), os.environ, read_file(given.config), task_options())
     named = _tf_task(given) or classic_task(vars(given))
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)

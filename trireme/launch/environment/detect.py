@@ -24,7 +24,7 @@ import msgspec
 
 from trireme.cluster.spec import LOOPBACK, ClusterSpec, ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
-from trireme.job_config import TASK_OPTIONS, JobConfig, Option
+from trireme.job_config import JobConfig, Option
 from trireme.launch.config.secret import find_secret, receive_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import (
@@ -34,7 +34,7 @@ from trireme.launch.config.task_config import (
     decode_task,
     fresh_job,
 )
-from trireme.launch.engines import all_options
+from trireme.launch.engines import all_options, task_options
 from trireme.launch.environment.classic_flags import (
     classic_strategy,
     classic_task,
@@ -113,7 +113,7 @@ def detect(
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
     if launched is None and tf is not None:
         if tf.cluster.ps:
-            return manual_task(tf, _read(environ, directory, TASK_OPTIONS), environ)
+            return manual_task(tf, _read(environ, directory, task_options()), environ)
         launched = TF_VARIABLE, tf_worker(tf, environ)
     launched = launched or find_launched_task(environ)
     if launched is None:
@@ -131,7 +131,7 @@ def _flagged_task(
     if (strategy := classic_strategy(flags)) is not None:
         given["strategy"] = strategy
     file = read_file(None, directory)
-    task = manual_task(named, read_config(given, environ, file, TASK_OPTIONS), environ)
+    task = manual_task(named, read_config(given, environ, file, task_options()), environ)
     _log.warning(
         "%s by the flags on the command line (--job_name, ...): %d workers, servers at %s",
         task.name,
@@ -156,7 +156,7 @@ def worker_of_servers(
             "process a task of a job already: start it by python, or leave the servers out"
         )
     named = ClusterTask("worker", worker, ClusterSpec.of_servers(servers, workers))
-    return manual_task(named, _read(environ, directory, TASK_OPTIONS), environ)
+    return manual_task(named, _read(environ, directory, task_options()), environ)
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:

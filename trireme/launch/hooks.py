@@ -1,0 +1,51 @@
+"""The hooks that options of the launch add to the sessions of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pkgutil import resolve_name
+from typing import Any
+
+from trireme.job_config import JobConfig, Option
+from trireme.plugins import Plugins
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchHook:
+    """A hook that an option adds: `--NAME`, where NAME is that of the entry point.
+
+    Its module should import fast: `trireme run --help` imports it.
+
+    Attributes:
+        option: the option, with the `type` of its value; without a value there is no hook.
+        make: the function from the value to a `trireme.session.hooks.Hook`, as
+            `package.module:function`. It is imported when a session begins.
+    """
+
+    option: Option
+    make: str
+
+
+LAUNCH_HOOKS = Plugins("trireme.hooks", "hook", LaunchHook)
+"""Every installed one."""
+
+
+def hook_options() -> tuple[Option, ...]:
+    """Returns the options that add hooks."""
+    return tuple(
+        replace(hook.option, field=_field(name)) for name, hook in LAUNCH_HOOKS.all().items()
+    )
+
+
+def launched_hooks(config: JobConfig) -> tuple[Any, ...]:
+    """Returns the hooks that the launch of a job adds."""
+    given = {name: config.plugin_options.get(_field(name)) for name in LAUNCH_HOOKS}
+    return tuple(
+        resolve_name(LAUNCH_HOOKS.load(name).make)(value)
+        for name, value in given.items()
+        if value is not None
+    )
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
