@@ -27,7 +27,8 @@ from tests.simulation.server import Server
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import CopiesLost, Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
 from trireme.ps.client.lanes import Answer, Divided, Lanes, Request, Transmit
-from trireme.ps.client.protocol import PUBLISH, Ask, ClientProtocol, Operation, Pause
+from trireme.ps.client.operations import PUBLISH, Ask, Operation, Pause
+from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Attach,

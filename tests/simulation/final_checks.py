@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.simulation.expected_values import Account, Violation
 from tests.simulation.worker import DATASET, SIZE
 from trireme.cluster.view import WorkerEntry
-from trireme.ps.client.protocol import Copy
+from trireme.ps.client.operations import Copy
 from trireme.ps.layout import Layout
 from trireme.ps.messages import Lease, Leased, ServerStatus, Status
 from trireme.ps.replication.replica import Replica

@@ -13,7 +13,8 @@ import msgspec
 
 from trireme.cluster.view import View
 from trireme.ps.client.lanes import Lane, Lanes, Request, Transmit
-from trireme.ps.client.protocol import ClientProtocol, Pause
+from trireme.ps.client.operations import Pause
+from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.flat import PartBuffer
 from trireme.ps.leader.decisions import Apply, Decided, Decision, Held, PushId
 from trireme.ps.leader.ending import Ending
@@ -83,10 +84,11 @@ class _WithParts(Shard):
             self.state.leader = self.leader()
             self.state.leader.examples = self.book()
             self.state.leader.ending = self.ending()
-        self.answers = self.replies(self.state)
-        self.updates = self.changes(self.state, self.answers)
-        self.follower = self.follows()
-        self.copies = self.holds(self.state)
+        execution = self.execution
+        execution.answers = self.replies(self.state)
+        execution.updates = self.changes(self.state, execution.answers)
+        execution.follower = self.follows()
+        execution.copies = self.holds(self.state)
 
 
 class _AppliesLater(Updates):
@@ -106,11 +108,11 @@ class AnswersFirst(_WithParts):
     changes = _AppliesLater
 
     def tick(self, now: float) -> list[Instruction]:
-        assert isinstance(self.updates, _AppliesLater)
-        for pending in self.updates.postponed:
+        assert isinstance(self.execution.updates, _AppliesLater)
+        for pending in self.execution.updates.postponed:
             assert self.state.values is not None
             self.state.values.apply(Total(pending.gradients), None, self.state.step)
-        self.updates.postponed.clear()
+        self.execution.updates.postponed.clear()
         return super().tick(now)
 
 
@@ -215,10 +217,10 @@ class CutsWithoutHold(_WithParts):
     def snapshot(
         self, now: float, route: object, who: Participant, request: TakeSnapshot
     ) -> list[Instruction]:
-        refused = self.copies.ask(now, route, who, request)
+        refused = self.execution.copies.ask(now, route, who, request)
         if refused is not None:
             return [Reply(route, refused)]
-        return [*self.copies.make(who.worker, request.token)]
+        return [*self.execution.copies.make(who.worker, request.token)]
 
 
 class CutsTooEarly(Shard):
@@ -228,9 +230,11 @@ class CutsTooEarly(Shard):
         self, now: float, route: object, who: Participant, request: TakeSnapshot
     ) -> list[Instruction]:
         out = super().snapshot(now, route, who, request)
-        held = self.copies.tokens.get(who.worker)
+        held = self.execution.copies.tokens.get(who.worker)
         return (
-            out if held is None or not self.server else [*out, *self.copies.make(who.worker, held)]
+            out
+            if held is None or not self.server
+            else [*out, *self.execution.copies.make(who.worker, held)]
         )
 
 
@@ -762,8 +766,9 @@ class KeepsSettingsOfTheStale(ClientProtocol):
 class KeepsSettingsOfTheOneBefore(ClientProtocol):
     """Hyper-parameters are sent once, though they change."""
 
-    def next_push(self, weight: float, hyper: Any, examples: Any, **options: Any) -> Push:
-        return super().next_push(weight, self._hyper or hyper, examples, **options)
+    def next_push(self, *said: Any, **options: Any) -> Push:
+        options["hyper"] = self._hyper or options["hyper"]
+        return super().next_push(*said, **options)
 
 
 class NeverLevels(ClientProtocol):

@@ -16,7 +16,7 @@ from tests.simulation.network import Weather
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import World
 from trireme.cluster.view import View, WorkerEntry
-from trireme.ps.client.protocol import Copy
+from trireme.ps.client.operations import Copy
 from trireme.ps.flat import as_bytes
 from trireme.ps.layout import equal_bounds
 from trireme.ps.messages import Attach

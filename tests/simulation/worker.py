@@ -18,7 +18,7 @@ from tests.simulation.schedule import KEYS, POISON, Crash, Schedule
 from trireme.cluster.messages import LastStepSaved
 from trireme.cluster.view import LastChief, View, WorkerEntry
 from trireme.errors import Fenced, Rejected
-from trireme.ps.client.protocol import Copy
+from trireme.ps.client.operations import Copy
 from trireme.ps.messages import Push, Span
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.snapshot import ModelState
@@ -239,7 +239,9 @@ class Worker:
             weight, hyper = float(place.schedule.batch), model.hyper(POISON)
         steps = self._steps(pulled)
         rows, wanted = self._rows()
-        update = protocol.next_push(weight, hyper, spans, steps=steps, rows=rows, wanted=wanted)
+        update = protocol.next_push(
+            weight, hyper=hyper, examples=spans, steps=steps, rows=rows, wanted=wanted
+        )
         protocol.push(update)
         who = self._push_id(update)
         place.checker.make(who, update, spans, gradient)

@@ -34,7 +34,7 @@ from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import LastChief, View
 from trireme.errors import Fenced, Rejected, WaitTimeout
-from trireme.ps.client.protocol import Copy
+from trireme.ps.client.operations import Copy
 from trireme.ps.messages import PushReply, Span
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.snapshot import ModelState

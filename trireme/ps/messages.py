@@ -205,6 +205,19 @@ class Push(FromWorker, frozen=True, array_like=True):
     written: Number = 0
 
 
+class PushTerms(TypedDict, total=False):
+    """What a push is of, besides its weight; what is left out is as in `Push`."""
+
+    hyper: tuple[GroupSpec, ...] | None  # the present ones; None where the worker has its own
+    examples: Sequence[Span]
+    pull: bool
+    pulled: int | None  # None for the step of the newest values
+    steps: int  # 0 where servers that apply each update by itself take one of weight 0 as no step
+    absent: tuple[int, ...]  # where it is left out: those that have no gradient now
+    rows: Sequence[RowUpdates]  # at most one entry for each table
+    wanted: Sequence[RowKeys]
+
+
 class PushReply(Message, frozen=True, array_like=True):
     """The answer to `Push`. Payload: the values, if they were asked for and there are any."""
 

@@ -12,7 +12,8 @@ import pytest
 from tests.ps.bench import PARAMETER, SGD, SYNC
 from trireme.errors import ConfigurationError
 from trireme.ps.client.lanes import Answer, Divided
-from trireme.ps.client.protocol import AWAIT, PUBLISH, Ask, ClientProtocol, Operation, Pause
+from trireme.ps.client.operations import AWAIT, PUBLISH, Ask, Operation, Pause
+from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -47,7 +48,7 @@ def attached(servers: int, *found: tuple[bool, int]) -> ClientProtocol:
 def pushed(servers: int) -> ClientProtocol:
     """Returns the protocol of a worker with a push under way."""
     protocol = attached(servers, *[(True, 1)] * servers)
-    protocol.push(protocol.next_push(1.0, None, ()))
+    protocol.push(protocol.next_push(1.0))
     return protocol
 
 
@@ -146,11 +147,11 @@ def test_rows_that_do_not_fit_into_a_message_are_refused() -> None:
     wide = TableSpec("wide", 1 << 20, Add())
     protocol._rows.show((wide,), (0, 256), "none")
     few, many = (np.arange(count, dtype=np.int64).tobytes() for count in (2, 100))
-    push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, few),))
+    push = protocol.next_push(1.0, wanted=(RowKeys(0, few),))
     assert protocol.message(push, 0).wanted == (RowKeys(0, few),)
     protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
     protocol._rows.show((wide,), (0, 256), "none")
-    push = protocol.next_push(1.0, None, (), wanted=(RowKeys(0, many),))
+    push = protocol.next_push(1.0, wanted=(RowKeys(0, many),))
     with pytest.raises(ConfigurationError, match=r"take 400 MiB at one server.*a smaller batch"):
         protocol.message(push, 0)
 
@@ -196,7 +197,7 @@ def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> N
     protocol, faster = attached(1, (True, 1)), (GroupSpec({"lr": 2.0}),)
     sent = []
     for weight in (0.0, 3.0, 3.0):
-        push = protocol.next_push(weight, faster, ())
+        push = protocol.next_push(weight, hyper=faster)
         sent.append(push.hyper)
         protocol.push(push)
         wait = protocol.wait()
@@ -223,7 +224,7 @@ def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() ->
     protocol._rows.show((TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256), "none")
     keys = np.arange(40)
     wanted = RowKeys(0, raw(keys))
-    push = protocol.next_push(1.0, None, (), wanted=(wanted,))
+    push = protocol.next_push(1.0, wanted=(wanted,))
     protocol.push(push)
     sent = [protocol.message(push, shard).wanted[0] for shard in range(2)]
     mine = [np.frombuffer(data_of(each.keys), np.int64).copy() for each in sent]
@@ -247,7 +248,7 @@ def test_a_worker_that_comes_back_sends_no_rows_of_the_push_that_had_the_same_nu
     for first in (0, 100):
         keys = np.arange(first, first + 40)
         updates = RowUpdates(0, raw(keys), raw(np.ones(40, np.int64)))
-        push = protocol.next_push(1.0, None, (), rows=(updates,))
+        push = protocol.next_push(1.0, rows=(updates,))
         assert push.sequence == 1
         protocol.push(push)
         sent = [protocol.message(push, shard).rows[0] for shard in range(2)]

@@ -15,11 +15,11 @@ import torch
 
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, Span
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark
-from trireme.session.backends.base import Backend, FirstState, PushTerms
+from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.processes import Processes
 from trireme.session.model.training_setup import TrainingSetup
 

@@ -12,48 +12,38 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
-import numpy as np
 import torch
 
-from trireme.errors import CopiesLost, Fenced, FrameError
+from trireme.errors import CopiesLost, Fenced
 from trireme.ps.client.lanes import Answer, Divided, Request
-from trireme.ps.client.protocol import (
-    PUBLISH,
-    Ask,
-    ClientProtocol,
-    Operation,
-    Pause,
-)
+from trireme.ps.client.model_parts import ModelParts
+from trireme.ps.client.operations import PUBLISH, Ask, Operation, Pause
+from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.client.server_links import (
     ClientOptions,
     Membership,
     ServerLinks,
     SharedBuffer,
 )
-from trireme.ps.compression import Packer, Residuals
-from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
+from trireme.ps.compression import Residuals
+from trireme.ps.flat import FlatModel, as_bytes
 from trireme.ps.messages import (
     Attach,
     Attached,
-    GroupSpec,
     OptimizerSpec,
-    PulledRows,
-    PullReply,
     Push,
-    PushReply,
-    Span,
+    PushTerms,
     Traced,
     Verdict,
 )
 from trireme.ps.results import PushResult, ServerClock
-from trireme.ps.row_messages import RowKeys, RowUpdates, data_of
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble, values_of
+from trireme.ps.snapshot_messages import TensorSpec
 from trireme.tables.spec import TableSpec
-from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
@@ -83,18 +73,12 @@ class Client:
     """
 
     def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
-        self.bytes_sent = 0  # the bytes of updates, as they are packed, that pushes have carried
-        # the bytes of values that answers have brought. Both count lent memory as they count a
-        # network, and leave out headers, and copies for checkpoints and evaluations.
-        self.bytes_received = 0
+        # The bytes of updates, as they are packed, that pushes have carried, and those of values
+        # that answers have brought. Both count lent memory as they count a network, and leave out
+        # headers, and copies for checkpoints and evaluations.
+        self.bytes_sent = self.bytes_received = 0
         self._membership = membership
-        self._flat = flat
-        self._layout = flat.layout
-        self._values: list[PartBuffer] = []  # the parts of each shard
-        self._gradients: list[PartBuffer] = []
-        # The payload of a push to each shard where nothing is packed, and its size.
-        self._carried: list[tuple[Sequence[memoryview], int]] = []
-        self._packers: list[Packer] = []
+        self._parts = ModelParts(flat)
         self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
         self._pushed: Push | None = None  # whose answers are missing
         self._written = 0  # a digest of the values that were written since the last push
@@ -114,6 +98,11 @@ class Client:
     def options(self) -> ClientOptions:
         """The worker's identity and timeouts; `renew` changes the incarnation."""
         return self._servers.options
+
+    @property
+    def residuals(self) -> Residuals:
+        """The residuals of packed pushes; nothing where pushes are not packed."""
+        return self._parts.residuals
 
     @property
     def silent(self) -> tuple[float, str] | None:
@@ -153,15 +142,13 @@ class Client:
         self._servers.tables = tuple(tables)
         if self._lost:
             self._begin_anew()
-        if not self._packers:
+        if not self._parts.packers:
             self._pack_by(rule)
-        return self._run(self._protocol.attach(self._layout.spec, optimizer, rule, tables))
+        return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, tables))
 
     def _pack_by(self, rule: Rule) -> None:
-        """Makes the packed form of gradients, where a rule wants one."""
-        codec = make_codec(rule.codec)
-        if codec is not None:
-            self._packers = [Packer(codec, g, deflates=rule.deflates) for g in self._gradients]
+        self._parts.pack_by(rule)
+        if self._parts.packers:
             self._servers.shared_buffers = ()  # packed gradients lie elsewhere
 
     def load(self, state: ModelState) -> None:
@@ -170,15 +157,12 @@ class Client:
         Raises:
             CheckpointError: the state is of another model.
         """
-        parts = []
-        for server in range(len(self._values)):
-            tensors = [
-                *disassemble(self._layout, state, server),
-                *self._tensors_of_tables(state, server),
-            ]
-            payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
-            parts.append((tuple(spec for spec, _ in tensors), payload))
-        self._run(self._protocol.load(state, parts))
+        layout, shards = self._parts.layout, range(len(self._parts.values))
+        tensors = [
+            [*disassemble(layout, state, shard), *self._tensors_of_tables(state, shard)]
+            for shard in shards
+        ]
+        self._run(self._protocol.load(state, [*map(_payload_of, tensors)]))
 
     def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
         """Replaces values of parameters on the servers by those that the program has written.
@@ -192,11 +176,8 @@ class Client:
         """
         self._written = digest
         while True:
-            parts = []
-            for server in range(len(self._values)):
-                tensors = values_of(self._layout, values, server)
-                payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
-                parts.append((tuple(spec for spec, _ in tensors), payload))
+            layout, shards = self._parts.layout, range(len(self._parts.values))
+            parts = [_payload_of(values_of(layout, values, shard)) for shard in shards]
             try:
                 self._run(self._protocol.write_values(parts))
                 return
@@ -215,58 +196,23 @@ class Client:
         """
         self._membership.check()
 
-    @property
-    def residuals(self) -> Residuals:
-        """The residuals of packed pushes; nothing where pushes are not packed."""
-        return Residuals(self._layout, self._packers)
-
-    def push(
-        self,
-        weight: float,
-        *,
-        hyper: tuple[GroupSpec, ...] | None = None,
-        examples: Sequence[Span] = (),
-        pull: bool = True,
-        pulled: int | None = None,
-        steps: int = 1,
-        absent: tuple[int, ...] | None = None,
-        rows: Sequence[RowUpdates] = (),
-        wanted: Sequence[RowKeys] = (),
-    ) -> None:
+    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
         Args:
             weight: the number of examples that the gradient is the mean of.
-            hyper: the optimizer's hyper-parameters now; sent only where they have changed.
-            examples: the examples that the gradient was computed from.
-            pulled: the step of the values that the gradient was computed from; None for that of
-                the newest ones.
-            steps: the number of this worker's steps that a delta is the sum of.
-            absent: the positions of the parameters that it leaves out; None for those that have no
-                gradient now.
-            rows: updates of rows of tables, at most one entry for each table.
-            wanted: keys whose rows the answer is to bring: see `wanted_rows`.
+            terms: see `PushTerms`.
 
         Raises:
             ConfigurationError: the job has told this worker to stop, or a push is under way.
         """
-        protocol, missing = self._protocol, self._flat.absent if absent is None else absent
-        made = protocol.next_push(
-            weight,
-            hyper,
-            examples,
-            pull=pull,
-            pulled=pulled,
-            steps=steps,
-            absent=missing,
-            rows=tuple(rows),
-            wanted=tuple(wanted),
-            written=self._written,
-        )
+        protocol = self._protocol
+        terms.setdefault("absent", self._parts.flat.absent)
+        made = protocol.next_push(weight, self._written, **terms)
         self._written = 0
         protocol.push(made)
         self._pushed = made
-        self._flat.collect_gradients()
+        self._parts.flat.collect_gradients()
         try:
             while not self._asked(made):
                 self._divide()
@@ -285,24 +231,12 @@ class Client:
     def _requests_of(self, made: Push) -> dict[int, Request]:
         """Returns the requests of a push, whose gradients are packed where they must be."""
         requests = {}
-        for server, (payload, nbytes) in enumerate(self._carried):
-            if self._packers:
-                payload = self._packed(server, made)
-                nbytes = sum(view.nbytes for view in payload)
+        for server in range(len(self._parts.values)):
             message = self._protocol.message(made, server)
+            payload, nbytes = self._parts.payload_of(server, message)
             requests[server] = Request(message, payload)
-            self.bytes_sent += nbytes + _bytes_of_rows(message)
+            self.bytes_sent += nbytes
         return requests
-
-    def _packed(self, server: int, push: Push) -> Sequence[memoryview]:
-        """Returns the packed gradients that a push sends to a server.
-
-        A push of weight 0 is not read there, and must not use up the residuals.
-        """
-        if push.weight > 0:
-            absent = self._layout.ranges(push.absent, server) if push.absent else ()
-            self._packers[server].pack(absent)
-        return self._packers[server].views
 
     def wait(self) -> PushResult:
         """Waits for the answers to the push, and brings their values into the model.
@@ -343,7 +277,7 @@ class Client:
     def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
         """Asks each server in turn to begin or end a trace, or for the notes of its trace."""
         clocks = []
-        for shard in range(len(self._values)):
+        for shard in range(len(self._parts.values)):
             self.settle()
             asked = time.monotonic()
             message, payload = self._run(self._protocol.trace(shard, action))
@@ -365,7 +299,7 @@ class Client:
         """
         copy = self._run(self._protocol.snapshot(state=state, since=since))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
-        found = assemble(self._layout, parts)
+        found = assemble(self._parts.layout, parts)
         if self._shown is None or not self._shown[2]:
             return found
         from trireme.ps.shard.values.tables import tables_in
@@ -384,7 +318,7 @@ class Client:
         from trireme.ps.rows import slots_of_shard
         from trireme.ps.shard.values.tables import tensors_for
 
-        return tensors_for(state.tables, slots_of_shard(self._layout.spec.bounds, server))
+        return tensors_for(state.tables, slots_of_shard(self._parts.layout.spec.bounds, server))
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.
@@ -411,7 +345,7 @@ class Client:
                 failed = isinstance(result, (Fenced, Divided))
                 wanted = operation.throw(result) if failed else operation.send(result)
                 if wanted == PUBLISH:
-                    self._flat.publish_values()
+                    self._parts.flat.publish_values()
                     result = None
                 elif isinstance(wanted, Pause):
                     time.sleep(wanted.seconds)
@@ -436,7 +370,7 @@ class Client:
             return fence
         except Divided:
             return self._ask_anew(wanted)
-        self._count(answers)
+        self.bytes_received += self._parts.bytes_in(answers)
         return answers
 
     def _ask_anew(self, wanted: Ask | Literal["await"]) -> Mapping[int, Answer] | Exception:
@@ -470,20 +404,19 @@ class Client:
             Fenced: no values were loaded yet: the chief may be another worker now.
         """
         if self._pushed is not None and self._protocol.waits:
-            for packer in self._packers:
+            for packer in self._parts.packers:
                 packer.take_back()
         while True:
-            residuals = self.residuals.export() if self._packers else None
+            residuals = self.residuals.export() if self._parts.packers else None
             self._lay_out(self._servers.lanes.known_view().bounds)
             if self._shown is None:
                 return
-            self._packers = []
             self._pack_by(self._shown[1])
             if residuals is not None:
                 self.residuals.restore(residuals)
-            attach = Attach(0, self._layout.spec, *self._shown)
+            attach = Attach(0, self._parts.layout.spec, *self._shown)
             try:
-                self._servers.ask(dict.fromkeys(range(len(self._values)), Request(attach)))
+                self._servers.ask(dict.fromkeys(range(len(self._parts.values)), Request(attach)))
                 answers = self._servers.finish()
             except Divided:
                 continue
@@ -496,47 +429,26 @@ class Client:
         """Begins anew with empty shards, as all copies of one were lost."""
         self._lost = False
         self._lay_out(self._servers.lanes.known_view().bounds)
-        self._packers = []
         self._protocol.renew()
 
     def _lay_out(self, bounds: tuple[int, ...]) -> None:
         """Lays messages out over shards that begin at these slots."""
-        flat, shards = self._flat, len(bounds) - 1
-        flat.divide(bounds)
-        self._layout = flat.layout
-        self._values = [flat.part_values(shard) for shard in range(shards)]
-        self._gradients = [flat.part_gradients(shard) for shard in range(shards)]
-        self._carried = [(part.views, part.nbytes) for part in self._gradients]
+        parts, shards = self._parts, len(bounds) - 1
+        parts.divide(bounds)
         self._servers.divide(shards)
-        if flat.memory is not None and self.options.share_memory:
+        memory = parts.flat.memory
+        if memory is not None and self.options.share_memory:
             self._servers.shared_buffers = [
-                SharedBuffer(flat.memory, gradients.views, values.views)
-                for gradients, values in zip(self._gradients, self._values, strict=True)
+                SharedBuffer(memory, gradients.views, values.views)
+                for gradients, values in zip(parts.gradients, parts.values, strict=True)
             ]
         self._protocol.divide(shards, bounds)
 
-    def _count(self, answers: Mapping[int, Answer]) -> None:
-        """Counts the bytes of the values that answers have brought."""
-        for server, (message, _) in answers.items():
-            if isinstance(message, PushReply | PulledRows):
-                self.bytes_received += sum(len(data) for data in message.rows if data is not None)
-            if isinstance(message, (PushReply, PullReply)):
-                self.bytes_received += self._values[server].nbytes
-
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
-        """Returns the memory for a payload: that of the model for values."""
-        if isinstance(message, (PushReply, PullReply)):
-            buffer: PartBuffer = self._values[server]
-            if length != buffer.nbytes:
-                raise FrameError(
-                    f"{self._servers.lanes.task(server)} sent {length} bytes of values where its "
-                    f"part has {buffer.nbytes}"
-                )
-            return buffer.views
-        return [np.empty(length, np.uint8).data]  # a `bytearray` would be zeroed first
+        return self._parts.place(server, message, length, self._servers.lanes.task(server))
 
 
-def _bytes_of_rows(push: Push) -> int:
-    """Returns the bytes of the keys and rows of tables that a push carries."""
-    rows = sum(len(data_of(each.keys)) + len(data_of(each.rows)) for each in push.rows)
-    return rows + sum(len(data_of(each.keys)) for each in push.wanted)
+def _payload_of(tensors: Tensors) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
+    """Returns how tensors are described, and their memory."""
+    payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
+    return tuple(spec for spec, _ in tensors), payload

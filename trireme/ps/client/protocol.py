@@ -1,30 +1,25 @@
-"""A worker's requests to the servers, and what follows from the answers. Without I/O.
-
-An operation is a generator: it yields what to do next, and is sent the result. A worker's client
-runs operations over real connections, the simulator in virtual time.
-
-    yielded   what to do                                             what is sent back
-    Ask       ask servers, and wait for their answers                the answers, by server
-    AWAIT     wait for the answers to the push under way             the same
-              where there are other shards now, `Divided` is raised
-              at an `Ask`, and the operation asks those; a push goes
-              to them by itself
-    PUBLISH   give the model the values, which have come completely  nothing
-    Pause     let so many seconds pass                               the time, in seconds
-
-A worker has one thread: it begins an operation when the one before is over.
-"""
+"""A worker's requests to the servers, and what follows from the answers. Without I/O."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import msgspec
 
-from trireme.errors import ConfigurationError, CopiesLost, Fenced, FrameError, WaitTimeout
+from trireme.errors import ConfigurationError, CopiesLost, Fenced, WaitTimeout
 from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
+from trireme.ps.client.operations import (
+    AWAIT,
+    PUBLISH,
+    Answers,
+    Ask,
+    Copy,
+    Operation,
+    Pause,
+    expect,
+)
 from trireme.ps.client.row_parts import RowParts
 from trireme.ps.messages import (
     Applied,
@@ -45,11 +40,11 @@ from trireme.ps.messages import (
     PullReply,
     Push,
     PushReply,
+    PushTerms,
     Refused,
     Retire,
     ServerStatus,
     Share,
-    Span,
     Stale,
     Status,
     StopJob,
@@ -58,7 +53,7 @@ from trireme.ps.messages import (
     Traced,
 )
 from trireme.ps.results import PushResult, after_the_end, decided
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
     Load,
@@ -76,33 +71,7 @@ if TYPE_CHECKING:
     from trireme.ps.snapshot import ModelState, TableMark
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Ask servers, in this order; `again`: ask again under the newest view what was fenced off."""
-
-    requests: Mapping[int, Request]
-    again: bool = True
-
-
-class Pause(msgspec.Struct, frozen=True):
-    """Let so many seconds pass."""
-
-    seconds: float
-
-
-AWAIT: Literal["await"] = "await"
-PUBLISH: Literal["publish"] = "publish"
-
-Wanted = Ask | Pause | Literal["await", "publish"]
-
-_T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
-Operation = Generator[Wanted, Any, _T]
-"""An operation of a worker with the servers, and its result."""
-
-_Answers = Mapping[int, Answer]
-
-Copy = list[tuple[Snapshot, Sequence[Any]]]
-"""The servers' answers to one request for a copy, in the servers' order, with the payloads."""
 
 
 class ClientProtocol:
@@ -260,21 +229,13 @@ class ClientProtocol:
         """Whether a push is under way whose answers are missing."""
         return self._pushed and self._settled is None and self._fence is None
 
-    def next_push(
-        self,
-        weight: float,
-        hyper: tuple[GroupSpec, ...] | None,
-        examples: Sequence[Span],
-        *,
-        pull: bool = True,
-        pulled: int | None = None,
-        steps: int = 1,
-        absent: tuple[int, ...] = (),
-        rows: tuple[RowUpdates, ...] = (),
-        wanted: tuple[RowKeys, ...] = (),
-        written: int = 0,
-    ) -> Push:
-        """Returns the message of the next push without the view; see `Client.push`."""
+    def next_push(self, weight: float, written: int = 0, **terms: Unpack[PushTerms]) -> Push:
+        """Returns the message of the next push without the view; see `Push`."""
+        named: dict[str, Any] = {**terms}
+        hyper, pulled = named.pop("hyper", None), named.pop("pulled", None)
+        for name in ("examples", "rows", "wanted"):
+            named[name] = tuple(named.get(name, ()))
+        named["rows"] = self._rows.packed(named["rows"])
         return Push(
             view=0,
             sequence=self._sequence + 1,
@@ -283,13 +244,8 @@ class ClientProtocol:
             weight=weight,
             # Rounds take none from an update without examples, so it must not count as told.
             hyper=hyper if weight and hyper != self._hyper else None,
-            examples=tuple(examples),
-            pull=pull,
-            steps=steps,
-            absent=absent,
-            rows=self._rows.packed(rows),
-            wanted=wanted,
             written=written,
+            **named,
         )
 
     def push(self, push: Push) -> None:
@@ -519,16 +475,16 @@ class ClientProtocol:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[_Answers]:
+    def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[Answers]:
         if self._pushed:
             divisions = self._divisions
             yield from self.settle()
             if self._divisions != divisions:
                 raise Divided  # the requests are for the shards before
-        answers: _Answers = yield Ask(requests, again)
+        answers: Answers = yield Ask(requests, again)
         return answers
 
-    def _ask_until(self, requests: Mapping[int, Request]) -> Operation[_Answers]:
+    def _ask_until(self, requests: Mapping[int, Request]) -> Operation[Answers]:
         """Asks these shards, also where the shards are divided meanwhile."""
         while True:
             try:
@@ -555,20 +511,5 @@ class ClientProtocol:
             except Divided:
                 continue
 
-    def _all(self, answers: _Answers, wanted: type[_M]) -> list[_M]:
+    def _all(self, answers: Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]
-
-
-def expect(answer: Answer, wanted: type[_M]) -> _M:
-    """Returns an answer's message, of the type that is expected.
-
-    Raises:
-        FrameError: it is of another type.
-    """
-    message = answer[0]
-    if not isinstance(message, wanted):
-        raise FrameError(
-            f"a parameter server answered with {type(message).__name__} where {wanted.__name__} "
-            "was due"
-        )
-    return message

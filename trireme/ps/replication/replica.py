@@ -263,7 +263,10 @@ class Replica(Generic[_L]):
             yield Reply(route, _fenced(message, reason, self._view.number))
             return
         who = self.dispatcher.sender(link, message)
-        if isinstance(message, Push) and (reason := self.shard.overfull(who, message)) is not None:
+        if (
+            isinstance(message, Push)
+            and (reason := self.shard.state.overfull(who.worker, message)) is not None
+        ):
             refused = PushReply(RejectedVerdict(reason), self.shard.state.step, 0, False)
             yield Reply(route, refused)
             return

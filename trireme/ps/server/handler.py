@@ -13,9 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
-import torch
 
-from trireme.clock import clock_name
 from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
 from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
@@ -35,7 +33,6 @@ from trireme.ps.messages import (
     Refused,
     Share,
     Trace,
-    Traced,
     Waiting,
 )
 from trireme.ps.replication.dispatcher import Dispatcher
@@ -56,19 +53,18 @@ from trireme.ps.row_memory import Answers, found, written
 from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.payloads import (
+    ValueBytes,
     memory_for,
     needed_bytes,
     unpack,
     unpack_rows,
     unpack_state,
 )
-from trireme.ps.server.receive_buffer import EntryBuffers, ReceiveBuffer, Staging
+from trireme.ps.server.receive_buffer import Buffers, Staging
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.state import ShardState
 from trireme.ps.snapshot_messages import Load, WriteValues
-from trireme.wire.connection import SharedPayload
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.message import Message
 from trireme.wire.service import Link
@@ -120,21 +116,16 @@ class ShardHandler:
         self._notes = Notes()
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._followers: set[Link] = set()  # the connections of other replicas
-        self._confirms: dict[
-            Replica[Link], None
-        ] = {}  # that have applied entries since the last turn
-        self._receive_buffers: dict[Replica[Link], ReceiveBuffer] = {}
-        self._entry_buffers: dict[Replica[Link], EntryBuffers] = {}
+        # Those that have applied entries since the last turn.
+        self._confirms: dict[Replica[Link], None] = {}
+        self._buffers: dict[Replica[Link], Buffers] = {}
         self._borrowed = BorrowedMemory()
         self._row_memory = BorrowedRows()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
         self._early: list[tuple[Link, Speak | Follow]] = []  # of a generation that is not here yet
         self._reported: list[Message] = []
-        self._values: Sequence[torch.Tensor] = ()
-        self._value_bytes: tuple[memoryview, ...] = ()
-        self._shared = SharedPayload()  # the same, as they are after so many changes
-        self._changes = 0
+        self._values = ValueBytes()
 
     def _make(self, number: int) -> Dispatcher[Link]:
         dispatcher: Dispatcher[Link] = Dispatcher(Shard(number))
@@ -162,7 +153,8 @@ class ShardHandler:
             self._open(link, message)
             return
         if isinstance(message, Trace):
-            self._trace(link, incoming.sequence, message)
+            answer, views = self._notes.answer(link.identity.task, message)
+            link.offer(answer, views, sequence=incoming.sequence)
             return
         if isinstance(message, (Replicate, Replicated, Fill, FillRows, Borrows)):
             self._replicate(link, replica, message, payload)
@@ -192,7 +184,7 @@ class ShardHandler:
         if isinstance(message, Push | PullRows):
             message, answers = found(self._row_memory.of(link), message)
         if isinstance(message, Push):
-            staging = self._receive_buffer(replica).take(link, payload)
+            staging = self._buffers_of(replica).received.take(link, payload)
             what = staging.gradients
         elif isinstance(message, (Load, Share, WriteValues)):
             try:
@@ -220,11 +212,11 @@ class ShardHandler:
         replica = self._bound.pop(link, None)
         if replica is not None:
             replica.closed(link)
-            if (buffer := self._receive_buffers.get(replica)) is not None:
-                buffer.trim()
+            if replica in self._buffers:
+                self._buffers[replica].received.trim()
         if (memory := self._borrowed.remove(link)) is not None:
-            for buffers in self._entry_buffers.values():
-                buffers.forget(memory)
+            for buffers in self._buffers.values():
+                buffers.entries.forget(memory)
             self._tell_primaries()
         if link.opened_here:
             self.peer_gone(link)
@@ -271,9 +263,8 @@ class ShardHandler:
         finally:
             self._delivers = False
         here = set(self.replicas.by_shard.values())
-        for table in (self._receive_buffers, self._entry_buffers):
-            for gone in table.keys() - here:
-                del table[gone]
+        for gone in self._buffers.keys() - here:
+            del self._buffers[gone]
         for link, replica in [*self._bound.items()]:
             if replica not in here or (link in self._followers and not replica.primary):
                 link.close()
@@ -379,7 +370,7 @@ class ShardHandler:
                 if memory is None:  # the worker has gone: the primary sends the rest over another
                     link.close()
                     return
-                staging = self._entry_buffer(replica).named(memory, message.places)
+                staging = self._buffers_of(replica).entries.named(memory, message.places)
                 entry: tuple[_Route, object] = _Route(None, staging=staging), staging.gradients
             else:
                 entry = self._entry(replica, event, payload)
@@ -393,7 +384,7 @@ class ShardHandler:
         if isinstance(event, Attach):
             self._check_fits(replica, event)
         if isinstance(event, Push):
-            staging = self._entry_buffer(replica).take(payload)
+            staging = self._buffers_of(replica).entries.take(payload)
             return _Route(None, staging=staging), staging.gradients
         if isinstance(event, (Load, Share, WriteValues)):
             return _Route(None), unpack(event, payload)
@@ -405,14 +396,13 @@ class ShardHandler:
             replica.fill(self._now(), message, tensors, topics)
         except Rejected as error:
             raise FrameError(f"a shard's state cannot be taken over: {error}") from error
-        self._receive_buffers.pop(replica, None)
-        self._entry_buffers.pop(replica, None)
+        self._buffers.pop(replica, None)
 
     def _borrow(
         self, link: Link, replica: Replica[Link], message: LendMemory, sequence: int
     ) -> None:
         """Maps memory that a worker lends, and tells the primaries that this server follows."""
-        memory = self._receive_buffer(replica).borrow(link, message)
+        memory = self._buffers_of(replica).received.borrow(link, message)
         link.offer(MemoryLent(memory is not None), sequence=sequence)
         if memory is not None and self._borrowed.add(link, memory, message.outbound):
             self._tell_primaries()
@@ -446,28 +436,21 @@ class ShardHandler:
             what = f"the model, with one gradient and the optimizer's state, at ps:{self.index}"
             check_fits(needed, what, advice, self._memory())
 
-    def _receive_buffer(self, replica: Replica[Link]) -> ReceiveBuffer:
-        buffer = self._receive_buffers.get(replica)
-        if buffer is None:
-            buffer = self._receive_buffers[replica] = ReceiveBuffer(replica.shard.state)
-        return buffer
-
-    def _entry_buffer(self, replica: Replica[Link]) -> EntryBuffers:
-        buffer = self._entry_buffers.get(replica)
-        if buffer is None:
-            buffer = self._entry_buffers[replica] = EntryBuffers(replica.shard.state)
-        return buffer
+    def _buffers_of(self, replica: Replica[Link]) -> Buffers:
+        if replica not in self._buffers:
+            self._buffers[replica] = Buffers(replica.shard.state)
+        return self._buffers[replica]
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
         replica, event = self._bound.get(link), message
         if replica is None:
             raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
         if isinstance(message, Push):
-            return self._receive_buffer(replica).place(link, length)
+            return self._buffers_of(replica).received.place(link, length)
         if isinstance(message, Replicate) and link is replica.source:
             event = decoded(message)
             if isinstance(event, Push):
-                return self._entry_buffer(replica).place(length)
+                return self._buffers_of(replica).entries.place(length)
         fills = isinstance(event, (Fill, FillRows))
         if fills and (event is not message or link is not replica.source):
             raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")
@@ -494,7 +477,7 @@ class ShardHandler:
                     message = output.message
                     payload: Sequence[memoryview]
                     if isinstance(message, (PushReply, PullReply)):
-                        payload = self._bytes(output.payload, state)
+                        payload = self._values.of(output.payload, state)
                     else:  # a list: what fits would come over the values in memory that is lent
                         payload = [as_bytes(each) for each in output.payload if each.numel()]
                     if route.answers and isinstance(message, PushReply):
@@ -543,31 +526,6 @@ class ShardHandler:
                     self._carry_out(now, hearer, hearer.heard(now, shard, word))
         finally:
             self._delivers = False
-
-    def _bytes(self, tensors: Sequence[torch.Tensor], state: ShardState) -> Sequence[memoryview]:
-        """Returns the memory of tensors, which nearly always are the same values as before."""
-        changed = tensors is not self._values
-        if changed:
-            self._values = tensors
-            self._value_bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
-        if not state.synchronous or state.values is None:  # each answer has other values
-            return self._value_bytes
-        if changed or self._changes != state.values.changes:
-            self._changes = state.values.changes
-            self._shared = SharedPayload(self._value_bytes)
-        return self._shared
-
-    def _trace(self, link: Link, sequence: int, message: Trace) -> None:
-        """Begins or ends a trace of this server, or sends it."""
-        task, payload = link.identity.task, b""
-        if message.action == "start":
-            self._notes.wanted_by.add(task)
-        elif message.action == "stop":
-            self._notes.wanted_by.discard(task)
-        else:
-            payload = self._notes.export()
-        views = [memoryview(payload)] if payload else []
-        link.offer(Traced(time.monotonic(), clock_name()), views, sequence=sequence)
 
 
 def _taken(link: Link) -> int:

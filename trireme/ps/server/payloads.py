@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from trireme.errors import ConfigurationError, FrameError, Rejected
+from trireme.ps.flat import as_bytes
 from trireme.ps.layout import ITEM_SIZES, Layout
 from trireme.ps.messages import Attach, Share
 from trireme.ps.optimizers import OPTIMIZERS
@@ -19,6 +20,7 @@ from trireme.ps.shard.quiet_state import QuietState
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
+from trireme.wire.connection import SharedPayload
 from trireme.wire.message import Message
 
 _SHARE_BYTES = 1 << 32
@@ -136,3 +138,26 @@ def _size_of(spec: TensorSpec) -> int:
     if spec.dtype not in sizes or spec.stop < spec.start:
         raise FrameError(f"a tensor of a load makes no sense: {spec}")
     return sizes[spec.dtype] * (1 if spec.group >= 0 else spec.stop - spec.start)
+
+
+class ValueBytes:
+    """The memory of values that answers carry, which nearly always are the same as before."""
+
+    def __init__(self) -> None:
+        self._tensors: Sequence[torch.Tensor] = ()
+        self._bytes: tuple[memoryview, ...] = ()
+        self._shared = SharedPayload()  # the same, as they are after so many changes
+        self._changes = 0
+
+    def of(self, tensors: Sequence[torch.Tensor], state: ShardState) -> Sequence[memoryview]:
+        """Returns the memory of a shard's values."""
+        changed = tensors is not self._tensors
+        if changed:
+            self._tensors = tensors
+            self._bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
+        if not state.synchronous or state.values is None:  # each answer has other values
+            return self._bytes
+        if changed or self._changes != state.values.changes:
+            self._changes = state.values.changes
+            self._shared = SharedPayload(self._bytes)
+        return self._shared

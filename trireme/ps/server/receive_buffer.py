@@ -176,6 +176,14 @@ class EntryBuffers:
         return staging
 
 
+class Buffers:
+    """All receive buffers of one replica."""
+
+    def __init__(self, state: ShardState) -> None:
+        self.received = ReceiveBuffer(state)
+        self.entries = EntryBuffers(state)
+
+
 def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
     """Returns new memory for the gradients of a shard."""
     try:

@@ -6,9 +6,14 @@ before another begins. The reader leaves out notes of another time.
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
+
+from trireme.clock import clock_name
+from trireme.ps.messages import Trace, Traced
 
 _MOST = 200_000
 """The most notes that are kept; the oldest are dropped."""
@@ -36,6 +41,17 @@ class Notes:
     def add(self, note: Note) -> None:
         """Keeps a note."""
         self._notes.append(note)
+
+    def answer(self, task: str, request: Trace) -> tuple[Traced, Sequence[memoryview]]:
+        """Begins or ends a task's trace, or returns the notes; returns the answer."""
+        views: list[memoryview] = []
+        if request.action == "start":
+            self.wanted_by.add(task)
+        elif request.action == "stop":
+            self.wanted_by.discard(task)
+        else:
+            views = [memoryview(self.export())]
+        return Traced(time.monotonic(), clock_name()), views
 
     def export(self) -> bytes:
         """Returns the notes as JSON: a list of `Note`."""

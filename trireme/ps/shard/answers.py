@@ -15,7 +15,16 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from trireme.ps.messages import Pull, PullReply, PushReply, Stopping, Verdict, Waiting
+from trireme.ps.messages import (
+    Duplicate,
+    Pull,
+    PullReply,
+    PushReply,
+    RejectedVerdict,
+    Stopping,
+    Verdict,
+    Waiting,
+)
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
@@ -70,14 +79,25 @@ class Answers:
         self.withheld[worker] = answer
         return []
 
-    def give_again(self, answer: PushAnswer) -> list[Reply]:
-        """Answers the repeat of a push that was decided before.
+    def repeat(self, pending: Pending) -> list[Reply]:
+        """Answers a push that was decided before with its first verdict.
 
         The answer is withheld where its worker is too far ahead, or where it is not decided whether
         the worker goes on: then none was given before the shards were divided anew.
         """
-        worker = answer.pending.owner.worker
-        if self._state.synchronous or self._may_go_on(worker, self._highest_clock()):
+        worker, sequence, state = pending.owner.worker, pending.push.sequence, self._state
+        state.counters["duplicate"] += 1
+        withheld = self.withheld.get(worker)
+        if withheld is not None and withheld.pending.push.sequence == sequence:
+            withheld.pending.route = pending.route
+            return []
+        original = state.table.records[worker].verdicts.get(sequence)
+        if original is None:
+            reason = f"push {sequence} was decided, and the worker said it knew how"
+            rejected = PushReply(RejectedVerdict(reason), state.step, 0, False)
+            return [Reply(pending.route, rejected)]
+        answer = PushAnswer(pending, Duplicate(original), 0)
+        if state.synchronous or self._may_go_on(worker, self._highest_clock()):
             return [self.reply(answer)]
         self.withheld[worker] = answer
         return []

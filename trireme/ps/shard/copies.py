@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from trireme.ps.messages import Refused, Waiting
+from trireme.ps.shard.answers import Wait
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.state import ShardState
@@ -89,11 +90,12 @@ class Copies:
         )
         return [Reply(held.route, snapshot, [tensor for _, tensor in tensors])]
 
-    def waiting(self, now: float) -> Iterator[tuple[object, int, Waiting]]:
-        """Yields the requests that are held: the routes, the workers, and notices for them."""
+    def waiting(self, now: float) -> Iterator[tuple[object, Wait]]:
+        """Yields the requests that are held: their routes, with the workers and the reasons."""
         participants, leader = self._state.participants, self._state.leader
         for worker, held in self._held.items():
             names: tuple[str, ...] = (participants.view.primary_name(0),)
             if leader is not None:
                 names = leader.missing_copy(worker, held.request.token, participants.view)
-            yield held.route, worker, Waiting("a copy of every shard", names, now - held.since)
+            notice = Waiting("a copy of every shard", names, now - held.since)
+            yield held.route, Wait(worker, notice)

@@ -92,6 +92,21 @@ def export(state: ShardState) -> Quiet | None:
     return Quiet(quiet, values.live(state=True), [data for _, _, data in topics], tables)
 
 
+def restore(state: ShardState, quiet: Quiet) -> None:
+    """Gives a shard whose values and tables are there the rest of a quiet state."""
+    before = quiet.state
+    # A chief that finds other shards without values replaces these: its view is later than 1.
+    state.step, state.loaded_in = before.step, 1
+    state.table.resume(before.records)
+    state.counters.update(before.counters)
+    if (leader := state.leader) is not None:
+        leader.loaded = True
+        leader.ending.resume(before.last, before.under_way)
+        leader.examples.resume(before.examples)
+        for (topic, worker, _), data in zip(before.topics, quiet.topics, strict=True):
+            leader.topics.setdefault(topic, {})[worker] = data
+
+
 def with_hyper(optimizer: OptimizerSpec, hyper: Sequence[GroupSpec] | None) -> OptimizerSpec:
     """Returns an optimizer with its present hyper-parameters; None for those it began with."""
     if hyper is None:

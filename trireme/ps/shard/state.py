@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trireme.errors import ModelMismatchError
+from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
-from trireme.ps.messages import GroupSpec, OptimizerSpec, Push
+from trireme.ps.messages import Attach, GroupSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import misfit
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
@@ -93,6 +93,19 @@ class ShardState:
         """The name of the server with the primary of this shard."""
         return self.participants.view.primary_name(self.server)
 
+    def shown_by(self, task: str, request: Attach) -> ShownModel:
+        """Returns the model that a worker shows, if it is laid out over the job's shards."""
+        layout, view = Layout(request.layout), self.participants.view
+        bounds = view.bounds if view.shards else layout.spec.bounds
+        servers = layout.spec.shards if view.shards else len(view.servers) or layout.spec.shards
+        wrong = layout.spec.bounds != bounds or layout.spec.shards != servers
+        if wrong or not self.server < layout.spec.shards:
+            raise ConfigurationError(
+                f"{task} lays its model out in {layout.spec.shards} shards that begin at the slots "
+                f"{layout.spec.bounds[:-1]}, and the job has {len(bounds) - 1}, at {bounds[:-1]}"
+            )
+        return ShownModel(task, layout, request.optimizer, request.rule, request.tables)
+
     def senseless(self, worker: int, push: Push) -> str | None:
         """Returns why a push of a worker makes no sense; None when it does."""
         last, period = self.table.records[worker].sequence, self.rule.period
@@ -125,6 +138,19 @@ class ShardState:
             if len({each.table for each in push.rows}) < len(push.rows):
                 return "a push names a table twice"
         return misfit(self.shown.optimizer, push.hyper) if push.hyper is not None else None
+
+    def overfull(self, worker: int, push: Push) -> str | None:
+        """Returns why the tables have no room for the rows of a new push; None where they have.
+
+        A primary asks before it writes the push to its log: a replica that is being filled has too
+        few rows to tell.
+        """
+        record = self.table.records.get(worker)
+        if not push.rows or self.tables is None or record is None:
+            return None
+        if push.sequence <= record.sequence or self.senseless(worker, push) is not None:
+            return None
+        return self.tables.overfull(push.rows)
 
     def rows_misfit(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates of rows, or keys, make no sense; None where they do."""

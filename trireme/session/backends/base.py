@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import msgspec
 import torch
@@ -13,9 +13,9 @@ import torch
 from trireme.data.intervals import joined
 from trireme.data.order import SAME_ORDER
 from trireme.errors import Rejected
-from trireme.ps.messages import GroupSpec, Leased, LeaseTerms, OptimizerSpec, Span
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.results import PushResult, ServerClock
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark
 from trireme.tables.spec import TableSpec
@@ -27,26 +27,6 @@ if TYPE_CHECKING:
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""
-
-
-class PushTerms(TypedDict, total=False):
-    """What an exchange is of, besides the weight of the gradient.
-
-    Attributes:
-        hyper: the present hyper-parameters; None where the backend's optimizer has its own.
-        examples: the positions of the examples, where they were leased.
-        pulled: the step of the values that the gradient is of; None for the newest values.
-        steps: 0 where servers that apply each update by itself take one of weight 0 as no step.
-        rows: the gradients of rows of tables.
-        wanted: keys of tables whose rows the answer may bring; see `Backend.wanted_rows`.
-    """
-
-    hyper: tuple[GroupSpec, ...] | None
-    examples: Sequence[Span]
-    pulled: int | None
-    steps: int
-    rows: Sequence[RowUpdates]
-    wanted: Sequence[RowKeys]
 
 
 class Backend(ABC):

@@ -23,6 +23,7 @@ from trireme.ps.messages import (
     Leased,
     LeaseTerms,
     OptimizerSpec,
+    PushTerms,
     Span,
 )
 from trireme.ps.optimizers import check_optimizer, named_state, restore_state
@@ -30,7 +31,7 @@ from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark, lacking
-from trireme.session.backends.base import Backend, FirstState, PushTerms
+from trireme.session.backends.base import Backend, FirstState
 from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local
 

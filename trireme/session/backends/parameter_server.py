@@ -10,10 +10,10 @@ import msgspec
 from trireme.ps.client.client import Client
 from trireme.ps.client.server_links import ClientOptions, Membership
 from trireme.ps.flat import FlatModel
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec
+from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule
-from trireme.session.backends.base import Backend, FirstState, PushTerms, joined_spans
+from trireme.session.backends.base import Backend, FirstState, joined_spans
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.backends.local_sgd import LocalSteps
 from trireme.session.backends.processes import Processes
@@ -82,7 +82,7 @@ class ParameterServer(Client, Backend):
     def pending_steps(self) -> int:
         return 1 if self._local is None else self._local.made
 
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:  # type: ignore[override]
+    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         """As `Backend.push`; a worker that trains locally sends a delta at the end of a period.
 
         Raises:

@@ -15,11 +15,11 @@ from trireme.errors import (
     ConfigurationError,
     Fenced,
 )
-from trireme.ps.messages import Span, Stale
+from trireme.ps.messages import PushTerms, Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.base import Backend, PushTerms
+from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import WAITS

@@ -1,0 +1,87 @@
+"""The parts of a worker's model by shard: what pushes carry, and where values are received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trireme.errors import FrameError
+from trireme.ps.client.lanes import Answer
+from trireme.ps.compression import Packer, Residuals
+from trireme.ps.flat import FlatModel, PartBuffer
+from trireme.ps.messages import PulledRows, PullReply, Push, PushReply
+from trireme.ps.row_messages import data_of
+from trireme.ps.rule import Rule
+from trireme.wire.codec import make_codec
+from trireme.wire.message import Message
+
+
+class ModelParts:
+    """The parts of a worker's model."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        self.flat = flat
+        self.layout = flat.layout
+        self.values: list[PartBuffer] = []
+        self.gradients: list[PartBuffer] = []
+        self.packers: list[Packer] = []  # one a shard, where pushes are packed
+        # The payload of a push to each shard where nothing is packed, and its size.
+        self._carried: list[tuple[Sequence[memoryview], int]] = []
+
+    def divide(self, bounds: tuple[int, ...]) -> None:
+        """Divides the model into shards that begin at these slots."""
+        flat, shards = self.flat, range(len(bounds) - 1)
+        flat.divide(bounds)
+        self.layout, self.packers = flat.layout, []
+        self.values = [flat.part_values(shard) for shard in shards]
+        self.gradients = [flat.part_gradients(shard) for shard in shards]
+        self._carried = [(part.views, part.nbytes) for part in self.gradients]
+
+    def pack_by(self, rule: Rule) -> None:
+        """Makes the packed form of gradients, where a rule wants one."""
+        codec = make_codec(rule.codec)
+        if codec is not None:
+            self.packers = [Packer(codec, g, deflates=rule.deflates) for g in self.gradients]
+
+    @property
+    def residuals(self) -> Residuals:
+        """The residuals of packed pushes; nothing where pushes are not packed."""
+        return Residuals(self.layout, self.packers)
+
+    def payload_of(self, server: int, message: Push) -> tuple[Sequence[memoryview], int]:
+        """Returns the gradients that a push carries to a server, and its size in bytes.
+
+        A push of weight 0 is not read there, and must not use up the residuals.
+        """
+        payload, nbytes = self._carried[server]
+        if self.packers:
+            packer = self.packers[server]
+            if message.weight > 0:
+                packer.pack(self.layout.ranges(message.absent, server) if message.absent else ())
+            payload = packer.views
+            nbytes = sum(view.nbytes for view in payload)
+        rows = sum(len(data_of(each.keys)) + len(data_of(each.rows)) for each in message.rows)
+        wanted = sum(len(data_of(each.keys)) for each in message.wanted)
+        return payload, nbytes + rows + wanted
+
+    def place(self, server: int, message: Message, length: int, task: str) -> Sequence[memoryview]:
+        """Returns the memory for a payload from a server's task: that of the model for values."""
+        if not isinstance(message, (PushReply, PullReply)):
+            return [np.empty(length, np.uint8).data]  # a `bytearray` would be zeroed first
+        buffer = self.values[server]
+        if length != buffer.nbytes:
+            raise FrameError(
+                f"{task} sent {length} bytes of values where its part has {buffer.nbytes}"
+            )
+        return buffer.views
+
+    def bytes_in(self, answers: Mapping[int, Answer]) -> int:
+        """Returns the bytes of the values that answers have brought."""
+        total = 0
+        for server, (message, _) in answers.items():
+            if isinstance(message, PushReply | PulledRows):
+                total += sum(len(data) for data in message.rows if data is not None)
+            if isinstance(message, (PushReply, PullReply)):
+                total += self.values[server].nbytes
+        return total

@@ -1,0 +1,72 @@
+"""The operations of a worker with the servers. Without I/O.
+
+An operation is a generator: it yields what to do next, and is sent the result. A worker's client
+runs operations over real connections, the simulator in virtual time.
+
+    yielded   what to do                                             what is sent back
+    Ask       ask servers, and wait for their answers                the answers, by server
+    AWAIT     wait for the answers to the push under way             the same
+              where there are other shards now, `Divided` is raised
+              at an `Ask`, and the operation asks those; a push goes
+              to them by itself
+    PUBLISH   give the model the values, which have come completely  nothing
+    Pause     let so many seconds pass                               the time, in seconds
+
+A worker has one thread: it begins an operation when the one before is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from trireme.errors import FrameError
+from trireme.ps.client.lanes import Answer, Request
+from trireme.ps.snapshot_messages import Snapshot
+from trireme.wire.message import Message
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Ask servers, in this order; `again`: ask again under the newest view what was fenced off."""
+
+    requests: Mapping[int, Request]
+    again: bool = True
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+AWAIT: Literal["await"] = "await"
+PUBLISH: Literal["publish"] = "publish"
+
+Wanted = Ask | Pause | Literal["await", "publish"]
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
+Operation = Generator[Wanted, Any, _T]
+"""An operation of a worker with the servers, and its result."""
+
+Answers = Mapping[int, Answer]
+
+Copy = list[tuple[Snapshot, Sequence[Any]]]
+"""The servers' answers to one request for a copy, in the servers' order, with the payloads."""
+
+
+def expect(answer: Answer, wanted: type[_M]) -> _M:
+    """Returns an answer's message, of the type that is expected.
+
+    Raises:
+        FrameError: it is of another type.
+    """
+    message = answer[0]
+    if not isinstance(message, wanted):
+        raise FrameError(
+            f"a parameter server answered with {type(message).__name__} where {wanted.__name__} "
+            "was due"
+        )
+    return message
