@@ -21,7 +21,7 @@ from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.journal import Journal, resumed
 from trireme.cluster.messages import Joined, ViewChanged
 from trireme.cluster.state import Policy, State
-from trireme.cluster.view import first_view, term_of
+from trireme.cluster.view import first_view
 from trireme.errors import ClusterError, ConfigurationError
 from trireme.launch.exit_reason import describe
 
@@ -186,7 +186,7 @@ def test_a_task_that_stays_away_is_lost_after_its_deadline() -> None:
     job.wait(2.0, *held)
     assert [server.index for server in job.view.servers] == [0, 2]
     assert job.view.number >= first_view(2)
-    assert term_of(job.view.number) == 2
+    assert first_view(2) <= job.view.number < first_view(3)
 
 
 def test_a_reconfiguration_goes_on() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -22,8 +20,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.cluster.state import Policy, cluster_status, everybody_told
-from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view, term_of
-from trireme.errors import ConfigurationError
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
 from trireme.launch.config.task_config import TaskConfig
 
 JOINED = Joined(1, 1.0, 10.0)
@@ -119,7 +116,7 @@ class TestTerm:
             job.leave(job.join("worker:1", pid=8, incarnation=1), "finished")
         assert first.view.number == 2
         assert second.view.number == first_view(2) + 1
-        assert [term_of(job.view.number) for job in (first, second)] == [1, 2]
+        assert first.view.number < first_view(2) <= second.view.number < first_view(3)
 
     def test_who_has_joined_a_later_term_is_not_taken_in(self) -> None:
         job = Driver()
@@ -677,27 +674,6 @@ class TestStatus:
         assert status.phase == "failed" and "boom" in status.reason
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("workers", 0),
-        ("servers", -1),
-        ("join_timeout", 0.0),
-        ("heartbeat_interval", 0.0),
-        ("heartbeat_timeout", 1.0),
-        ("reconnect_grace", -0.1),
-        ("end_grace", float("nan")),
-        ("wait_for_restart", -1.0),
-        ("replicas", 0),
-        ("replicas", 2),
-        ("slots", 0),
-    ],
-)
-def test_a_policy_that_makes_no_sense_is_refused(option: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=option):
-        dataclasses.replace(Policy(workers=1, servers=0), **{option: value})  # type: ignore[arg-type]
-
-
 def test_what_nobody_sets_is_the_same_in_a_policy_as_in_a_task() -> None:
     policy, task = Policy(workers=1, servers=0), TaskConfig(job="j", role="worker")
     assert policy.join_timeout == task.config.timeouts.join_timeout
@@ -896,5 +872,4 @@ class TestFailures:
 
 def test_the_last_view_of_a_term_is_followed_by_the_first_of_the_next() -> None:
     for term in (1, 2, 7):
-        assert term_of(first_view(term)) == term
-        assert term_of(first_view(term + 1) - 1) == term
+        assert first_view(term) < first_view(term + 1) - (1 << 31)

@@ -21,17 +21,12 @@ from trireme.cluster.messages import (
 from trireme.cluster.placement import Shards, is_whole
 from trireme.cluster.spec import task_name
 from trireme.cluster.view import View
-from trireme.errors import ConfigurationError
 from trireme.wire.message import Message
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a job expects of its tasks. Times are in seconds.
-
-    Raises:
-        ConfigurationError: a count or a time is out of range.
-    """
+    """What a job expects of its tasks. Times are in seconds; the configuration has checked them."""
 
     workers: int  # that the first view needs
     servers: int
@@ -49,35 +44,6 @@ class Policy:
     survives_loss: bool = False  # of all copies of a shard: it goes back to its checkpoint
     elastic: bool = False  # whether it may be scaled, and further tasks may join it
     rejoin_timeout: float = 600.0  # how long a task that is cut off tries to come back
-
-    def __post_init__(self) -> None:
-        if self.workers < 1 or self.servers < 0:
-            raise ConfigurationError(
-                f"{self.workers} workers and {self.servers} servers: a job has at least 1 worker "
-                "and 0 servers"
-            )
-        if self.replicas < 1 or self.replicas > max(1, self.servers):
-            raise ConfigurationError(
-                f"replicas is {self.replicas}: it must be from 1 to the number of servers, which "
-                f"is {self.servers}"
-            )
-        if self.slots < max(1, self.servers):
-            raise ConfigurationError(
-                f"slots is {self.slots}: there must be at least one for each of the "
-                f"{self.servers} servers"
-            )
-        positive = ("join_timeout", "heartbeat_interval", "notice_interval")
-        others = ("reconnect_grace", "end_grace", "settle", "wait_for_restart", "progress_timeout")
-        for name in (*positive, *others, "rejoin_timeout"):
-            value = getattr(self, name)
-            if not (value > 0 if name in positive else value >= 0):
-                least = "above 0" if name in positive else "0 or more"
-                raise ConfigurationError(f"{name} is {value}: it must be {least}")
-        if not self.heartbeat_timeout > self.heartbeat_interval:
-            raise ConfigurationError(
-                f"heartbeat_timeout is {self.heartbeat_timeout}: it must be above "
-                f"heartbeat_interval, which is {self.heartbeat_interval}"
-            )
 
 
 class Pace(msgspec.Struct, frozen=True):

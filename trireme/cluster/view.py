@@ -6,18 +6,12 @@ import msgspec
 
 from trireme.wire.message import Index, Name, Number
 
-VIEWS_OF_TERM = 1 << 32
-"""How many views one term of the coordinator may make. So a view's number determines its term."""
+_VIEWS_OF_TERM = 1 << 32  # at most: so a view's number determines its term
 
 
 def first_view(term: int) -> int:
     """Returns the number of the first view that a coordinator makes in a term, from 1 on."""
-    return (term - 1) * VIEWS_OF_TERM + 1
-
-
-def term_of(number: int) -> int:
-    """Returns the coordinator's term in which the view with a number was made."""
-    return (number - 1) // VIEWS_OF_TERM + 1
+    return (term - 1) * _VIEWS_OF_TERM + 1
 
 
 class ServerEntry(msgspec.Struct, frozen=True, array_like=True):
