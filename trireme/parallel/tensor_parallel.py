@@ -62,16 +62,7 @@ _FEED_FORWARD = (
 """The layers that are split into columns, and the row-split layer behind them, in feed-forward
 blocks of Trireme, BERT and Llama."""
 
-_ELEMENTWISE = (
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.Identity,
-)
+_ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = None) -> nn.Module:

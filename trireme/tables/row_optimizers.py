@@ -18,15 +18,7 @@ import numpy.typing as npt
 from trireme.compiled import compiled
 from trireme.tables.addresses import array_at, read_ahead
 from trireme.tables.row_storage import HEADER_BYTES, touch
-from trireme.tables.spec import (
-    FTRL,
-    SGD,
-    Adagrad,
-    Add,
-    Optimizer,
-    RowWiseAdagrad,
-    SparseAdam,
-)
+from trireme.tables.spec import FTRL, SGD, Adagrad, Add, Optimizer, RowWiseAdagrad, SparseAdam
 
 _HEADER = np.uint64(HEADER_BYTES)
 _ZERO, _LINE = np.uint64(0), np.uint64(64)
@@ -187,10 +179,7 @@ def initial_state(optimizer: Optimizer) -> float:
 
 
 def apply(
-    optimizer: Optimizer,
-    addresses: npt.NDArray[np.uint64],
-    updates: npt.NDArray[Any],
-    step: int,
+    optimizer: Optimizer, addresses: npt.NDArray[np.uint64], updates: npt.NDArray[Any], step: int
 ) -> None:
     """Applies updates to the rows at some addresses."""
     entry = ROW_OPTIMIZERS[type(optimizer)]

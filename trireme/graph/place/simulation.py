@@ -72,11 +72,7 @@ class Simulator:
     """
 
     def __init__(
-        self,
-        costs: Costs,
-        hardware: Hardware,
-        micro_batches: int,
-        schedule: Schedule = "gpipe",
+        self, costs: Costs, hardware: Hardware, micro_batches: int, schedule: Schedule = "gpipe"
     ) -> None:
         self.costs = costs
         self.hardware = hardware

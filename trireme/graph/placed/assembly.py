@@ -140,9 +140,7 @@ class GraphComputation(ProcessGroupComputation):
         part.rehearsing = lambda: restored_state(self._loss)
         self._whole = False
         self.pipeline: GraphExecution = GraphExecution(
-            part.process_group,
-            part,
-            lambda outputs, targets: scalar(self._loss(outputs, targets)),
+            part.process_group, part, lambda outputs, targets: scalar(self._loss(outputs, targets))
         )
 
     def _compute(self, batch: tuple[Any, Any]) -> StepResult:

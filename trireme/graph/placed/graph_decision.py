@@ -28,13 +28,7 @@ from trireme.graph.measure.measurement import Measurement, measure
 from trireme.graph.measure.updates import NO_UPDATE, UpdateCost, state_factor, update_cost
 from trireme.graph.place.costs import CostGraph, Hardware
 from trireme.graph.place.placement import Placement, place
-from trireme.graph.place.requests import (
-    Requests,
-    barred_devices,
-    matched,
-    named_by,
-    resolve,
-)
+from trireme.graph.place.requests import Requests, barred_devices, matched, named_by, resolve
 from trireme.ps.joint_optimizer import members
 from trireme.tensors import map_tensors
 
@@ -124,8 +118,7 @@ class Decider:
         if not servers:
             costs = [update_cost(one) for one in each]
             update = UpdateCost(
-                max(cost.tensor_seconds for cost in costs),
-                max(cost.byte_seconds for cost in costs),
+                max(cost.tensor_seconds for cost in costs), max(cost.byte_seconds for cost in costs)
             )
         kinds = map(type, each)
         others = [it.__name__ for it in kinds if not it.__module__.startswith("torch.optim.")]

@@ -136,12 +136,7 @@ class WorkerProcesses(Processes):
     # -- examples -------------------------------------------------------------------------------
 
     def deal(
-        self,
-        ask: Callable[..., Leased],
-        dataset: str,
-        batch: int,
-        count: int,
-        terms: LeaseTerms,
+        self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, terms: LeaseTerms
     ) -> Leased:
         """Leases, as rank 0, the next examples of all replicas, and returns those of its own.
 
