@@ -1,13 +1,7 @@
 """Memory for rows: records in blocks, so that nothing is copied when a large table grows.
 
-A record holds all that a table knows of a key, side by side, so that an update touches as few cache
-lines as can be:
-
-    bytes           content
-    8               the key
-    8               the step of its last update (upper 40 bits), its touches (lower 24 bits)
-    width * item    the row
-    state * item    the optimizer's state
+A record holds all that a table knows of a key: 8 bytes of the key; 8 bytes of the step of its last
+update (upper 40 bits) and its touches (lower 24 bits); the row; the optimizer's state.
 
 The records of a slot are numbered from 0 without gaps. They lie in blocks, and blocks are cut from
 larger pieces of memory, which all slots share. A removed record is replaced by the last one of its

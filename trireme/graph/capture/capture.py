@@ -1,12 +1,9 @@
 """Captures a model as a dataflow graph, with `torch.export`.
 
-The graph is torch's training IR: composite operators (`linear`, `conv2d`, `lstm`,
-`scaled_dot_product_attention`) stay whole, in-place operations stay in place, and autograd works
-through it. It holds the model's own parameters and buffers, so that the optimizer of the training
-program, its checkpoints and its running statistics go on as before.
-
-`torch.export.export(...).run_decompositions()` would give a functional graph of smaller operators
-instead: it is made for inference, and turns each change of a buffer into an output.
+The graph is torch's training IR: composite operators (`linear`, `conv2d`, `lstm`) stay whole,
+in-place operations stay in place, and autograd works through it. It holds the model's own
+parameters and buffers, so that optimizer, checkpoints and running statistics go on as before. (A
+functional graph, as of `run_decompositions()`, turns each change of a buffer into an output.)
 """
 
 from __future__ import annotations

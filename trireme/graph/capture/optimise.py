@@ -1,17 +1,11 @@
 """Optimises captured graphs: dead code, common subexpressions, constants.
 
 The graphs are those of training: parameters are no constants, layers change their buffers, dropout
-draws random numbers, and operations may be in-place. `effects` says which nodes a
-pass may touch. Outputs, gradients and running statistics stay the same.
-
-Dead code is torch's `Graph.eliminate_dead_code`, with the purity of `effects`: torch
-takes batch norm in training for pure. Torch's other passes do not fit graphs of training:
-
-- `torch.fx.passes.dialect.common.cse_pass` compares arguments with `==`, so that it merges `x + 1`
-  with `x + 1.0`, of another dtype. It merges over in-place changes, and loses the nesting of inputs
-  and outputs.
-- `torch.fx.experimental.const_fold` and `torch._inductor.constant_folding` take parameters and
-  buffers for constants. The first makes parameters of what it folds.
+draws random numbers, and operations may be in-place; `effects` says which nodes a pass may touch.
+Dead code is torch's `Graph.eliminate_dead_code`. Its other passes do not fit such graphs:
+`torch.fx.passes.dialect.common.cse_pass` compares arguments with `==`, so that it merges `x + 1`
+with `x + 1.0`, and merges over in-place changes; `torch.fx.experimental.const_fold` and
+`torch._inductor.constant_folding` take parameters and buffers for constants.
 """
 
 from __future__ import annotations

@@ -2,19 +2,12 @@
 
 A *place* is where operations are computed: a device of a task. Here it is a number only. A
 *segment* is what one place computes without waiting for another one. Its depth is the largest
-number of transfers on a path that leads to it: segments of the same depth can compute at the same
-time, and each waits for segments of other places of smaller depths only.
-
-A place has up to two segments of a depth. The *early* one has the values that another place reads,
-and what they need; the *late* one has all else, and is computed after the values of the early one
-have been sent. So a value leaves as soon as it and what it needs is computed: of two branches of a
-stem, the one at another place waits for the stem only. Backward in the reverse order: the late
-segment does not wait for the gradients of what the early one has sent.
-
-What every place can compute for itself is not transferred: the model's inputs, which every task
-has, constants, and the sizes of tensors. Parameters and buffers that another place reads are
-transferred before the first segment, and do not count for the depth. Source: Abadi et al.,
-TensorFlow (OSDI 2016), section 3.3, which joins the parts with send and receive nodes.
+number of transfers on a path that leads to it. A place has up to two segments of a depth: the
+*early* one has the values that another place reads, and what they need; the *late* one all else. It
+is computed after the values of the early one have been sent, and backward before their gradients
+are waited for. Parameters and buffers that another place reads are transferred before the first
+segment. Source: Abadi et al., TensorFlow (OSDI 2016), section 3.3, which joins the parts with send
+and receive nodes.
 """
 
 from __future__ import annotations

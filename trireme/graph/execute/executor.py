@@ -1,16 +1,12 @@
-"""Runs the segments of one task of a cut graph on micro-batches.
+"""Runs the segments of one task of a cut graph on micro-batches, in the order of `plan`.
 
 Autograd ends at the borders of segments: what a segment reads are leaves, whose gradients go the
-way back, to the segment that has computed the value; so also between the early and the late segment
-of one place and depth, whose values are not sent. An early segment's values are sent before the
-late one is computed, and backward the late one is computed before the gradients of these values are
-waited for. Parameters and buffers that another place
+way back, to the segment that has computed the value. Parameters and buffers that another place
 reads are sent once in each batch; the gradient of such a parameter comes back once, summed over the
-micro-batches. `trireme.graph.execute.plan` gives the order.
+micro-batches.
 
-Random numbers, as of dropout, come from the generator of the task that draws them: they differ from
-those of one process with the same seed, and tasks with the same seed draw the same ones. Give each
-task a seed of its own.
+Random numbers, as of dropout, come from the generator of the task that draws them: give each task a
+seed of its own.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """The order in which places compute the segments of a batch, and the messages between them.
 
-All tasks make the same plan. It is one order of all events of all places, in which each event comes
-after those that it depends on. Every task handles its own events in that order; a message is sent
-without waiting and received at the latest when the event that needs it is handled. So no plan
-deadlocks, whatever the placement: of all events that are not yet handled, the first one never waits
-for another of them.
+All tasks make the same plan: one order of all events of all places, in which each event comes after
+those that it depends on. Every task handles its own events in that order; a message is sent without
+waiting, and received at the latest when the event that needs it is handled. So no plan deadlocks:
+of all events that are not yet handled, the first one never waits for another of them.
 
-Two schedules. `gpipe` (Huang et al., GPipe, NeurIPS 2019): forward of all micro-batches, then
-backward, in the reverse order. `1f1b` (Narayanan et al., PipeDream, SOSP 2019), here for any
-acyclic graph: with D depths, the forward of depth d and micro-batch m has the time d + 2m on a
-virtual clock, its backward 2D - 1 - d + 2m: so at most D - d micro-batches are between the two.
-
-In both, the early segment of a depth and micro-batch is before the late ones forward, and after
-them backward: a value leaves as soon as it and what it needs is computed, and a late segment does
-not wait for the gradients of what the early one has sent.
+`gpipe` (Huang et al., GPipe, NeurIPS 2019): forward of all micro-batches, then backward, in the
+reverse order. `1f1b` (Narayanan et al., PipeDream, SOSP 2019), here for any acyclic graph: with D
+depths, the forward of depth d and micro-batch m has the time d + 2m on a virtual clock, its
+backward 2D - 1 - d + 2m: so at most D - d micro-batches are between the two. In both, the early
+segment of a depth and micro-batch is before the late ones forward, and after them backward.
 """
 
 from __future__ import annotations

@@ -28,16 +28,9 @@ def cost_graph(
 ) -> CostGraph:
     """Returns the operations of a captured model with their costs, in the order of its graph.
 
-    Operations have the names of the nodes. They are:
-
-    - each operator, with what it was measured to cost;
-    - each parameter and buffer that an operator reads, as `stored`: it takes no time, but for the
-      update of a parameter; it comes right before the first operator that reads it, so that a
-      section of the order holds what its operators need;
-    - `OUTPUT`, which computes the loss.
-
-    The model's inputs, constants, the sizes of tensors and views of these are none: every task has
-    them.
+    They are the operators, by the names of their nodes; each parameter and buffer, right before the
+    first operator that reads it, so that a section of the order holds what its operators need; and
+    `OUTPUT`, which computes the loss. What every task has, as the model's inputs, is left out.
     """
     module = captured.module
     replicated = everywhere(module.graph, Memory(module.graph, module), module)

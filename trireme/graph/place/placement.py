@@ -66,18 +66,9 @@ def place(
     smaller risk is better: the duration of a step and a tenth of that of its transfers, whose
     durations are less certain than those of computations. But everything stays on one device, as
     far as the constraints allow it, unless another placement makes the risk smaller by at least
-    `GAIN`; and what local search has moved for less than `tidying.NOISE` is undone.
-
-    Args:
-        graph: the operations and their costs.
-        hardware: the devices and links.
-        constraints: what to respect; nothing by default.
-        micro_batches: of a step, as in `predict`.
-        schedule: their order, as there.
-        algorithm: one of `ALGORITHMS`.
-        seed: of random placements and of the local search.
-        evaluations: how many placements the local search of `best` looks at, fewer of large graphs.
-            With at most as many placements in all it looks at each, and finds the optimum.
+    `GAIN`; and what local search has moved for less than `tidying.NOISE` is undone. The local
+    search looks at `evaluations` placements, fewer of large graphs; with at most as many in all it
+    looks at each, and finds the optimum.
 
     Raises:
         ConfigurationError: no placement that was found fits, or impossible constraints.

@@ -46,11 +46,9 @@ def predict(
        on their way. A segment takes the sum of its `seconds / speed`, and `segment_seconds / speed`
        if it computes anything forward. The `accumulation_seconds` of the backward computations of
        all micro-batches but the first are spread evenly over all. What is `stored` is in none.
-    2. *Order.* A device executes the forward computations of its segments and micro-batches by the
-       sum of depth and number of the micro-batch, of equal ones by depth, early before late; then
-       the backward computations in the opposite order. With `1f1b` it goes by a virtual clock: of D
-       depths, the forward computation of depth d and micro-batch m has the time d + 2m, and the
-       backward computation 2D - 1 - d + 2m. A device never changes this order: it waits.
+    2. *Order.* That of `trireme.graph.execute.plan`: forward by the sum of depth and number of the
+       micro-batch, of equal ones by depth, then backward in the opposite order; with `1f1b` by its
+       virtual clock. A device never changes this order: it waits.
     3. *Values.* When a forward computation ends, each value that other devices read goes once to
        each of them. A forward computation begins when all has arrived that its own operations read
        and no segment of the device before it.

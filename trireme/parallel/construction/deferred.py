@@ -1,14 +1,11 @@
 """Deferred construction: a model without memory, of which a process makes the tensors it needs.
 
-A process that holds a part of a model must not hold the whole, not even while the constructor runs.
-So the constructor runs on the meta device, and a tape records the operations that make and fill
-the tensors. Random numbers are drawn meanwhile, into a tensor that is freed at once, so that the
+The constructor runs on the meta device, and a tape records the operations that make and fill the
+tensors. Random numbers are drawn meanwhile, into a tensor that is freed at once, so that the
 generator goes through the states of an ordinary construction; each draw is recorded with the state
 before it. Later the operations are repeated that some named tensors depend on, each draw from its
-own state.
-
-torchdistX (`deferred_init`, https://pytorch.org/torchdistx) records constructors in the same way;
-it draws no random numbers for tensors that are left out, so that its values depend on the choice.
+own state. torchdistX (`deferred_init`, https://pytorch.org/torchdistx) records constructors in the
+same way, but draws no random numbers for tensors that are left out.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Finds the processes that a process group waits for, and says when it waits in vain.
 
 Collectives do not report whom they wait for, and no exception of this process interrupts them. Each
-process publishes its position once a second. A process that has waited for long looks for processes
-that are behind, or have published nothing new: they are slow, or stopped. A process that holds the
-interpreter lock publishes nothing; the other processes of its host see that it uses the processor,
-and say so for it. Where the wait is in vain (a process gave no sign of life for the heartbeat
-timeout, made no step for the progress timeout, or has ended its training, or begins something else
-with all others, while they make a further step) the process group is broken: all processes learn
-the same reason, and the caller interrupts their collectives.
+process publishes its position once a second. A process that has waited for long looks for those
+that are behind, or have published nothing new. A process that holds the interpreter lock publishes
+nothing; the others of its host see that it uses the processor, and say so for it. Where the wait is
+in vain the process group is broken: all processes learn the same reason, and the caller interrupts
+their collectives.
 """
 
 from __future__ import annotations
