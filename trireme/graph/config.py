@@ -96,7 +96,6 @@ class GraphConfig:
             ) from None
 
     def _convert(self) -> None:
-        """Takes single words for tuples of one."""
         words: dict[str, Any] = {"devices": _tuple("devices", self.devices)}
         mappings: tuple[object, ...] = (self.placement, self.never)
         if not all(isinstance(each, Mapping) for each in mappings):

@@ -207,7 +207,6 @@ def _group(setup: TrainingSetup) -> TorchProcessGroup:
 
 
 def _check_same(task: TaskConfig, process_group: TorchProcessGroup, flat: FlatModel) -> None:
-    """Checks that this process and the chief have built the same model."""
     own = flat.layout.spec
     spec = process_group.broadcast(msgspec.msgpack.encode(own) if process_group.is_chief else None)
     chief = msgspec.structs.replace(task, index=task.index if task.servers else 0).in_group(rank=0)

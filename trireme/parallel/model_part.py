@@ -146,8 +146,6 @@ class MeshPart(ModelPart):
             self.process_group, self.stages, self.total_stages, self._pipeline_config, loss
         )
 
-    # -- gradients ------------------------------------------------------------------------------
-
     def zero_gradients(self) -> None:
         """Drops the gradients, and follows what the program has frozen and unfrozen since."""
         for name, parameter in self.parameters.items():
@@ -191,8 +189,6 @@ class MeshPart(ModelPart):
         for parameter in self.trained:
             if parameter.grad is not None:
                 to_local(parameter.grad).mul_(factor)
-
-    # -- whole tensors --------------------------------------------------------------------------
 
     @torch.no_grad()
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -244,7 +240,6 @@ def _share_state(module: nn.Module, model: nn.Module) -> None:
 
 
 def _refuse_tied(links: Sequence[tuple[str, nn.Module]], bounds: Sequence[int]) -> None:
-    """Refuses a parameter that lies in two stages: it would be trained twice."""
     seen: dict[int, tuple[int, str]] = {}
     for stage, (start, stop) in enumerate(pairwise(bounds)):
         for link, layer in links[start:stop]:

@@ -97,7 +97,6 @@ class Pipeline(OperationLog):
         return loss, [(out, target) for out, target, _, _ in seen]
 
     def _weighted(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Returns the loss of a micro-batch, weighted by its share of the batch's examples."""
         loss = self._loss(outputs, targets)
         size = int(targets.shape[0])
         self._seen.append((outputs.detach(), targets, float(loss.detach()), size))

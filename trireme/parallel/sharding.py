@@ -60,7 +60,6 @@ def _refuse_sparse(module: nn.Module) -> None:
 
 
 def _refuse_tied(module: nn.Module, roots: Sequence[nn.Module]) -> None:
-    """Refuses a parameter of two modules that a program calls separately: it would become two."""
     owners = Counter(id(parameter) for root in roots for parameter in root.parameters())
     for name, parameter in module.named_parameters():
         if owners[id(parameter)] > 1:

@@ -163,7 +163,6 @@ def derive(module: nn.Module, size: int) -> dict[str, str]:
 
 
 def _chains(module: nn.Module) -> list[list[Link]]:
-    """Returns the chains of a model: lists of consecutive layers."""
     own = [chain_of(module)] if is_chain(module) else []
     children = own[0] if own else module.named_children()
     inner = [
@@ -246,7 +245,6 @@ class Attention:
 
     @property
     def _holder(self) -> nn.Module:
-        """The module that computes with the heads: the parent of the query layer."""
         return self.module.get_submodule(self.columns[0].rpartition(".")[0])
 
     def _heads(self, column: str, width: int) -> int | None:
@@ -272,7 +270,6 @@ def attentions(module: nn.Module) -> Iterator[Attention]:
 
 
 def _fused(module: nn.Module) -> str | None:
-    """Returns the name of the first layer that fuses query, key and value; None for none."""
     for name, part in module.named_modules():
         for inner in _FUSED:
             if isinstance(getattr(part, inner, None), nn.Module | nn.Parameter):

@@ -88,7 +88,6 @@ def _without(gradients: Any, padding: int | None) -> torch.Tensor:
 
 @compiled
 def _sum_bags(rows: Any, places: Any, bounds: Any, weights: Any, sums: Any) -> None:
-    """Adds to each bag its rows."""
     for bag in range(bounds.size - 1):
         for entry in range(bounds[bag], bounds[bag + 1]):
             place = places[entry]
@@ -102,7 +101,6 @@ def _sum_bags(rows: Any, places: Any, bounds: Any, weights: Any, sums: Any) -> N
 
 @compiled
 def _spread_bags(gradients: Any, places: Any, bounds: Any, weights: Any, sums: Any) -> None:
-    """Adds to each row the gradients of the bags that it is in."""
     for bag in range(bounds.size - 1):
         for entry in range(bounds[bag], bounds[bag + 1]):
             place = places[entry]

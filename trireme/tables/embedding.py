@@ -198,7 +198,6 @@ class TableModule(nn.Module):
         return rows.to(ids.device), places, place
 
     def _keys_of(self, flat: Any) -> tuple[Any, Any]:
-        """Returns each key of a batch once, and the place of each id among them."""
         if self._ahead is not None and np.array_equal(self._ahead[0], flat):
             return self._ahead[1:]
         from trireme.tables.keys import unique  # needs numba
@@ -226,7 +225,6 @@ def _check_dtype(dtype: torch.dtype) -> None:
 
 
 def _by_kernels(rows: torch.Tensor) -> bool:
-    """Returns whether kernels of numba can compute with rows: `torch.compile` cannot trace them."""
     return rows.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

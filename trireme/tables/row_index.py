@@ -336,7 +336,6 @@ class RowIndex:
         self._resize(slot, 0)
 
     def _room(self) -> npt.NDArray[np.int64]:
-        """Returns four times the capacity of each slot's index."""
         unused = self._indices == self._nothing.ctypes.data
         return np.where(unused, 0, self._capacities.astype(np.int64) * 4)
 

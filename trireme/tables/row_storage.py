@@ -270,7 +270,6 @@ class RowStorage:
             yield ready
 
     def _allocate(self) -> None:
-        """Gets one more piece of memory and cuts it into blocks."""
         block = self._record_bytes << self._shift
         block += -block % _LINE
         size = _PIECES[self._level] if self._bytes < _LARGE_FROM else _LARGE_PIECE

@@ -102,8 +102,6 @@ class Table:
         """
         return self._hot.look(self._rows.storage, rows)
 
-    # Reading and updating -----------------------------------------------------------------------
-
     def pull(self, keys: Keys, out: Rows | None = None) -> Rows:
         """Returns the rows of keys; of a key without one its first values. Changes no row.
 
@@ -198,7 +196,6 @@ class Table:
         return int(dropped.size)
 
     def _touches(self, keys: Keys) -> Counts:
-        """Returns how often keys without rows were touched."""
         touches = np.zeros(keys.size, np.int64)
         addresses, _ = self._waiting.find(keys)
         known = np.flatnonzero(addresses)
@@ -236,13 +233,10 @@ class Table:
         self._admitted += fresh.size
 
     def _make(self, keys: Keys, marks: npt.NDArray[np.uint64]) -> tuple[Addresses, Counts]:
-        """Makes rows with their first values; returns all addresses, and the places of new ones."""
         addresses, fresh = self._rows.add(keys, marks)
         initial = np.full(self._state, initial_state(self.optimizer), self.spec.dtype)
         begin(addresses, keys, fresh, self.spec.width, initial, self._first)
         return addresses, fresh
-
-    # Leaving and coming -------------------------------------------------------------------------
 
     def export(
         self,
@@ -335,8 +329,6 @@ class Table:
         for addresses in self._waiting.storage.changed(after, slots, most):
             names = ("waiting_keys", "waiting_steps", "waiting_touches")
             yield Block.of(*form, dict(zip(names, headers(addresses), strict=True)))
-
-    # Checks -------------------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:

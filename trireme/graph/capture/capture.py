@@ -149,7 +149,6 @@ def _captured(model: nn.Module, program: ExportedProgram, batch: Batch) -> Captu
 
 
 def _checks(stateful: fx.GraphModule) -> fx.GraphModule:
-    """Returns the part of a graph that checks its inputs."""
     graph = copied(stateful.graph)
     graph.output_node().args = ((),)
     for node in reversed(graph.nodes):

@@ -141,7 +141,6 @@ def restored_state(function: Callable[..., Any]) -> Iterator[Callable[[], bool]]
 
 
 def _cells(function: Any) -> list[Any]:
-    """Returns the variables of the function around a function, those that have a value."""
     found = []
     for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
         with suppress(ValueError):  # it has none yet
@@ -179,7 +178,6 @@ class _Attributes:
         self._versions = [each._version for each, _ in self._tensors]
 
     def changed_tensors(self) -> bool:
-        """Returns whether the contents of a tensor were changed."""
         pairs = zip(self._tensors, self._versions, strict=True)
         return any(each._version != version for (each, _), version in pairs)
 
@@ -201,7 +199,6 @@ class _Attributes:
         return names
 
     def restore(self) -> None:
-        """Gives attributes, containers and tensors their values back."""
         for path, module in self._modules.items():
             for name in set(vars(module)) - set(self._attributes[path]):
                 del module.__dict__[name]

@@ -102,7 +102,6 @@ def scope_of(node: fx.Node) -> str:
 
 
 def _shown(graph: fx.Graph, names: set[str]) -> Iterator[fx.Node]:
-    """Yields the nodes to show; parameters only where they have a place or costs of their own."""
     waiting = {node: None for node in graph.nodes if node.op == "get_attr" and node.name in names}
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -140,9 +139,6 @@ def _costs(operation: Operation) -> dict[str, Any]:
     return {name: getattr(operation, name) for name in names}
 
 
-# Where nodes are ------------------------------------------------------------------------------
-
-
 def _places(graph: fx.Graph, placement: Placement, cut: Cut | None) -> dict[str, str]:
     """Returns the place of each node that has one.
 
@@ -169,7 +165,6 @@ def _places(graph: fx.Graph, placement: Placement, cut: Cut | None) -> dict[str,
 
 
 def _place_names(cut: Cut, places: Mapping[str, str]) -> dict[int, str]:
-    """Returns the place that the nodes of each number have; `worker:N` for one without nodes."""
     names: dict[int, str] = {}
     for segment in cut.segments:
         for node in segment.module.graph.nodes:
@@ -209,7 +204,6 @@ def _transfers(cut: Cut, places: Mapping[str, str], sizes: Mapping[str, int]) ->
 
 
 def _bytes(node: fx.Node, operations: Mapping[str, Operation]) -> int:
-    """Returns the size of a node's value: that of the costs, else of the batch of the capture."""
     if node.name in operations and operations[node.name].output_bytes:
         return operations[node.name].output_bytes
     return _size(node.meta.get("val"))
@@ -225,7 +219,6 @@ def _size(value: Any) -> int:
 
 
 def _hint(size: Any) -> int:
-    """Returns a size as a number: that of the example's batch where it is a symbol."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 1
     return int(size)

@@ -50,7 +50,6 @@ def _refusal(name: str, why: str) -> ConfigurationError:
 
 
 def _written(name: str, content: str) -> str:
-    """Writes a file and returns a line that says so."""
     path = Path(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -152,7 +152,6 @@ class _Drawing:
 
     @staticmethod
     def _words(box: _Box) -> tuple[str, str]:
-        """Returns the label and the tooltip of a box."""
         node = box.nodes[0]
         totals = Totals.of(box.nodes)
         operators = count(totals.operators, "operator")
@@ -212,7 +211,6 @@ def _lines(words: Sequence[str]) -> str:
 
 
 def _safe(words: str) -> str:
-    """Returns words that Graphviz shows as they are."""
     from graphviz import escape
 
     safe: str = escape(words)

@@ -57,7 +57,6 @@ def _captured(picture: Picture) -> Iterator[str]:
 
 
 def _listing(module: Module, depth: int) -> Iterator[tuple[str, ...]]:
-    """Yields a row for each operator below the row of its module."""
     for item in module.items:
         if isinstance(item, Module):
             yield ("  " * depth + item.name,)

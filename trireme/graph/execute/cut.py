@@ -125,8 +125,6 @@ class _Cutter:
     def _value_of(self, node: fx.Node) -> Any:
         return attrgetter(str(node.target))(self._module)
 
-    # -- where and when each node is computed -----------------------------------------------------
-
     def _check_numbers(self) -> None:
         for node in self._everywhere:
             if bad := [each for each in node.all_input_nodes if each not in self._everywhere]:
@@ -240,8 +238,6 @@ class _Cutter:
     def _is_local(self, value: fx.Node, reader: fx.Node) -> bool:
         return self._places[value] == self._places[reader]
 
-    # -- what goes from one segment to another ----------------------------------------------------
-
     def cut(self) -> Cut:
         """Returns the cut graph."""
         readers: dict[fx.Node, set[int]] = {}  # of each value that leaves its segment
@@ -328,7 +324,6 @@ class _Cutter:
         return Segment(place, depth, part, module, names, tuple(inputs), outputs)
 
     def _needed(self, nodes: Iterable[fx.Node], leaves: Iterable[Any]) -> set[fx.Node]:
-        """Returns nodes, what they read, and what that is computed from everywhere."""
         needed = set(nodes)
         open_ = [each for node in nodes for each in node.all_input_nodes]
         open_ += [each for each in leaves if isinstance(each, fx.Node)]
@@ -368,7 +363,6 @@ def fingerprint(cut: Cut) -> str:
 
 
 def _tensor(shape: Any, dtype: torch.dtype, names: dict[Any, str]) -> str:
-    """Returns a text of a shape and dtype, in which symbols are numbered as they first appear."""
     sizes = []
     for size in shape:
         if isinstance(size, torch.SymInt):

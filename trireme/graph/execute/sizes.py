@@ -39,7 +39,6 @@ def _is_symbol(size: Any) -> bool:
 
 
 def _computed(graph: fx.Graph, node: fx.Node, known: Mapping[Any, tuple[fx.Node, int]]) -> fx.Node:
-    """Returns a new node that computes a size from those of the inputs."""
     # These load slowly, and every session imports this.
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis

@@ -61,7 +61,6 @@ def measure_links(
 
 
 def _rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Returns rounds of pairs of places, in which each pair is once, and no place twice a round."""
     places = list(range(count + count % 2))  # with an odd number, one pauses in each round
     rounds = []
     for _ in range(len(places) - 1):
@@ -146,7 +145,6 @@ class _Pair:
         return message
 
     def _trip(self, size: int, following: int) -> float:
-        """Returns how long a message takes there and back, of a size, with that of the next one."""
         message = torch.full((size // 8,), following)
         began = time.perf_counter()
         self._send(message)
@@ -188,7 +186,6 @@ class _Pair:
 
 
 def _compute() -> float:
-    """Computes for a while; returns the seconds of the processor that this thread took."""
     matrix = torch.ones(64, 64)
     began = time.thread_time()
     while (took := time.thread_time() - began) < _COMPUTING_SECONDS:

@@ -142,8 +142,6 @@ class _Measuring:
         ending = Cost(last.forward_seconds, last.backward_seconds, last.kept_bytes)
         return Measurement(costs, ending, self._trials.call_seconds, _accumulation_byte_seconds())
 
-    # -- one operator ------------------------------------------------------------------------------
-
     def _tried(self, node: fx.Node) -> Trial:
         if node.target is getitem:
             return self._taken(node)
@@ -214,7 +212,6 @@ class _Measuring:
         return self._trials.run(compute, inputs, seconds=self._share(), mutable=True), sources
 
     def _share(self) -> float:
-        """Returns how long the next operator may take."""
         share = (self._until - time.perf_counter()) / max(self._left, 1)
         self._left -= 1
         return share
@@ -227,8 +224,6 @@ class _Measuring:
         if not all(user.target is getitem for user in users):
             return None
         return frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
-
-    # -- what goes in ------------------------------------------------------------------------------
 
     def _input(self, node: fx.Node) -> Input:
         if node.op == "get_attr":
@@ -266,10 +261,7 @@ class _Measuring:
         arguments = map_arg((node.args, node.kwargs), described)
         return f"{node.target} {arguments} {sorted(self._read(node) or ())}"
 
-    # -- what is kept ------------------------------------------------------------------------------
-
     def _owner(self, value: Value) -> Value:
-        """Returns the value whose memory a value is or shares."""
         return self._owners.get(value, value)
 
     def _keep(self, sources: Sequence[fx.Node], trial: Trial) -> None:

@@ -129,7 +129,6 @@ class Trials:
 
     @cached_property
     def _start_seconds(self) -> float:
-        """How long autograd takes to begin and end, whatever it computes."""
         short, long = 1, 9
         one, many = _backward_seconds(short), _backward_seconds(long)
         return max(one - (many - one) / (long - short) * short, 0.0)
@@ -176,7 +175,6 @@ class _Kept:
         return self._inputs.get(_storage(output))
 
     def found(self, outputs: Sequence[torch.Tensor]) -> tuple[frozenset[int], frozenset[int], int]:
-        """Returns the inputs, the outputs, and the bytes besides."""
         kept_inputs, kept_outputs, size = set[int](), set[int](), 0
         made = {_storage(output): place for place, output in enumerate(outputs)}
         for storage, tensor in self._tensors.items():
@@ -190,7 +188,6 @@ class _Kept:
 
 
 def _made(each: Input) -> Any:
-    """Returns a random input."""
     like = each.value
     if not isinstance(like, torch.Tensor):
         return like
@@ -207,7 +204,6 @@ def _made(each: Input) -> Any:
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:
-    """Returns inputs that may change in place, which leaves of autograd may not."""
     return [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
 
 

@@ -116,7 +116,6 @@ def _alone(name: str) -> bool:
 
 
 def _starts(problem: Problem, algorithm: str, numbers: random.Random) -> dict[str, Ints]:
-    """Returns the placements of one algorithm, by their names."""
     match algorithm:
         case "single":
             devices = enumerate(problem.simulator.hardware.devices)
@@ -188,7 +187,6 @@ def _fused(problem: Problem, runs: Ints, choice: Ints, coarse: Problem) -> Ints:
 
 
 def _lifted(problem: Problem, coarse: Problem, runs: Ints, choice: Ints) -> Ints:
-    """Returns the choice for operations that a choice for coarse nodes is."""
     return problem.nearest_choice(choice[coarse.units][runs])
 
 

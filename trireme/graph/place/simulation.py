@@ -138,7 +138,6 @@ class Simulator:
         return Parts(placed, depths, late, transfers)
 
     def _depths(self, steps: Bools) -> Ints:
-        """Returns the depths; `steps` are the readings that are transfers, by the reader."""
         if not steps.any():
             return np.zeros_like(self._nodes)
         depths = [0] * len(self._nodes)
@@ -193,13 +192,11 @@ class Simulator:
         return ways * np.where(parts.transfers.stored, 1, self.micro_batches)
 
     def _transfer_seconds(self, parts: Parts) -> float:
-        """Returns how long all transfers of a step take together, with the work of both sides."""
         _, _, senders, receivers, sizes, _, _ = parts.transfers
         seconds, work = self._on_links(senders * self.devices + receivers, sizes)
         return float((self.times(parts) * (seconds + 2 * work)).sum())
 
     def _on_links(self, links: Ints, sizes: Floats) -> tuple[Floats, Floats]:
-        """Returns how long transfers occupy links, and the processor of each side."""
         latency, byte, work, work_byte = self._rates[links].T
         return latency + sizes * byte, work + sizes * work_byte
 

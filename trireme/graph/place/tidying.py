@@ -90,7 +90,6 @@ def _possible(problem: Problem, choice: Ints, nodes: Ints, device: int) -> _Move
 
 
 def _computed(problem: Problem) -> Ints:
-    """Returns the nodes that compute something in a micro-batch, in their order."""
     costs = problem.simulator.costs
     stored = np.zeros(len(costs.forward), dtype=bool)
     stored[costs.makers[costs.stored]] = True
@@ -98,7 +97,6 @@ def _computed(problem: Problem) -> Ints:
 
 
 def _members(labels: Ints) -> Iterator[Ints]:
-    """Returns the nodes of each label, by labels."""
     order = np.argsort(labels, kind="stable")
     return iter(np.split(order, np.flatnonzero(np.diff(labels[order])) + 1))
 

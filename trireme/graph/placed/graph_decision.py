@@ -210,7 +210,6 @@ class Decider:
     def _candidates(
         self, captured: Capture, places: int, divides: Callable[[int], bool]
     ) -> list[int]:
-        """Returns the numbers of micro-batches to compare."""
         size = captured.batch.size if captured.batch.dynamic else None
         if self.config.microbatches is not None:
             return [self.config.microbatches]

@@ -138,7 +138,6 @@ class GraphExecution(OperationLog):
     def _weighted(
         self, losses: list[torch.Tensor], targets: Any, share: float, factor: float, outputs: Any
     ) -> torch.Tensor:
-        """Returns the loss of a micro-batch, weighted by its share of the batch's examples."""
         loss = self._loss(outputs, targets).reshape(())
         losses.append(loss.detach() * share)
         return loss * (share * factor)

@@ -196,7 +196,6 @@ class GraphPart(MeshPart):
 
     @property
     def _place_names(self) -> tuple[str, ...]:
-        """The names of the places, such as `worker:0/cpu`."""
         places = zip(self._tasks, self._places, strict=True)
         return tuple(f"worker:{task}/{place.device}" for task, place in places)
 
@@ -257,7 +256,6 @@ class GraphPart(MeshPart):
         return decision
 
     def _announce(self) -> None:
-        """Tells the user of the placements that have not been told of."""
         for decision in self._unsaid:
             for warning in decision.warnings if self.process_group.is_chief else ():
                 self.warn(warning)
@@ -267,7 +265,6 @@ class GraphPart(MeshPart):
         self._unsaid.clear()
 
     def _hardware(self) -> Hardware:
-        """Returns the devices of this replica and the links between them, which are measured."""
         names = self._place_names
         limit = self._config.memory_bytes
         measured = measure_links(self._ranks, self._group) if len(self._ranks) > 1 else {}
@@ -280,7 +277,6 @@ class GraphPart(MeshPart):
         return Hardware(tuple(Device(name, memory_bytes=limit) for name in names), links=links)
 
     def _requested_homes(self, captured: Capture) -> dict[str, str]:
-        """Returns the place that each parameter and buffer has already, by its node."""
         model = self.modules[0]
         homes = {
             id(tensor): self._homes[name]
@@ -295,7 +291,6 @@ class GraphPart(MeshPart):
         return found
 
     def _check_same(self, mine: str) -> None:
-        """Checks that all processes have cut the same graph."""
         for rank, other in enumerate(self.process_group.exchange(mine.encode())):
             if other.decode() != mine:
                 raise ConfigurationError(

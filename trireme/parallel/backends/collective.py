@@ -98,8 +98,6 @@ class Collective(Local):
         self._last: ModelState | None = None
         self.streams = setup.lean
 
-    # -- joining --------------------------------------------------------------------------------
-
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         super().start(optimizer, rule, first)
         self._watch.start()
@@ -124,8 +122,6 @@ class Collective(Local):
         kind, _, name = key.partition("/")
         parameter = name.rpartition("/")[0] if kind == "state" else name
         return parameter in self._held.parameters
-
-    # -- collective actions ---------------------------------------------------------------------
 
     def _agree(self, action: _Action) -> None:
         """Takes part in the chief's actions until the chief takes the given action too.
@@ -188,8 +184,6 @@ class Collective(Local):
         self.group.votes = [*map(float, votes), *written, *self._grown]
         self._grown = (0.0, 0.0, 0.0)
         self._agree(_Action.STEP)
-
-    # -- training -------------------------------------------------------------------------------
 
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
         """Applies the mean gradient, which the parameters' gradients already are."""
@@ -259,8 +253,6 @@ class Collective(Local):
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         self._agree(_Action.MEAN)
         return super().mean(values, counts=counts)
-
-    # -- states ---------------------------------------------------------------------------------
 
     def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
         if self._last is not None:

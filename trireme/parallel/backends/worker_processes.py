@@ -133,8 +133,6 @@ class WorkerProcesses(Processes):
         if self._part is not None:
             self._part.fill({n: p.detach() for n, p in self.flat.parameters.items()})
 
-    # -- examples -------------------------------------------------------------------------------
-
     def deal(
         self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, terms: LeaseTerms
     ) -> Leased:

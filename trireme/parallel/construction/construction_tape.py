@@ -97,8 +97,6 @@ class Tape:
         """Returns the number of storages that the tape knows."""
         return len(self._kept)
 
-    # -- recording ------------------------------------------------------------------------------
-
     def number(self, tensor: torch.Tensor) -> int | None:
         """Returns the number of a tensor's storage; None if the tape does not know it."""
         return self._numbers.get(tensor.untyped_storage()._cdata)
@@ -132,8 +130,6 @@ class Tape:
         storage = self._kept[self._numbers[real._cdata]]
         size, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
         return View(0, tensor.dtype, size, stride, offset).of(storage)
-
-    # -- repeating ------------------------------------------------------------------------------
 
     def needed(self, storages: Collection[int]) -> list[bool]:
         """Returns, for each operation, whether the given storages depend on it."""

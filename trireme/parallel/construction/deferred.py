@@ -233,7 +233,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._draw(operation, next(iter(_flat(args, kwargs, torch.Generator)), None))
 
     def _draw(self, operation: Operation, given: torch.Generator | None) -> None:
-        """Adds an operation with the state of its generator, and draws its random numbers."""
         generator = torch.default_generator if given is None else given
         state = generator.get_state()
         views = _flat(operation.args, operation.kwargs, View)
@@ -248,8 +247,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(view.nbytes >= LARGE for view in views):
             return_free_memory()
         self._tape.operations.append(replace(operation, generator=generator, state=state))
-
-    # -- values that the program reads ------------------------------------------------------------
 
     def _evaluated(
         self,

@@ -125,8 +125,6 @@ class TorchProcessGroup(ProcessGroup):
         )
         return mine
 
-    # -- groups ---------------------------------------------------------------------------------
-
     @property
     def reports_metrics(self) -> bool:
         """Whether this process reports loss and metrics: one process does for each replica."""
@@ -149,8 +147,6 @@ class TorchProcessGroup(ProcessGroup):
     def control(self) -> dist.ProcessGroup:
         """All processes, for messages besides the model's tensors: always between CPUs."""
         return self._control
-
-    # -- communication ---------------------------------------------------------------------------
 
     def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Starts an all-reduce of numbers; returns a function that waits for the sums."""
@@ -346,7 +342,6 @@ _LAST: list[object] = []
 
 
 def _rendezvous(config: ProcessGroupConfig) -> Store:
-    """Initialises `torch.distributed` among all processes; returns their store."""
     if dist.is_initialized():
         raise ConfigurationError(
             "torch.distributed is initialised already: a session creates its own process groups; "
@@ -454,7 +449,6 @@ def _refuse_shared_gpus(store: Store, config: ProcessGroupConfig) -> None:
 
 
 def _sockets() -> dict[int, int]:
-    """Returns the inode of each socket of this process, by its descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
