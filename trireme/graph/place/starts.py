@@ -132,6 +132,7 @@ def earliest_task_first(problem: Problem) -> Ints:
     waiting = [len(each) for each in inputs]
     ended, free, room = np.zeros(count), np.zeros(devices), simulator.limits.copy()
     choice = np.full(len(problem.allowed), -1, dtype=np.intp)
+    shared = np.bincount(units) > 1
 
     def offer(node: int) -> None:
         """Offers a node, whose inputs are placed, to the devices on which it may be."""
@@ -161,9 +162,10 @@ def earliest_task_first(problem: Problem) -> Ints:
         if choice[units[node]] < 0:
             choice[units[node]] = device
             room[device] -= sizes[node]
-            full = (sizes > room[device]) & np.isfinite(arrived[row, device])
-            for each in np.flatnonzero(opened & (full | (units == units[node]))).tolist():
-                offer(each)
+            if shared[units[node]] or np.isfinite(room[device]):
+                full = (sizes > room[device]) & np.isfinite(arrived[row, device])
+                for each in np.flatnonzero(opened & (full | (units == units[node]))).tolist():
+                    offer(each)
         free[device] = ended[node] = (
             max(arrived[row[node], device], free[device]) + seconds[device, node]
         )
