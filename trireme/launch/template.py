@@ -10,9 +10,9 @@ when the template dies. `trireme/cli/tasks/template.py` is the program of the te
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -46,8 +46,8 @@ LIMIT_BYTES = 1 << 22
 BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
 
 _PR_SET_CHILD_SUBREAPER = 36
-_READERS = ("torch", "trireme")
-_WORDS = frozenset({"environ", "environb", "putenv", "unsetenv"})
+_IMPORTS_TORCH = re.compile(r"^(?:import|from)\b.*\b(?:torch|trireme)\b", re.MULTILINE)
+_ENVIRONMENT = re.compile(r"\b(?:environb?|putenv|unsetenv)\b")
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
@@ -231,33 +231,7 @@ def sets_environment_early(source: str) -> bool:
     """Returns whether a program may change its environment before it imports PyTorch.
 
     Some variables are read at that import, such as `OMP_NUM_THREADS` or `TORCH_LOGS`. Modules that
-    the program imports are not looked at. Text that is no program fails in either way.
+    the program imports are not looked at.
     """
-    try:
-        statements = ast.parse(source).body
-    except (SyntaxError, ValueError):
-        return False
-    for statement in statements:
-        if _imports_reader(statement):
-            return False
-        if any(_word(node) in _WORDS for node in ast.walk(statement)):
-            return True
-    return False
-
-
-def _imports_reader(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Import(names=names):
-            imported = [each.name for each in names]
-        case ast.ImportFrom(module=str(module)):
-            imported = [module]
-        case _:
-            return False
-    return any(name.partition(".")[0] in _READERS for name in imported)
-
-
-def _word(node: ast.AST) -> str:
-    match node:
-        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
-            return name
-    return ""
+    before = _IMPORTS_TORCH.split(source, maxsplit=1)[0]
+    return _ENVIRONMENT.search(before) is not None

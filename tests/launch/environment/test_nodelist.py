@@ -5,41 +5,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.process_launchers import expand_nodelist
+from trireme.launch.environment.process_launchers import first_node
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts"),
+    ("text", "host", "alone"),
     [
-        ("login", ["login"]),
-        ("node[01-03,7]", ["node01", "node02", "node03", "node7"]),
-        ("a,b[9-11],c", ["a", "b9", "b10", "b11", "c"]),
-        ("rack[1-2]-node[1-2]", ["rack1-node1", "rack1-node2", "rack2-node1", "rack2-node2"]),
-        ("n[1-2].example.org", ["n1.example.org", "n2.example.org"]),
+        ("login", "login", True),
+        ("node-1[07]", "node-107", True),
+        ("node[01-03,7]", "node01", False),
+        ("a,b[9-11],c", "a", False),
+        ("rack[1-2]-node[1-2]", "rack1-node1", False),
+        ("n[1,3].example.org", "n1.example.org", False),
+        ("n[1-999999999]", "n1", False),
     ],
 )
-def test_expands_what_slurm_writes(text: str, hosts: list[str]) -> None:
-    assert expand_nodelist(text) == hosts
+def test_the_first_host_that_slurm_names(text: str, host: str, alone: bool) -> None:
+    assert first_node(text) == (host, alone)
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "a,", ",a", "a,,b", "n[", "n[]", "n]", "n[a]", "n[2-1]", "n[1-2-3]", "a b"]
+    "text", ["", ",", "a,", ",a", "a,,b", "n[", "n[]", "n]", "n[a]", "n[1-2-3]", "a b"]
 )
 def test_refuses_what_slurm_does_not_write(text: str) -> None:
     with pytest.raises(ConfigurationError, match="no list of hosts"):
-        expand_nodelist(text)
-
-
-def test_refuses_a_list_that_nobody_means() -> None:
-    with pytest.raises(ConfigurationError, match="no list of hosts"):
-        expand_nodelist("n[1-999999999]")
+        first_node(text)
 
 
 @given(st.text(alphabet="an[]-,019 ", max_size=12))
-def test_any_text_gives_hosts_or_one_error(text: str) -> None:
+def test_any_text_gives_a_host_or_one_error(text: str) -> None:
     try:
-        hosts = expand_nodelist(text)
+        host, _ = first_node(text)
     except ConfigurationError:
         return
-    assert hosts
-    assert all(set(host) <= set("an-019") for host in hosts)
+    assert host
+    assert set(host) <= set("an-019")

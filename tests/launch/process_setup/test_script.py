@@ -22,7 +22,6 @@ from trireme.launch.process_setup.program import (
     check_script,
     program_name,
     run_program,
-    run_script,
 )
 
 
@@ -37,7 +36,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         path = tmp_path / "train.py"
         path.write_text(text)
         reader, writer = os.pipe()
-        status = run_script(path, arguments, task=task, launcher=LauncherPipe(os.dup(writer)))
+        status = run_program(
+            [str(path), *arguments], task=task, launcher=LauncherPipe(os.dup(writer))
+        )
         os.write(writer, b"\n")  # there may be no message
         with os.fdopen(reader, "rb") as messages:
             reason = decode_reason(messages.readline())

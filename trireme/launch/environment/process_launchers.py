@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice, product
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import ConfigurationError
@@ -202,7 +201,7 @@ def _local_size(launcher: _Launcher, variables: Mapping[str, str], size: int) ->
         )
     # Such as 2(x3),1. The first node's number serves to divide the cores.
     found = re.match(r"[0-9]{1,9}", variables.get(launcher.local_size, ""))
-    count = int(found[0]) if found else (size if len(_nodes(variables)) == 1 else 1)
+    count = int(found[0]) if found else (size if _node(variables)[1] else 1)
     return max(1, min(count, size))
 
 
@@ -227,11 +226,12 @@ def _address(
 
 
 def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_size: int) -> str:
-    nodes, together = _nodes(variables), local_size == size and launcher.name != SLURM
-    if len(nodes) == 1 or (together and launcher.local_size in variables):
+    node, alone = _node(variables)
+    together = local_size == size and launcher.name != SLURM
+    if alone or (together and launcher.local_size in variables):
         return LOOPBACK
-    if nodes:
-        return nodes[0]
+    if node:
+        return node
     if launcher.name == SLURM and "SLURM_LAUNCH_NODE_IPADDR" in variables:
         # The node where srun runs, which is the first node of a batch job.
         return variables["SLURM_LAUNCH_NODE_IPADDR"]
@@ -244,12 +244,13 @@ def _host(launcher: _Launcher, variables: Mapping[str, str], size: int, local_si
     )
 
 
-def _nodes(variables: Mapping[str, str]) -> list[str]:
+def _node(variables: Mapping[str, str]) -> tuple[str, bool]:
+    """Returns the first host of the job, and whether it is the only one; "" where it is unknown."""
     name = next((name for name in _NODELISTS if name in variables), None)
     if name is None:
-        return []
+        return "", False
     try:
-        return expand_nodelist(variables[name])
+        return first_node(variables[name])
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{name}: {error}: set MASTER_ADDR to the host of rank 0, and unset {name}"
@@ -268,42 +269,20 @@ def _port(variables: Mapping[str, str], job: str) -> int:
     return int(text)
 
 
-MOST_HOSTS = 100_000
-"""The most hosts of a list. A longer list is a mistake, and would only take memory."""
-
-_ENTRY = r"(?:[^\[\],\s]|\[[0-9,-]+\])+"
-_NODELIST = re.compile(rf"{_ENTRY}(?:,{_ENTRY})*")
+_NUMBERS = r"\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]"
+_ENTRY = rf"(?:[^\[\],\s]|{_NUMBERS})+"
+_NODELIST = re.compile(rf"({_ENTRY})(?:,{_ENTRY})*")
 
 
-def expand_nodelist(text: str) -> list[str]:
-    """Returns the hosts of a list in Slurm's notation, such as `node[01-03,7],login`, in its order.
+def first_node(text: str) -> tuple[str, bool]:
+    """Returns the first host of a list in Slurm's notation, and whether it is the only one.
 
-    Numbers keep their zeros: `01`.
+    Such a list is `node[01-03,7],login`; numbers keep their zeros.
     """
-    try:
-        if not _NODELIST.fullmatch(text):
-            raise ValueError(text)
-        hosts: list[str] = []
-        for entry in re.findall(_ENTRY, text):
-            pieces = [_numbers(piece) for piece in re.split(r"(\[[^\]]*\])", entry)]
-            hosts += map("".join, islice(product(*pieces), MOST_HOSTS + 1))
-            if len(hosts) > MOST_HOSTS:
-                raise ValueError(text)
-    except ValueError as error:
+    found = _NODELIST.fullmatch(text)
+    if found is None:
         raise ConfigurationError(
             f"{text[:200]!r} is no list of hosts as Slurm writes it, such as node[01-03,7]"
-        ) from error
-    return hosts
-
-
-def _numbers(piece: str) -> list[str]:
-    if not piece.startswith("["):
-        return [piece]
-    numbers: list[str] = []
-    for part in piece.strip("[]").split(","):
-        first, dash, last = part.partition("-")
-        count = int(last if dash else first) - int(first) + 1
-        if not 0 < count <= MOST_HOSTS - len(numbers):
-            raise ValueError(part)
-        numbers += [str(int(first) + each).zfill(len(first)) for each in range(count)]
-    return numbers
+        )
+    alone = found[1] == text and not re.search(r"\[[0-9]+[-,]", text)
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[1]), alone

@@ -15,6 +15,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import TracebackType
@@ -78,19 +79,23 @@ def program_name(program: Sequence[str]) -> str:
 def run_program(
     program: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
 ) -> int:
-    """Runs a script as `run_script` does, or a module as `python -m` does."""
+    """Runs a script, or a module as `python -m` does, as `__main__`; returns its exit status.
+
+    See `run_body`.
+    """
     check_program(program)
-    if program[0] != MODULE:
-        return run_script(Path(program[0]), program[1:], task=task, launcher=launcher)
-    module = program[1]
-    sys.argv = [module, *program[2:]]
+    first, *arguments = program
+    if first == MODULE:
+        first, *arguments = arguments
+        place = os.getcwd()
+        body = partial(runpy.run_module, first, run_name="__main__", alter_sys=True)
+    else:
+        place = str(Path(first).resolve().parent)
+        body = partial(runpy.run_path, first, run_name="__main__")
+    sys.argv = [first, *arguments]
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()
-    return run_body(
-        lambda: runpy.run_module(module, run_name="__main__", alter_sys=True),
-        task=task,
-        launcher=launcher,
-    )
+        sys.path[0] = place
+    return run_body(body, task=task, launcher=launcher)
 
 
 def check_script(script: str) -> Path:
@@ -105,27 +110,15 @@ def check_script(script: str) -> Path:
     return path
 
 
-def run_script(
-    script: Path, arguments: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
-) -> int:
-    """Runs a program as `__main__` in this process and returns its exit status.
-
-    An exception of the program is printed on standard error: one of Trireme's errors as one line,
-    any other with its traceback, without the launcher's frames. The status is that of
-    `sys.exit`; 130 after a KeyboardInterrupt, 2 after a UsageError, 1 after another exception.
-    """
-    sys.argv = [str(script), *arguments]
-    if not sys.flags.safe_path:
-        sys.path[0] = str(script.resolve().parent)
-    return run_body(
-        lambda: runpy.run_path(str(script), run_name="__main__"), task=task, launcher=launcher
-    )
-
-
 def run_body(
     body: Callable[[], object], *, task: str = "", launcher: LauncherPipe | None = None
 ) -> int:
-    """Runs a program that is there already, and returns its exit status, as `run_script`."""
+    """Runs a program that is there already, and returns its exit status.
+
+    An exception is printed on standard error, after the task's name: one of Trireme's errors as one
+    line, any other with its traceback, without the launcher's frames. The status is that of
+    `sys.exit`; 130 after a KeyboardInterrupt, 2 after a UsageError, 1 after another exception.
+    """
     try:
         body()
     except SystemExit as error:
