@@ -33,36 +33,23 @@ _LONGEST = 1e9  # seconds, as infinity is not a valid timeout
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The description of an option, in addition to the type and default of its field.
+    """The description of an option, in addition to the type and default of its field."""
 
-    Attributes:
-        metavar: the name of the value in the help; empty for an option without a value.
-        help: one line.
-        expects: the valid values in words, if they do not follow from the type.
-        check: raises ValueError, or `UsageError` with a message of its own, for a value of the
-            right type that is invalid.
-        values: returns the valid values where installed packages decide; `{values}` in the help.
-        classic: the option's name in older programs.
-        run_only: whether only `trireme run` has the option, and not a single task.
-        field: the name of the field. This and the following are filled in from the declaration.
-        type: the type of the field.
-        default: the default value.
-        group: the field of `JobConfig` that holds it with others of its group.
-        engine: the engine of whose own options it is one; "" for none.
-    """
-
-    metavar: str
-    help: str
-    expects: str = ""
+    metavar: str  # the name of the value in the help; empty for an option without a value
+    help: str  # one line
+    expects: str = ""  # the valid values in words, if they do not follow from the type
     check: Callable[[Any], object] = lambda value: None
+    """Raises ValueError, or `UsageError` with a message of its own, for a value of the right type
+    that is invalid."""
     values: Callable[[], Sequence[str]] | None = None
-    classic: str = ""
-    run_only: bool = False
-    field: str = ""
+    """Returns the valid values where installed packages decide; `{values}` in the help."""
+    classic: str = ""  # the option's name in older programs
+    run_only: bool = False  # only `trireme run` has the option, and not a single task
+    field: str = ""  # the name of the field; this and what follows come from the declaration
     type: Any = None
     default: Any = None
-    group: str = ""
-    engine: str = ""
+    group: str = ""  # the field of `JobConfig` that holds it with others of its group
+    engine: str = ""  # the engine of whose own options it is one
 
     @property
     def name(self) -> str:

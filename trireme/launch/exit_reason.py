@@ -80,25 +80,19 @@ def says_peer_is_gone(error: BaseException) -> bool:
 class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """Why a task ended otherwise than well.
 
-    Attributes:
-        kind: `usage`: it was asked for something that cannot be; `error`: another of Trireme's
-            errors; `exception`: anything else that was raised; `exit`: it ended with a status
-            other than 0; `signal`: it was killed; `hung`: its launcher killed it because it no
-            longer did anything; `gone`: so is the host that it ran on, or what watches it there;
-            `left`: it is a worker that left its job when it was asked to; `silent`: it is one that
-            ended with status 0 and did not leave its job; `victim`: another task failed.
-        summary: one line, such as `ValueError: boom (train.py:12)`.
-        at: the time of day in seconds since 1970; the present by default.
-        loss: what the job loses with this failure, in a sentence; "" where this task does not
-            know of a loss.
-        traceback: the text of the program's traceback, its end if it is long; "" for none.
+    Its kind is `usage`: it was asked for something that cannot be; `error`: another of Trireme's
+    errors; `exception`: anything else that was raised; `exit`: it ended with a status other than 0;
+    `signal`: it was killed; `hung`: its launcher killed it because it no longer did anything;
+    `gone`: so is the host that it ran on, or what watches it there; `left`: it is a worker that
+    left its job when it was asked to; `silent`: it is one that ended with status 0 and did not
+    leave its job; `victim`: another task failed.
     """
 
     kind: Kind
-    summary: str
-    at: float = msgspec.field(default_factory=time.time)
-    loss: str = ""
-    traceback: str = ""
+    summary: str  # one line, such as `ValueError: boom (train.py:12)`
+    at: float = msgspec.field(default_factory=time.time)  # in seconds since 1970
+    loss: str = ""  # what the job loses with this failure, in a sentence, where it knows of a loss
+    traceback: str = ""  # the end of the program's
 
     @property
     def sudden(self) -> bool:

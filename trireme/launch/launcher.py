@@ -92,21 +92,13 @@ whenever the membership has changed."""
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job.
-
-    Attributes:
-        program: the user's program and its arguments.
-        task: what all tasks have in common: job, secret, counts, options.
-        limits: how long things may take, and how often tasks are started again.
-        authority: issues each task a certificate, where the tasks connect by TLS.
-        coordinate: begins the coordinator; None where the job has none.
-    """
+    """One job: its program with its arguments, and what all its tasks have in common."""
 
     program: tuple[str, ...]
     task: TaskConfig
     limits: SupervisionLimits = field(default_factory=SupervisionLimits)
-    authority: Authority | None = None
-    coordinate: Coordinate | None = None
+    authority: Authority | None = None  # issues certificates, where the tasks connect by TLS
+    coordinate: Coordinate | None = None  # begins the coordinator, where the job has one
 
     def with_authority(self) -> Job:
         """Returns the job with an authority of its own, whose key stays in this process."""

@@ -22,16 +22,13 @@ FINAL_CHUNKS = 64
 class Pipe:
     """A pipe from a task, read without waiting.
 
-    Attributes:
-        stream: the end to read from; it does not block.
-        take: called with each line, without its line end. Of text that carriage returns overwrite,
-            such as a progress bar, only the last state counts.
-        partial: what came after the last line end.
+    `take` is called with each line, without its line end. Of text that carriage returns overwrite,
+    such as a progress bar, only the last state counts.
     """
 
-    stream: IO[bytes]
+    stream: IO[bytes]  # it does not block
     take: Callable[[bytes], None]
-    partial: bytes = b""
+    partial: bytes = b""  # what came after the last line end
 
     def read(self) -> int | None:
         """Returns how many bytes were read: 0 at the end, None if there are none now."""

@@ -27,22 +27,16 @@ class Failure:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is known so far of how a job ends.
+    """What is known so far of how a job ends."""
 
-    Attributes:
-        failed: whether the job as a whole failed.
-        interrupted: whether the job was stopped before its end.
-        failures: the tasks that failed, by themselves or because another one did, in the order
-            in which they ended.
-        lost: the workers that were killed, and the servers that ended, while the others went on.
-        unsaved: the workers that were killed before they could save, after a request to stop.
-    """
-
-    failed: bool = False
-    interrupted: bool = False
+    failed: bool = False  # the job as a whole
+    interrupted: bool = False  # it was stopped before its end
     failures: list[Failure] = field(default_factory=list)
+    """The tasks that failed, by themselves or because of another one, in the order of their end."""
     lost: list[Failure] = field(default_factory=list)
+    """The workers that were killed, and the servers that ended, while the others went on."""
     unsaved: list[str] = field(default_factory=list)
+    """The workers that were killed before they could save, after a request to stop."""
 
     @property
     def culprit(self) -> Failure | None:

@@ -48,20 +48,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Audience:
-    """Whom a task tells what it does.
+    """Whom a task tells what it does."""
 
-    Attributes:
-        name: the prefix of each line that it prints: the task's name, unless the launcher adds it.
-        address_file: the file for the address at which it listens; None for none.
-        journal: the file in which its coordinator keeps what it knows, and goes on with what it
-            holds, if it exists; None for none.
-        launcher: the pipe to its launcher; None for a task that was started by hand.
-    """
-
-    name: str = ""
-    address_file: Path | None = None
-    journal: Path | None = None
-    launcher: LauncherPipe | None = None
+    name: str = ""  # the prefix of each line: the task's name, unless the launcher adds it
+    address_file: Path | None = None  # takes the address at which it listens
+    journal: Path | None = None  # keeps what its coordinator knows, which it goes on with
+    launcher: LauncherPipe | None = None  # none for a task that was started by hand
 
 
 def main(arguments: Sequence[str]) -> int:

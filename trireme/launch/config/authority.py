@@ -35,16 +35,10 @@ _EARLIER = timedelta(hours=1)  # clocks of other hosts may be behind by so much
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a certificate says.
+    """What a certificate says."""
 
-    Attributes:
-        tasks: the tasks that it is for; empty for an authority's.
-        hosts: the hosts that it names; empty where any may be called.
-        begin, end: from when to when it is valid.
-    """
-
-    tasks: tuple[str, ...]
-    hosts: tuple[str, ...]
+    tasks: tuple[str, ...]  # that it is for; none: it is an authority's
+    hosts: tuple[str, ...]  # that may be called; none: any
     begin: datetime
     end: datetime
 

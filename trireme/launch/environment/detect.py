@@ -24,7 +24,7 @@ import msgspec
 
 from trireme.cluster.spec import LOOPBACK, ClusterSpec, ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
-from trireme.job_config import JobConfig, Option
+from trireme.job_config import JobConfig
 from trireme.launch.config.secret import find_secret, receive_secret
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import (
@@ -113,25 +113,24 @@ def detect(
     tf = read_tf_config(environ[TF_VARIABLE]) if environ.get(TF_VARIABLE, "").strip() else None
     if launched is None and tf is not None:
         if tf.cluster.ps:
-            return manual_task(tf, _read(environ, directory, task_options()), environ)
+            config = read_config({}, environ, read_file(None, directory), task_options())
+            return manual_task(tf, config, environ)
         launched = TF_VARIABLE, tf_worker(tf, environ)
     launched = launched or find_launched_task(environ)
     if launched is None:
         check_no_other_launcher(environ)
         _warn_of_variables(environ)
         return TaskConfig(job=fresh_job())
-    return _with_options(*launched, _read(environ, directory, all_options()))
+    return _with_options(*launched, read_config({}, environ, read_file(None, directory)))
 
 
 def _flagged_task(
     flags: Mapping[str, str], environ: Mapping[str, str], directory: Path | None
 ) -> TaskConfig:
     named = classic_task(flags)
-    given = {name: flags[name] for name in ("aggregate",) if name in flags}
-    if (strategy := classic_strategy(flags)) is not None:
-        given["strategy"] = strategy
-    file = read_file(None, directory)
-    task = manual_task(named, read_config(given, environ, file, task_options()), environ)
+    given = {"aggregate": flags.get("aggregate"), "strategy": classic_strategy(flags)}
+    config = read_config(given, environ, read_file(None, directory), task_options())
+    task = manual_task(named, config, environ)
     _log.warning(
         "%s by the flags on the command line (--job_name, ...): %d workers, servers at %s",
         task.name,
@@ -156,7 +155,8 @@ def worker_of_servers(
             "process a task of a job already: start it by python, or leave the servers out"
         )
     named = ClusterTask("worker", worker, ClusterSpec.of_servers(servers, workers))
-    return manual_task(named, _read(environ, directory, task_options()), environ)
+    config = read_config({}, environ, read_file(None, directory), task_options())
+    return manual_task(named, config, environ)
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
@@ -169,13 +169,6 @@ def _warn_of_variables(environ: Mapping[str, str]) -> None:
             "have; start it with `trireme run`",
             ", ".join(without_effect),
         )
-
-
-def _read(
-    environ: Mapping[str, str], directory: Path | None, options: Sequence[Option]
-) -> JobConfig:
-    file = read_file(None, directory)
-    return read_config({}, environ, file, options)
 
 
 def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskConfig:
@@ -260,10 +253,10 @@ def manual_task(
 def _certificates_path(config: JobConfig) -> Path | None:
     if config.network.certs is not None:
         return Path(config.network.certs)
-    usual = (
-        None if config.output.run_dir is None else local_directory(config.output.run_dir) / "certs"
-    )
-    return usual if usual is not None and usual.is_dir() else None
+    if config.output.run_dir is None:
+        return None
+    usual = local_directory(config.output.run_dir) / "certs"
+    return usual if usual.is_dir() else None
 
 
 def _read_certificates(path: Path, task: str) -> str:

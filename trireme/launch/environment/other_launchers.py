@@ -18,17 +18,10 @@ _Variables = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """A launcher.
-
-    Attributes:
-        name: what started the process, for the message.
-        variables: a pattern of the names of the variables that it sets for each process, and for
-            no batch script around them.
-        count: returns how many processes there are; None where the variables do not say.
-    """
+    """What started a process, and what says how many others there are."""
 
     name: str
-    variables: str
+    variables: str  # a pattern of those that it sets for each process, and for no script around
     count: Callable[[_Variables], int | None] = lambda variables: None
 
 

@@ -28,20 +28,14 @@ systems give to clients."""
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The names of one launcher's variables. Of several with one meaning the first one set counts.
-
-    Attributes:
-        name: the launcher's name.
-        rank, size, local_rank, local_size: the variables with the process's rank and so on.
-        job: the variables with the launcher's name for the job.
-    """
+    """The names of a launcher's variables. Of several with one meaning the first one set counts."""
 
     name: str
     rank: str
     size: tuple[str, ...]
     local_rank: str
     local_size: str
-    job: tuple[str, ...]
+    job: tuple[str, ...]  # with the launcher's name for the job
 
 
 _LAUNCHERS = (
