@@ -15,8 +15,13 @@ import pytest
 import torch
 
 from trireme.cli import main
-from trireme.draw_request import DRAWN, DrawRequest
-from trireme.launch.config.task_config import TaskConfig, decode_task, encode_task
+from trireme.launch.config.task_config import (
+    DRAWN,
+    DrawRequest,
+    TaskConfig,
+    decode_task,
+    encode_task,
+)
 
 SHOW = f"""import os, sys
 print(os.environ['TRIREME_TASK'])

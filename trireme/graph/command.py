@@ -6,14 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trireme.draw_request import DRAWN, DrawRequest
 from trireme.errors import UsageError
 from trireme.graph.drawing.output import check_files
 from trireme.graph.entry import GRAPH, GRAPH_OPTIONS
 from trireme.job_config import JobConfig
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import (
+    DRAWN,
     TASK_VARIABLE,
+    DrawRequest,
     GroupMember,
     TaskConfig,
     encode_task,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.graph.drawing.samples import picture
-from trireme.draw_request import DrawRequest
 from trireme.errors import ConfigurationError
 from trireme.graph.drawing.output import write
 from trireme.graph.drawing.text import text
+from trireme.launch.config.task_config import DrawRequest
 
 
 def test_text_alone_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,9 @@ class _Audience:
     journal: Path | None = None  # keeps what its coordinator knows, which it goes on with
     launcher: LauncherPipe | None = None  # none for a task that was started by hand
 
+    def say(self, text: str) -> None:
+        print(f"{self.name}{text}", flush=True)
+
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the task and returns its exit status."""
@@ -88,7 +91,12 @@ def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     journal = None if given.journal is None else given.journal.resolve()
     audience = _Audience(f"{task.name} ", given.address_file, journal)
     with secret_descriptor(task) as inherited:
-        _export(os.environ, inherited)
+        # Before the program imports PyTorch. Processes that it starts inherit all of it, but
+        # neither the secret nor the key.
+        if task.threads is not None:
+            os.environ.update(thread_variables(os.environ, task.threads))
+        os.environ.pop(SECRET_VARIABLE, None)
+        os.environ[TASK_VARIABLE] = encode_task(inherited)
         return _run(task, program, audience)
 
 
@@ -126,7 +134,7 @@ def _serve(task: TaskConfig, audience: _Audience, terminal: BackgroundWriter) ->
         if audience.launcher is not None:
             audience.launcher.send(describe(JobFailed(how)))
             how = "the job failed"  # the launcher reports why
-    terminal.put(lambda: print(f"{audience.name}ends: {printable(how)}", flush=True))
+    terminal.put(lambda: audience.say(f"ends: {printable(how)}"))
     if task.role == "coordinator" and over is not None and over.outcome == "interrupted":
         return INTERRUPTED  # a program whose loop is its own ends with a status of its own
     return 1 if failed else 0
@@ -157,17 +165,6 @@ def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
     return tf
 
 
-def _export(environ: MutableMapping[str, str], task: TaskConfig) -> None:
-    """Puts the task's configuration into the environment, before the program imports PyTorch.
-
-    Processes that the program starts inherit all of it except the secret and the key.
-    """
-    if task.threads is not None:
-        environ.update(thread_variables(environ, task.threads))
-    environ.pop(SECRET_VARIABLE, None)
-    environ[TASK_VARIABLE] = encode_task(task)
-
-
 _MOST_RECORDS = 100
 """How many records of a server may wait for its disk: those of 50 s."""
 
@@ -193,9 +190,6 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
     served = ServedCoordinator(task, journal=journal)
     _write_address(audience, served.address)
 
-    def say(text: str) -> None:
-        print(f"{audience.name}{text}", flush=True)
-
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(
             number,
@@ -203,7 +197,7 @@ def _serve_coordinator(task: TaskConfig, audience: _Audience) -> JobOver | None:
                 f"{signal.Signals(number).name} to {task.name}", final=False
             ),
         )
-    served.run(say)
+    served.run(audience.say)
     if journal is not None:
         journal.close()
     return served.state.over
@@ -228,13 +222,10 @@ def _serve_parameters(
         host=task.host,
     )
 
-    def say(text: str) -> None:
-        print(f"{audience.name}{text}", flush=True)
-
     metrics = ShardMetrics(server.index)
     with (
         BackgroundWriter("records", _MOST_RECORDS) as records,
-        serve_metrics(task, (metrics, DroppedWrites((terminal, records))), say),
+        serve_metrics(task, (metrics, DroppedWrites((terminal, records))), audience.say),
     ):
         write = _recorder(task)
 
@@ -271,4 +262,4 @@ def _write_address(audience: _Audience, address: str) -> None:
             raise UsageError(
                 f"--address-file: {audience.address_file} cannot be written: {error.strerror}"
             ) from error
-    print(f"{audience.name}listens on {address}", flush=True)
+    audience.say(f"listens on {address}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trireme.draw_request import DrawRequest
 from trireme.errors import ConfigurationError
 from trireme.graph.drawing.page import page
 from trireme.graph.drawing.picture import Picture
 from trireme.graph.drawing.svg import element, svg
 from trireme.graph.drawing.text import text
+from trireme.launch.config.task_config import DrawRequest
 
 
 def write(picture: Picture, request: DrawRequest) -> str:

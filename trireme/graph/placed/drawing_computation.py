@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from trireme.draw_request import DRAWN
 from trireme.graph.config import graph_config
 from trireme.graph.drawing.output import write
 from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.graph.placed.division import divides
 from trireme.graph.placed.graph_decision import Decider, Example, optimised_graph
+from trireme.launch.config.task_config import DRAWN
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, inputs_and_targets, pieces

@@ -11,13 +11,25 @@ from typing import Any, Literal
 import msgspec
 
 from trireme.certificates import Certificates
-from trireme.draw_request import DrawRequest
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 
 TASK_VARIABLE = "TRIREME_TASK"
 
 Role = Literal["coordinator", "ps", "worker"]
+
+
+DRAWN = 73
+"""The exit status of a program that was ended when its graph was drawn, by which `trireme graph`
+tells it from one that has ended by itself."""
+
+
+class DrawRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which pictures `trireme graph` wants of a model's graph, besides the text."""
+
+    workers: int = 1  # the job's processes; the mesh says how many of them share the graph
+    svg: str | None = None  # the file for the drawing
+    html: str | None = None  # the file for the page
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -212,7 +212,11 @@ def manual_task(
     addresses = [a for a in (*cluster.ps, *cluster.worker, cluster.coordinator) if a]
     loopback = all(map(is_loopback, addresses))
     certs = _certificates_path(config)
-    certificates = "" if certs is None else _read_certificates(certs, f"{role}:{index}")
+    certificates = ""
+    if certs is not None:
+        from trireme.launch.config.certificates import read_certificate  # slow to load
+
+        certificates = read_certificate(certs, f"{role}:{index}")
     if not loopback and not certificates and not config.network.allow_plaintext:
         raise ConfigurationError(
             "the tasks of this job are on several hosts, and this one has no certificate to "
@@ -257,12 +261,6 @@ def _certificates_path(config: JobConfig) -> Path | None:
         return None
     usual = local_directory(config.output.run_dir) / "certs"
     return usual if usual.is_dir() else None
-
-
-def _read_certificates(path: Path, task: str) -> str:
-    from trireme.launch.config.certificates import read_certificate  # slow to load
-
-    return read_certificate(path, task)
 
 
 def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:
