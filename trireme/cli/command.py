@@ -46,10 +46,10 @@ class Parser(argparse.ArgumentParser):
 
     def add(self, usage: str, text: str, **keywords: Any) -> None:
         """Adds an argument as its usage writes it, such as `--step N` or `RUN`."""
-        *_, last = words = usage.replace(",", "").split()
-        names = [word for word in words if word.startswith("-")] or [usage.lower()]
-        if last != names[-1]:
-            keywords["metavar"] = last
+        words = usage.split()
+        names = [word.rstrip(",") for word in words if word.startswith("-")] or [usage.lower()]
+        if not words[-1].startswith("-"):
+            keywords["metavar"] = words[-1]
         self.add_argument(*names, help=text, **keywords)
 
     def add_module(self) -> None:
