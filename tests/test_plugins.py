@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from tests.metadata import forget, write_metadata
 from trireme import plugins
 from trireme.cli.command import Command
+from trireme.cli.parser import RUN
 from trireme.errors import ConfigurationError
 from trireme.plugins import Plugins
 
@@ -71,6 +72,14 @@ def test_a_part_of_ours_that_is_not_installed_names_its_extra(install: Install) 
             match=r"command weigh belongs to a part .* pip install 'trireme-train\[doctor\]'",
         ):
             COMMANDS.load("weigh")
+
+
+def test_an_option_of_a_part_that_is_not_installed_names_its_extra() -> None:
+    plugins._load.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plugins._EXTRAS, "trireme.hooks", {"trace-all": "tracking"})
+        with pytest.raises(ConfigurationError, match=r"pip install 'trireme-train\[tracking\]'"):
+            RUN.parser().split(["--trace-all", "1", "program.py"])
 
 
 def test_every_extra_that_errors_name_is_declared() -> None:

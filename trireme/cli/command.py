@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trireme import plugins
 from trireme.errors import UsageError, suggestion
 from trireme.job_config import Option
+from trireme.launch.hooks import LAUNCH_HOOKS
 from trireme.launch.process_setup.program import MODULE
 from trireme.plugins import Plugins
 
@@ -100,6 +102,8 @@ class Parser(argparse.ArgumentParser):
         dashed = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
         known = {each: action for action in self.arguments for each in action.option_strings}
         if dashed not in known:
+            if dashed[2:] in plugins.known(LAUNCH_HOOKS.group):
+                LAUNCH_HOOKS.load(dashed[2:])  # raises where its part is not installed
             raise UsageError(
                 f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
                 f"`{self.prog} --help` lists them"
