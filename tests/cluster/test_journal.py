@@ -89,7 +89,7 @@ def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
     whole = path.read_bytes()
     assert [each.name for each in tmp_path.iterdir()] == ["journal"], "it is one file"
     bits, found = random.Random(1), 0
-    for _ in range(300):
+    for _ in range(100):
         content, bit = bytearray(whole), bits.randrange(8 * len(whole))
         content[bit // 8] ^= 1 << bit % 8
         damaged.write_bytes(content)
@@ -98,7 +98,7 @@ def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
                 assert journal.state == state
         except ConfigurationError:
             found += 1
-    assert found > 10
+    assert found > 3
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 5000])
