@@ -208,6 +208,7 @@ def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "run/checkpoints/step-000000050-writer-1").is_dir()
 
 
+@pytest.mark.thorough
 def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--workers", "2", "--strategy", "graph", "--log-placement")
     program = (EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
@@ -232,6 +233,7 @@ def test_the_towers_need_no_launcher(tmp_path: Path) -> None:
     assert reached(output) >= 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "launch",
     [

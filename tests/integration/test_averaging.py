@@ -57,6 +57,7 @@ def count(shell: Shell, steps: int, *words: object) -> CheckpointData:
     return saved(shell)
 
 
+@pytest.mark.thorough
 def test_a_worker_killed_in_its_period_is_started_again_and_each_step_counts_once(
     shell: Shell,
 ) -> None:

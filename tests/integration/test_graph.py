@@ -75,8 +75,8 @@ def test_a_model_that_fits_on_no_task_is_refused_with_what_it_needs(shell: Shell
 # Faults ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("1",))
-@pytest.mark.thorough(but=("1",))
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_task_is_named_and_a_killed_one_ends_the_job(victim: int, shell: Shell) -> None:
     running = shell.start(

@@ -173,7 +173,7 @@ def test_a_worker_that_had_ended_training_is_started_again_where_the_job_goes_ba
     assert data is not None and data.step == steps
 
 
-@pytest.mark.thorough(but=("async",))
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_job_grows_and_shrinks_while_it_trains(shell: Shell, strategy: str) -> None:
     steps = 3000

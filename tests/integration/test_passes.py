@@ -42,13 +42,13 @@ def ran(shell: Shell, case: str, words: tuple[object, ...] | None) -> tuple[Coun
     return Counter(n for found, _ in had for n in json.loads(found)), {end for _, end in had}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(
     but=(
         "sync-skips",
         "allreduce-two-steps",
     )
 )
-@pytest.mark.thorough(but=("sync-skips",))
 @pytest.mark.parametrize("case", ["two-steps", "skips"])
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_as_in_one_process(shell: Shell, strategy: str, case: str) -> None:

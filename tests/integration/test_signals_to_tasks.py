@@ -208,8 +208,8 @@ def test_a_signal_to_one_process_of_a_group_interrupts_all(shell: Shell) -> None
     check_saved(shell.directory, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("True",))
-@pytest.mark.thorough(but=("True",))
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_loop_of_its_own_under_plain_python_ends_with_130(shell: Shell, closes: bool) -> None:
     words = ("--max-steps", 10**9, *(["--close"] if closes else []))

@@ -17,6 +17,7 @@ from trireme.session.checkpoint import describe, list_checkpoints, load, verify
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("ssp",))
 @pytest.mark.parametrize(
     ("servers", "strategy"),

@@ -164,6 +164,7 @@ def test_an_exception_in_the_function_is_one_error_with_the_task_and_its_traceba
     assert text.rstrip().endswith("ValueError: boom") and 'raise ValueError("boom")' in text
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
     def fails() -> None:
