@@ -140,6 +140,14 @@ def expected(optimizer: str) -> list[torch.Tensor]:
     return plain(optimizer, STEPS)
 
 
+@pytest.mark.thorough(
+    but=(
+        "1x0-default-Adam-ahead",
+        "1x1-default-FTRL-ahead",
+        "1x2-default-SGD-on demand",
+        "2x2-sync-Adagrad-ahead",
+    )
+)
 @pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
@@ -163,6 +171,7 @@ def test_tables_train_as_torch_s_embedding(cluster: Cluster, optimizer: str, ahe
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough(but=("memory-bf16", "tcp-int8"))
 @pytest.mark.parametrize("compress", ["none", "fp16", "bf16", "int8", "topk:0.5"])
 @pytest.mark.parametrize("scheme", ["memory", "tcp"])
 def test_codecs_pack_the_gradients_of_rows(compress: str, scheme: str) -> None:
