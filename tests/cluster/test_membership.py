@@ -19,7 +19,7 @@ from trireme.cluster.messages import (
     ViewChanged,
     WaitingFor,
 )
-from trireme.cluster.state import Policy, cluster_status, everybody_told
+from trireme.cluster.state import Policy, cluster_status, everybody_informed
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
 from trireme.launch.config.task_config import TaskConfig
 
@@ -413,7 +413,7 @@ class TestLeaving:
         job.leave(tasks["worker:1"], "finished")
         job.wait(10, tasks["ps:0"])
         assert over(job).outcome == "failed" and over(job).culprit == "worker:0"
-        assert "had not said that it had saved the last step" in over(job).reason
+        assert "had not reported that it had saved the last step" in over(job).reason
 
     def test_its_new_process_is_waited_for_where_there_will_be_one(self) -> None:
         job = Driver(heartbeat_timeout=10.0, wait_for_restart=60.0)
@@ -541,14 +541,14 @@ class TestTheEnd:
     def test_everybody_is_told_before_the_coordinator_goes(self) -> None:
         job, tasks = self.finished()
         for name in ("worker:0", "ps:0"):
-            assert not everybody_told(job.now, job.state)
+            assert not everybody_informed(job.now, job.state)
             job.say(tasks[name], JobOverHeard())
             assert job.closed == [tasks[name]]
-        assert not everybody_told(job.now, job.state)
+        assert not everybody_informed(job.now, job.state)
         c = job.join("worker:1", incarnation=1)
         assert job.to(c) == [JOINED, over(job)]
         job.say(c, JobOverHeard())
-        assert everybody_told(job.now, job.state)
+        assert everybody_informed(job.now, job.state)
 
     def test_who_knows_of_it_has_left_and_keeps_the_reason_it_left_for(self) -> None:
         job, tasks = self.finished()
@@ -565,14 +565,14 @@ class TestTheEnd:
         job.say(tasks["worker:0"], JobOverHeard())
         job.say(tasks["ps:0"], JobOverHeard())
         job.wait(2.0)
-        assert everybody_told(job.now, job.state)
+        assert everybody_informed(job.now, job.state)
 
     def test_nor_longer_than_the_grace(self) -> None:
         job, _ = self.finished()
         job.wait(4.0)
-        assert not everybody_told(job.now, job.state)
+        assert not everybody_informed(job.now, job.state)
         job.wait(1.0)
-        assert everybody_told(job.now, job.state)
+        assert everybody_informed(job.now, job.state)
 
     def test_a_latecomer_is_told(self) -> None:
         job, _ = self.finished()

@@ -29,7 +29,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.cluster.reconfiguration import is_needed
-from trireme.cluster.state import Decision, Send, State, everybody_told
+from trireme.cluster.state import Decision, Send, State, everybody_informed
 from trireme.cluster.view import View, first_view
 
 CHOICE = st.integers(0, 1_000)
@@ -465,7 +465,7 @@ class Membership(RuleBasedStateMachine):
             self.wait(30.0, 0)
         assert self.job.state.over is not None
         self.job.now += self.job.state.policy.end_grace
-        assert everybody_told(self.job.now, self.job.state)
+        assert everybody_informed(self.job.now, self.job.state)
 
 
 def frozen(state: State) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ def test_each_shard_has_a_line_with_its_servers() -> None:
 def test_copies_that_are_missing_are_told_and_who_is_being_filled() -> None:
     placement = Placement(SHORT, FULL, generation=4, life=1, replicas=2, servers=3)
     assert str(placement) == (
-        "generation 4: 2 shards, 2 copies of each, rolled back 1 time, being divided anew"
+        "generation 4: 2 shards, 2 copies of each, rolled back 1 time, being redistributed"
     )
     assert placement.missing == (1, 1)
     assert [*placement.shortages()] == [

@@ -26,7 +26,7 @@ from trireme.cluster.messages import (
     StatusQuery,
 )
 from trireme.cluster.spec import OBSERVER, task_name
-from trireme.cluster.state import Close, Policy, cluster_status, everybody_told, initial_state
+from trireme.cluster.state import Close, Policy, cluster_status, everybody_informed, initial_state
 from trireme.errors import FrameError, NetworkLost, WireError
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import new_epoch
@@ -129,7 +129,7 @@ class Coordinator:
     def tick(self, now: float) -> None:
         self._events.append(Tick())
         self._decide()
-        if not self.done and everybody_told(now, self.state):
+        if not self.done and everybody_informed(now, self.state):
             self.done = True
             self._on_change()
             if self._on_done is not None:

@@ -28,8 +28,7 @@ class Journal:
 
     Args:
         path: the file. It is made where there is none, for this user alone.
-        resumes: whether to go on with what it holds, and it must hold something; else it begins
-            anew.
+        resumes: whether to go on with what it holds, which must be something; else it is emptied.
 
     Attributes:
         state: the state that was written last; None for none.
@@ -148,7 +147,7 @@ class Journal:
 def resumed(now: float, state: State) -> State:
     """Returns the state with which another coordinator goes on.
 
-    Times of the last coordinator's clock mean nothing on this one's: all deadlines begin anew.
+    Times of the last coordinator's clock mean nothing on this one's: all deadlines begin again.
     Every task that was connected is disconnected until it comes back, which it does by itself.
     """
     tasks = {}

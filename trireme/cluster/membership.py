@@ -293,7 +293,7 @@ def _refusal(
         return RequestRefused(
             "unknown",
             f"{known.name} comes as incarnation {join.incarnation}, which this coordinator never "
-            "gave out: it was started anew and knows nothing of this job; start all of it again",
+            "gave out: it was started again, without its journal; start the whole job again",
         )
     if 0 < join.incarnation < known.incarnation and not _asks_again(known, join):
         return RequestRefused(
@@ -327,9 +327,9 @@ def _refusal(
 
 
 def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave) -> None:
-    said = f"{task} left, {message.outcome}" + (f": {message.reason}" if message.reason else "")
+    left = f"{task} left, {message.outcome}" + (f": {message.reason}" if message.reason else "")
     builder.send(connection, Left())
-    builder.add_reason(said)
+    builder.add_reason(left)
     if task.state == "left":  # it did not get the first answer
         builder.update_task(task)
         return
@@ -338,13 +338,13 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
         lose_task(builder, task, f"it left: {message.reason}")
         return
     builder.update_task(
-        replace(task, state="left", reason=said, since=builder.now, outcome=outcome)
+        replace(task, state="left", reason=left, since=builder.now, outcome=outcome)
     )
     if outcome == "failed":
         builder.end(_failure(builder, task, message))
     elif task.role == "ps" and lacks_copies(builder.state):
         how: Outcome = "interrupted" if outcome == "interrupted" else "failed"
-        builder.end(JobOver(how, task.name, f"{said}, while workers still needed its parameters"))
+        builder.end(JobOver(how, task.name, f"{left}, while workers still needed its parameters"))
 
 
 def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:

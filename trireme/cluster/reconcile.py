@@ -158,7 +158,7 @@ def _end_by_leaving(builder: DecisionBuilder, left: list[Task], lost: list[Task]
         lacks = (
             "its program had not ended, though the last step is saved"
             if chief.saved is not None
-            else "it had not said that it had saved the last step"
+            else "it had not reported that it had saved the last step"
         )
         reason = f"{chief} was lost: {chief.reason}. It was the chief, the others had finished, "
         reason += f"and {lacks}"

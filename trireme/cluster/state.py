@@ -195,7 +195,7 @@ def missing(state: State) -> list[Task]:
     return lost
 
 
-def everybody_told(now: float, state: State) -> bool:
+def everybody_informed(now: float, state: State) -> bool:
     """Returns whether the job is over and every task was informed, or `end_grace` has passed."""
     if state.over is None:
         return False

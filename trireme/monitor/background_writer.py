@@ -85,7 +85,7 @@ class BackgroundHandler(logging.Handler):
         super().__init__()
         self._writer = writer
         self._stream = stream
-        self._told = 0
+        self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Has a record written."""
@@ -94,9 +94,9 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: str) -> None:
         self._stream.write(f"{line}\n")
         self._stream.flush()
-        if (dropped := self._writer.dropped) > self._told:
-            text = f"{dropped - self._told} lines were dropped: nothing took them meanwhile"
-            self._told = dropped
+        if (dropped := self._writer.dropped) > self._reported:
+            text = f"{dropped - self._reported} lines were dropped: nothing took them meanwhile"
+            self._reported = dropped
             note = logging.makeLogRecord({"msg": text, "levelno": logging.WARNING})
             self._stream.write(f"{self.format(note)}\n")
             self._stream.flush()

@@ -39,7 +39,7 @@ class Placement:
         shards = f"{len(self.shards)} shard{'s' * (len(self.shards) > 1)}"
         copies = f"{self.replicas} cop{'ies' if self.replicas > 1 else 'y'} of each"
         lost = f", rolled back {self.life} time{'s' * (self.life > 1)}" if self.life else ""
-        moving = ", being divided anew" if self.next_shards else ""
+        moving = ", being redistributed" if self.next_shards else ""
         return f"generation {self.generation}: {shards}, {copies}{lost}{moving}"
 
     def lines(self) -> Iterator[str]:

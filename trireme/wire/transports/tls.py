@@ -39,7 +39,7 @@ RECORD_BYTES = 1 << 14  # the most that one record of TLS holds
 
 KEY_BYTES = 1 << 38
 """How many bytes the keys of one connection protect, in each direction. By RFC 8446, section 5.5,
-AES-GCM stays safe for 2^24.5 full records, which is 388 GB. Then the connection is made anew."""
+AES-GCM stays safe for 2^24.5 full records, which is 388 GB. Then a new connection is made."""
 
 _CHUNK = 1 << 18  # bytes from and to the system in one call
 _AT_ONCE = 1 << 22  # bytes that one read or write may process, so that other peers have their turn
@@ -305,7 +305,7 @@ class TlsStream(Stream):
         if self._bytes_left[what] < 0 and self._failure is None:
             self._failure = ConnectionBroken(
                 f"the keys of the connection to {self.peer} have protected {KEY_BYTES >> 30} GB: "
-                "it is made anew with others"
+                "another one is made, with others"
             )
 
 
