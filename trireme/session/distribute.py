@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
+from typing import Any, TypeAlias, Unpack, overload
 
 import torch
 from torch import nn
@@ -16,15 +16,13 @@ from trireme.ps.joint_optimizer import members
 from trireme.ps.module_names import called_modules
 from trireme.session.distributed_optimizer import DistributedOptimizer
 from trireme.session.loop.loop_job import LoopJob, refuse_second
+from trireme.session.model.process_group import ProcessGroup
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.worker.assembly import assemble
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
 from trireme.tensors import digest
-
-if TYPE_CHECKING:
-    from trireme.session.model.process_group import ProcessGroup
 
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from trireme.session.data_methods import DataMethods
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.model.building import Optimizers, build_model
+from trireme.session.model.operation_log import OperationLog
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.result import StepResult
@@ -31,9 +32,6 @@ from trireme.session.worker.assembly import assemble, computations_of
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
 from trireme.session.worker.stepper import Stepper
-
-if TYPE_CHECKING:
-    from trireme.session.model.operation_log import OperationLog
 
 _TAKES_PART = 1e-9  # no number of examples, but not 0 either, as of updates that are left out
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +21,12 @@ from trireme.session.loop.batch_watch import BatchWatch
 from trireme.session.loop.gradient_watch import GradientWatch
 from trireme.session.loop.kept_state import KeptState
 from trireme.session.loop.loop_data import LoopData
+from trireme.session.model.process_group import ProcessGroup
+from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import clip
 from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
 from trireme.session.worker.job import Job
-
-if TYPE_CHECKING:
-    from trireme.session.model.process_group import ProcessGroup
-    from trireme.session.model.reducer import Reducer
 
 
 class LoopJob:

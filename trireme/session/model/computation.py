@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,14 +23,12 @@ from trireme.session.model.batch import (
     pieces,
     weight_of,
 )
+from trireme.session.model.operation_log import OperationLog
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import Trained
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.tensors import map_tensors, tensors_in, to_local
-
-if TYPE_CHECKING:
-    from trireme.session.model.operation_log import OperationLog
 
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load as load_bytes
@@ -12,11 +11,9 @@ from safetensors.torch import save as save_bytes
 
 from trireme.ps.module_names import named_buffers, state_of
 from trireme.session.backends.base import Backend
+from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.tensors import mean_of
-
-if TYPE_CHECKING:
-    from trireme.session.model.process_group import ProcessGroup
 
 _INITIAL = "initial"
 _BUFFERS = "buffers"

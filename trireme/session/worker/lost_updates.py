@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
+from trireme.session.model.trained import Trained
 from trireme.tensors import to_local
-
-if TYPE_CHECKING:
-    from trireme.session.model.trained import Trained
 
 _STEPS = (10, 100, 1000)
 """The worker's updates that are looked at: early ones, and some after a warm-up."""
