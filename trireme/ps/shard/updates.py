@@ -44,7 +44,7 @@ class Updates:
 
     def note(self, pending: Pending) -> None:
         """Notes what a push for the open round says of values that the program has written."""
-        if self._written is None and compares(pending.push):
+        if self._state.synchronous and self._written is None and compares(pending.push):
             self._written = pending.owner.worker, pending.push.written
 
     def unlike(self, push: Push) -> str | None:
