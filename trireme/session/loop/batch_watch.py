@@ -27,22 +27,18 @@ class BatchWatch:
     Workers that are given the same batches compute the same gradients. Processes that step
     together exchange the digests of their first batches at a step that all of them make. Workers
     of servers leave theirs there, and the chief looks for those of the others, ever less often.
-
-    Args:
-        model: the model, or a container of several.
-        worker: the worker whose batches are compared with those of others; None for no comparison.
+    The model's hooks are copied with it: this object holds nothing of the job.
 
     Attributes:
         digests: the digests of the first batches.
     """
 
-    def __init__(self, model: nn.Module, worker: Worker | None = None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.digests: list[bytes] = []
         self._examples: dict[nn.Module, int] = {}
         self._handles: list[RemovableHandle] = []
-        self._worker = worker
         self._steps = 0
-        self._shared = self._compared = worker is None or worker.setup.replicas == 1
+        self._shared = self._compared = False
         for module in called_modules(model):
             # A LightningModule is not called itself, but its children are.
             children = [
@@ -73,13 +69,11 @@ class BatchWatch:
         self._examples.clear()
         return fewest
 
-    def compare(self) -> None:
+    def compare(self, worker: Worker) -> None:
         """Counts a step, and warns, once, of workers with the same first batches.
 
         All processes that make the step together must call it.
         """
-        worker = self._worker
-        assert worker is not None
         self._steps += 1
         group = worker.setup.process_group
         digests = b"".join(self.digests) if len(self.digests) == _COMPARED else b""
@@ -88,8 +82,9 @@ class BatchWatch:
             if group.is_chief:
                 name = "rank" if worker.task.servers else "worker"
                 ranks = group.reporting_ranks
-                self._warn({f"{name}:{rank}": found[rank] for rank in ranks if found[rank]})
-        if self._compared or not worker.task.servers or self._steps < _COMPARED:
+                self._warn(worker, {f"{name}:{rank}": found[rank] for rank in ranks if found[rank]})
+        alone = not worker.task.servers or worker.setup.replicas == 1
+        if self._compared or alone or self._steps < _COMPARED:
             return
         with suppress(Fenced):  # the next update tells
             self._compare_by_servers(worker, digests)
@@ -102,17 +97,17 @@ class BatchWatch:
             return
         found = worker.backend.collect(_TOPIC)
         self._compared = len(found) == worker.task.workers or self._steps >= _LAST_STEP
-        self._warn({f"worker:{index}": data for index, data in sorted(found.items())})
+        self._warn(worker, {f"worker:{index}": data for index, data in sorted(found.items())})
 
-    def _warn(self, found: Mapping[str, bytes]) -> None:
+    def _warn(self, worker: Worker, found: Mapping[str, bytes]) -> None:
         named: dict[bytes, list[str]] = {}
         for name, digests in found.items():
             named.setdefault(digests, []).append(name)
         same = next((names for names in named.values() if len(names) > 1), None)
-        if same is None or self._worker is None:
+        if same is None:
             return
         self._compared = True
-        self._worker.progress.warn(
+        worker.progress.warn(
             f"{', '.join(same)} were given the same batches at the beginning: they compute the "
             "same gradients, and train no faster than one. Give all the whole data by "
             "optimizer.epochs(loader, count) or optimizer.prepare(loader), which deal it, or each "

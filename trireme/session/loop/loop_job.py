@@ -51,7 +51,7 @@ class LoopJob:
         self._watch: GradientWatch | None = None
         self._watch_gradients()
         worker.on_other_parameters.append(self._follow_parameters)
-        self._batches = BatchWatch(model, worker)
+        self._batches = BatchWatch(model)
         self.loss: torch.Tensor | float | None = None
         self.data = LoopData(job)
         self.kept = KeptState(worker)
@@ -129,7 +129,7 @@ class LoopJob:
             pushed = worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_row_gradients()
-        self._batches.compare()
+        self._batches.compare(worker)
         number = self._batches.take_examples()
         if not (weighed or self.data.deals):
             self._check_sizes(number)
@@ -313,7 +313,7 @@ class LoopJob:
         reducer.begin()
         reducer.finish()
         worker.update(0.0, ())
-        self._batches.compare()
+        self._batches.compare(worker)
         return True
 
     def _explain(self, error: BaseException) -> TriremeError | None:
