@@ -71,10 +71,8 @@ class GraphConfig:
                 f"schedule {self.schedule!r} of a graph: there are gpipe and 1f1b"
             )
         self._convert()
-        for name, value in (
-            ("microbatches", self.microbatches),
-            ("memory_limit", self.memory_bytes),
-        ):
+        numbers = {"microbatches": self.microbatches, "memory_limit": self.memory_bytes}
+        for name, value in numbers.items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"GraphConfig({name}={value}): it must be 1 or more")
 
@@ -96,9 +94,7 @@ class GraphConfig:
             ) from None
 
     def _convert(self) -> None:
-        words: dict[str, Any] = {"devices": _tuple("devices", self.devices)}
-        mappings: tuple[object, ...] = (self.placement, self.never)
-        if not all(isinstance(each, Mapping) for each in mappings):
+        if not all(isinstance(each, Mapping) for each in (self.placement, self.never)):
             raise ConfigurationError(
                 "GraphConfig(placement=..., never=...): give mappings from patterns, such as "
                 '{"encoder": "worker:0"}'
@@ -109,14 +105,15 @@ class GraphConfig:
                     f"GraphConfig(placement=...): the device {device!r} is no text such as "
                     "'worker:0'"
                 )
-        words["never"] = {name: _tuple("never", given) for name, given in self.never.items()}
         if any(isinstance(group, str) for group in self.together):
             raise ConfigurationError(
                 f"GraphConfig(together={self.together!r}): give groups of patterns, such as "
                 '(("encoder", "head"),)'
             )
-        for name, value in words.items():
-            object.__setattr__(self, name, value)
+        # Single words stand for tuples of one.
+        never = {name: _tuple("never", given) for name, given in self.never.items()}
+        object.__setattr__(self, "never", never)
+        object.__setattr__(self, "devices", _tuple("devices", self.devices))
 
 
 def _tuple(name: str, given: Any) -> tuple[str, ...]:

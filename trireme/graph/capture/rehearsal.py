@@ -27,12 +27,9 @@ from trireme.errors import ConfigurationError
 class Rehearsal:
     """What one pass computed."""
 
-    structure: str  # the nesting of the output
-    outputs: list[Any]  # the leaves of the output
-    # by name, of the parameters, and of the inputs that require one; None where the output does not
-    # depend on them
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]  # the buffers after the pass
+    # The nesting of the output, its leaves, the buffers afterwards, and the gradients of the
+    # parameters and of the inputs that require one, by their names in a sentence.
+    values: dict[str, Any]
     functions: tuple[str, ...]  # the names of the custom autograd functions that the pass called
 
 
@@ -58,13 +55,15 @@ def rehearse(
         wanted: dict[str, torch.Tensor] = dict(model.named_parameters())
         wanted = {name: each for name, each in wanted.items() if each.requires_grad}
         wanted |= {f"input {i}": each for i, each in enumerate(leaves) if each.requires_grad}
-        return Rehearsal(
-            str(spec),
-            [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in flat],
-            _gradients(flat, wanted),
-            {name: each.detach().clone() for name, each in model.named_buffers()},
-            _custom_functions(flat),
-        )
+        values: dict[str, Any] = {"the nesting of the output": str(spec)}
+        for number, each in enumerate(flat):
+            tensor = isinstance(each, torch.Tensor)
+            values[f"output {number}"] = each.detach().clone() if tensor else each
+        for name, gradient in _gradients(flat, wanted).items():
+            values[f"the gradient of {name}"] = gradient
+        for name, buffer in model.named_buffers():
+            values[f"buffer {name}"] = buffer.detach().clone()
+        return Rehearsal(values, _custom_functions(flat))
 
 
 def difference(expected: Rehearsal, actual: Rehearsal) -> str:
@@ -72,20 +71,8 @@ def difference(expected: Rehearsal, actual: Rehearsal) -> str:
 
     Tensors may differ by the tolerances of `torch.testing.assert_close` for their dtype.
     """
-    if expected.structure != actual.structure:
-        return f"the output has the structure {actual.structure}, not {expected.structure}"
-    pairs: list[tuple[str, Any, Any]] = [
-        (f"output {i}", *pair)
-        for i, pair in enumerate(zip(expected.outputs, actual.outputs, strict=True))
-    ]
-    pairs += [
-        (f"buffer {name}", each, actual.buffers[name]) for name, each in expected.buffers.items()
-    ]
-    pairs += [
-        (f"the gradient of {name}", each, actual.gradients[name])
-        for name, each in expected.gradients.items()
-    ]
-    for name, one, other in pairs:
+    for name, one in expected.values.items():
+        other = actual.values.get(name)
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
             try:
                 torch.testing.assert_close(other, one, equal_nan=True)
