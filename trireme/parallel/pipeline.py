@@ -68,7 +68,6 @@ class Pipeline(OperationLog):
 
     @property
     def about(self) -> str:
-        """A short description: the schedule, and the numbers of stages and micro-batches."""
         return (
             f"{self._config.schedule}, {self._total} stages in {self._process_group.mesh.pp} "
             f"processes, {self._pieces} micro-batches"

@@ -48,7 +48,6 @@ class GraphExecution(OperationLog):
 
     @property
     def about(self) -> str:
-        """A short description: the numbers of tasks and micro-batches."""
         return self._about
 
     def prepare(

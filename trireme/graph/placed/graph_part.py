@@ -111,7 +111,6 @@ class GraphPart(MeshPart):
 
     @property
     def buffer_names(self) -> frozenset[str]:
-        """The names of the buffers that this process keeps up to date."""
         return super().buffer_names if self._buffers is None else self._buffers
 
     @property

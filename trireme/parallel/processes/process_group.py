@@ -54,27 +54,22 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 class ProcessGroupConfig:
     """The address, the mesh and the deadlines of a process group."""
 
-    mesh: Mesh  # the degrees of parallelism; the mesh's size is the number of processes
-    rank: int = 0  # the rank of this process
-    # `host:port` of the store through which the processes find each other; empty for one process
-    address: str = ""
-    # a listening socket for the store, in rank 0, if the launcher has opened one
-    listen_fd: int | None = None
+    mesh: Mesh
+    rank: int = 0
+    address: str = ""  # `host:port` of the store by which processes meet; empty for one process
+    listen_fd: int | None = None  # rank 0's listening socket, if the launcher has opened one
     # the prefix of the processes' keys in a store that the launcher serves, as torchrun does, and
     # keeps for later starts; empty where rank 0 serves the store
     prefix: str = ""
-    # the device on which this process computes
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    join_seconds: float = 300.0  # the time within which all processes must join
-    wait_seconds: float = 1800.0  # the time that one operation may wait for other processes
+    join_seconds: float = 300.0  # within which all processes must join
+    wait_seconds: float = 1800.0  # that one operation may wait for other processes
 
 
 class TorchProcessGroup(ProcessGroup):
     """This process's coordinates in a mesh, and the process groups along its axes.
 
     Attributes:
-        mesh: the degrees of parallelism.
-        rank: the rank of this process, from 0; rank 0 is the chief.
         coordinates: the index of this process on each axis.
         replicas: the processes that average gradients with this one; None for a single replica.
         output_part: the part of the layers that has the model's outputs; a dataflow graph may
@@ -127,7 +122,6 @@ class TorchProcessGroup(ProcessGroup):
 
     @property
     def reports_metrics(self) -> bool:
-        """Whether this process reports loss and metrics: one process does for each replica."""
         return self.coordinates["tp"] == 0 and self.part == self.output_part
 
     @property
@@ -149,7 +143,6 @@ class TorchProcessGroup(ProcessGroup):
         return self._control
 
     def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Starts an all-reduce of numbers; returns a function that waits for the sums."""
         tensor = torch.tensor(numbers, dtype=torch.float64)
         with lost_peer():
             work = dist.all_reduce(tensor, group=self._control, async_op=True)
@@ -166,7 +159,6 @@ class TorchProcessGroup(ProcessGroup):
         return finish
 
     def count(self, examples: float) -> Callable[[], float]:
-        """Starts the sum of all processes' examples of a step, and of the votes beside it."""
         total = self.total([float(examples), *self.votes])
         self._vote_totals = lambda: total()[1:]
 
@@ -178,12 +170,10 @@ class TorchProcessGroup(ProcessGroup):
         return counted
 
     def vote(self) -> Callable[[], list[float]]:
-        """Returns a function that waits for the sums of the votes, as of `count` or as of now."""
         votes, self._vote_totals = self._vote_totals, None
         return self.total(self.votes) if votes is None else votes
 
     def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
-        """Returns the bytes of one process in every process."""
         mine = data if self.rank == source else None
         assert mine is not None or self.rank != source
         head, rest = _framed(mine or b"")
@@ -269,7 +259,6 @@ class TorchProcessGroup(ProcessGroup):
             store_of_all().set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes | None:
-        """Returns the bytes stored under a key; None while there are none."""
         with lost_peer():
             store = store_of_all()
             return bytes(store.get(key)) if store.check([key]) else None
@@ -279,7 +268,6 @@ class TorchProcessGroup(ProcessGroup):
         REASONS[:] = [reason]
 
     def why_broken(self, error: BaseException) -> TriremeError | None:
-        """Returns why a collective has failed, if this process knows more than torch says."""
         return why_broken(error)
 
     def interrupt(self) -> None:
@@ -298,7 +286,6 @@ class TorchProcessGroup(ProcessGroup):
                     ours.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, together: bool) -> None:
-        """Leaves the process group."""
         if not dist.is_initialized():
             return
         if together:
