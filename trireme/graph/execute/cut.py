@@ -42,13 +42,11 @@ class Segment:
 
     place: int  # the number of the place
     depth: int  # how many transfers are before it, at most
-    # 0 for the early segment of its place and depth, 1 for the late one and for the last segment
-    part: int
+    part: int  # 0 for the early segment of its place and depth, 1 for the late and the last one
     # takes the values that the segment receives, then the model's inputs that it reads; returns a
     # list of the outputs
     module: fx.GraphModule = field(repr=False)
-    # the names of the values that it takes from other segments and other places
-    receives: tuple[str, ...]
+    receives: tuple[str, ...]  # the values that it takes from other segments and places
     inputs: tuple[int, ...]  # the positions of the model's inputs that it reads
     # the names of the values that other segments take from it; none for the last segment, which
     # returns the model's outputs
@@ -65,8 +63,7 @@ class Value:
     shape: tuple[Any, ...]  # its shape, in which the batch size is a symbol if it is dynamic
     dtype: torch.dtype  # its dtype
     differentiable: bool  # whether readers send a gradient back
-    # the name of the parameter or buffer; "" for a value that a segment computes
-    attribute: str = ""
+    attribute: str = ""  # the name of the parameter or buffer; "" for what is computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +74,7 @@ class Cut:
     # from what it receives
     segments: tuple[Segment, ...]
     values: Mapping[str, Value]  # the values between segments by name, in the order of the graph
-    # the fake tensors of the model's inputs; other objects for inputs that are none
-    inputs: tuple[Any, ...]
+    inputs: tuple[Any, ...]  # the fake tensors of the model's inputs, where they are tensors
     nesting: TreeSpec  # the structure of the outputs, whose leaves the last segment computes
     root: fx.GraphModule = field(repr=False)  # the module that holds the parameters and buffers
 

@@ -50,8 +50,7 @@ class Microbatch:
     # the micro-batch in the batch; it is called at the output place only. None computes the outputs
     # only. Either all tasks give a loss or none does
     loss: Callable[[Any], torch.Tensor] | None = None
-    # the model's outputs, detached; None at other tasks than that of the output place
-    outputs: Any = None
+    outputs: Any = None  # the model's outputs, detached; None at tasks without them
     value: torch.Tensor | None = None  # the loss, detached; None as for `outputs`
 
 

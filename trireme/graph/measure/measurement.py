@@ -49,10 +49,8 @@ class Measurement:
 
     costs: Mapping[str, Cost]  # of each `call_function` node that has tensors, by its name
     loss: Cost  # the cost of the loss function; zero if there was none
-    # what a call of a graph takes besides its operators, and its backward computation likewise
-    segment_seconds: float = 0.0
-    # what adding a gradient to that of the micro-batches before takes, for each byte
-    accumulation_byte_seconds: float = 0.0
+    segment_seconds: float = 0.0  # what a call of a graph takes besides, forward and backward
+    accumulation_byte_seconds: float = 0.0  # to add a gradient to those before
 
     @property
     def seconds(self) -> float:

@@ -45,8 +45,7 @@ class Placement:
     algorithm: str  # what found it
     reason: str  # the same in a sentence, with the next best
     prediction: Prediction
-    # the seconds of a step that each algorithm reaches; None where what it found does not fit
-    tried: Mapping[str, float | None]
+    tried: Mapping[str, float | None]  # the seconds that each reaches; None if it does not fit
 
 
 def place(

@@ -56,11 +56,9 @@ class Operation:
     args: tuple[Any, ...]  # args, kwargs: its arguments, with a `View` in place of each tensor
     kwargs: dict[str, Any]
     writes: frozenset[int]  # the numbers of the storages that it changes
-    # the view of each tensor that it returns; None where the result is no tensor
-    outputs: list[View | None]
+    outputs: list[View | None]  # of each tensor that it returns; None for other results
     made: frozenset[int]  # the numbers of the storages that it makes
-    # from which it draws; None if it draws no random numbers
-    generator: torch.Generator | None = None
+    generator: torch.Generator | None = None  # from which it draws random numbers
     state: torch.Tensor | None = None  # the state of the generator before the call
 
     @property

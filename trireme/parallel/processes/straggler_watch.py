@@ -67,8 +67,7 @@ class _Known:
     seen: float  # when that was first seen
     still: float  # since when it is in that place without an excuse
     alive: float  # when it gave the last sign of life
-    # the seconds of the processor that it had used, and when; None where that is unknown
-    used: tuple[float, float] | None = None
+    used: tuple[float, float] | None = None  # the processor's seconds, and when
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True):
@@ -87,8 +86,7 @@ class Patience:
     """How long a process waits for others."""
 
     heartbeat: float = 10.0  # the seconds that another may be silent
-    # the seconds that another may make no step without an excuse; 0 for ever
-    progress: float = 600.0
+    progress: float = 600.0  # that another may make no step without an excuse; 0 for ever
 
 
 def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]:
