@@ -9,7 +9,7 @@ a sum, because `fastmath` is off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from trireme.errors import ConfigurationError
 
@@ -45,18 +45,3 @@ def compiled(function: Function) -> Function:
     except RuntimeError:  # no folder for the machine code can be written
         made = numba.njit(**options)(function)
     return made  # type: ignore[no-any-return]
-
-
-def compile_for(function: Callable[..., Any], signature: str) -> None:
-    """Compiles a function ahead of its first call, or loads its machine code.
-
-    Args:
-        function: a result of `compiled`.
-        signature: the types of the arguments in numba's words, such as `"(int64[::1], uint64)"`.
-    """
-    cast("Any", function).compile(signature)
-
-
-def compiled_combinations(function: Callable[..., Any]) -> int:
-    """Returns for how many combinations of types a result of `compiled` is compiled by now."""
-    return len(cast("Any", function).signatures)
