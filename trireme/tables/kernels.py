@@ -38,6 +38,7 @@ def _use(spec: TableSpec) -> None:
         table.load(block)
     table.hot_keys()
     table.drop_unused(2)
+    list(table.export())  # what was dropped
     all_within(keys, *split(keys, np.zeros(SLOTS, np.int64), 1)[1].tolist())
     put_rows(rows, inverse, sum_rows(rows, inverse, 2))
     if spec.dtype in FLOATS:
