@@ -20,7 +20,7 @@ from benchmarks.processes import cpu_seconds
 from benchmarks.results import Goal, Kind, Result
 from benchmarks.table_rows import AHEAD, NEVER
 from trireme.ps.layout import equal_bounds
-from trireme.ps.rows import Divided
+from trireme.tables.job.requests import Divided
 from trireme.tables.keys import SLOTS, unique
 from trireme.wire.shared_memory import available
 

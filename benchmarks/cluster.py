@@ -32,7 +32,7 @@ from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 
 Transport = Literal["tcp", "tls", "shm"]
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.key_draws import BATCH, WIDTH, uniform, zipf
 from trireme.compiled import compiled
+from trireme.ps.table_spec import RowWiseAdagrad, TableSpec, Uniform
 from trireme.tables.addresses import read_ahead
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import unique
-from trireme.tables.spec import RowWiseAdagrad, TableSpec, Uniform
 from trireme.tables.table import Table
 
 AHEAD, NEVER = 16, 1 << 40

@@ -22,7 +22,7 @@ import trireme
 from tests.conftest import python_path
 from trireme.dashboards.summaries import KINDS, Summaries
 from trireme.errors import ConfigurationError
-from trireme.tables.spec import SGD
+from trireme.ps.table_spec import SGD
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = torch.Generator().manual_seed(0)

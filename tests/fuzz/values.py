@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from trireme.tables.spec import FTRL, SGD, Add, SparseAdam, TableSpec
+from trireme.ps.table_spec import FTRL, SGD, Add, SparseAdam, TableSpec
 from trireme.wire.message import Message
 
 _LARGEST = (1 << 62) - 1

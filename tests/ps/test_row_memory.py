@@ -19,7 +19,7 @@ from trireme.ps.row_memory import ALIGNMENT, RowMemory, aligned, found, written
 from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, data_of, owned, raw
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
-from trireme.tables.spec import Add, TableSpec
+from trireme.ps.table_spec import Add, TableSpec
 from trireme.wire.shared_memory import SharedMemory, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs Linux")

@@ -41,7 +41,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication_messages import Address
 from trireme.ps.rule import Rule
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

@@ -168,7 +168,7 @@ def joined(layout: Layout, copy: Copy) -> ModelState:
     state = assemble(layout, parts)
     if not any(spec.key.startswith(TABLE) for cut, _ in copy for spec in cut.tensors):
         return state
-    from trireme.ps.shard.values.tables import tables_in
+    from trireme.tables.job.shard_tables import tables_in
 
     return dataclasses.replace(state, tables=tables_in([tensors for _, tensors in parts]))
 

@@ -119,8 +119,8 @@ def tables_of(layout: Layout, state: ModelState, shard: int) -> Tensors:
     """Returns a shard's part of the tables of a state."""
     if not state.tables:
         return []
-    from trireme.ps.rows import slots_of_shard
-    from trireme.ps.shard.values.tables import tensors_for
+    from trireme.tables.job.requests import slots_of_shard
+    from trireme.tables.job.shard_tables import tensors_for
 
     return tensors_for(state.tables, slots_of_shard(layout.spec.bounds, shard))
 

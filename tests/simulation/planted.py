@@ -49,8 +49,8 @@ from trireme.ps.shard.updates import Updates
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.shard.values.tables import ShardTables
 from trireme.ps.snapshot_messages import Load, TakeSnapshot
+from trireme.tables.job.shard_tables import ShardTables
 
 
 class AppliesRepeats(Shard):

@@ -25,7 +25,7 @@ from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.quiet_state import Quiet, united
 from trireme.ps.shard.rounds import Mean
-from trireme.ps.shard.values.tables import ShardTables, arrays_in, tensors_of, within
+from trireme.tables.job.shard_tables import ShardTables, arrays_in, tensors_of, within
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -10,7 +10,7 @@ import msgspec
 
 from tests.simulation.network import Weather
 from trireme.ps.rule import Rule
-from trireme.tables.spec import Add, TableSpec
+from trireme.ps.table_spec import Add, TableSpec
 
 COUNTS = TableSpec("counts", 1, Add(), "int64")
 """A table whose rows count the updates that have touched them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from trireme.ps.table_spec import Optimizer
 from trireme.tables.block import Block
-from trireme.tables.spec import Optimizer
 from trireme.tables.table import Table
 
 Contents = tuple[Optimizer | None, dict[int, Any], dict[int, Any], list[tuple[int, int]]]

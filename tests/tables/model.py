@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.tables.numbers import first_rows
-from trireme.tables.keys import slots_of
-from trireme.tables.spec import (
+from trireme.ps.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -19,6 +18,7 @@ from trireme.tables.spec import (
     SparseAdam,
     TableSpec,
 )
+from trireme.tables.keys import slots_of
 
 
 @dataclass

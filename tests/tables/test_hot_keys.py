@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trireme.ps.table_spec import SGD, TableSpec
 from trireme.tables.hot_keys import HotKey
-from trireme.tables.spec import SGD, TableSpec
 from trireme.tables.table import Table
 
 HOT = {7: 40, -3: 30, 1 << 60: 20, 11: 10, 12: 9}

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from tests.tables.model import ModelTable
-from trireme.tables.keys import sum_rows, unique
-from trireme.tables.row_optimizers import power
-from trireme.tables.spec import (
+from trireme.ps.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -23,6 +21,8 @@ from trireme.tables.spec import (
     TableSpec,
     Uniform,
 )
+from trireme.tables.keys import sum_rows, unique
+from trireme.tables.row_optimizers import power
 from trireme.tables.table import Table
 
 COUNT, WIDTH, STEPS = 60, 5, 40

@@ -11,11 +11,7 @@ import pytest
 from tests.tables.contents import contents, contents_of
 from tests.tables.numbers import keys_with_hashes
 from trireme.errors import ConfigurationError, Rejected
-from trireme.tables import initializers, keys, row_index, row_storage, row_values
-from trireme.tables.kernels import prepare
-from trireme.tables.keys import slots_of
-from trireme.tables.row_optimizers import ROW_OPTIMIZERS
-from trireme.tables.spec import (
+from trireme.ps.table_spec import (
     SGD,
     Adagrad,
     Add,
@@ -24,6 +20,10 @@ from trireme.tables.spec import (
     TableSpec,
     Uniform,
 )
+from trireme.tables import initializers, keys, row_index, row_storage, row_values
+from trireme.tables.kernels import prepare
+from trireme.tables.keys import slots_of
+from trireme.tables.row_optimizers import ROW_OPTIMIZERS
 from trireme.tables.table import Table
 
 KEYS = np.array([5, -7, 0], np.int64)

@@ -13,9 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.tables.contents import contents
 from tests.tables.model import ModelTable, slot_of
 from tests.tables.numbers import keys_in_one_line
-from trireme.tables import row_index, row_storage
-from trireme.tables.keys import SLOTS, slots_of
-from trireme.tables.spec import (
+from trireme.ps.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -28,6 +26,8 @@ from trireme.tables.spec import (
     Uniform,
     Zeros,
 )
+from trireme.tables import row_index, row_storage
+from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.table import Table
 
 COLLIDING = keys_in_one_line(5, 0x12345678, 30, tag=17)

@@ -41,12 +41,12 @@ from trireme.session.model.batch import examples_in
 from trireme.session.model.building import Optimizers, build_optimizer
 from trireme.session.model.computation import Computation
 from trireme.session.model.reducer import Reducer
-from trireme.session.model.table_rows import has_tables
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
+from trireme.tables.job.layer_rows import has_tables
 from trireme.tensors import is_dtensor, local_part
 
 

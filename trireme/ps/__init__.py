@@ -1,6 +1,6 @@
 """The parameter server: where the parameters live, and how workers push and pull.
 
-`trireme.ps.connect` opens it to programs that train no network; see `trireme.session.connection`.
+`trireme.ps.connect` opens it to programs that train no network; see `trireme.tables.job.connection`.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ __all__ = ["connect"]
 
 def __getattr__(name: str) -> Any:
     if name == "connect":
-        return importlib.import_module("trireme.session.connection").connect
+        return importlib.import_module("trireme.tables.job.connection").connect
     raise AttributeError(f"module 'trireme.ps' has no attribute {name!r}")

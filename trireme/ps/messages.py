@@ -21,7 +21,7 @@ import msgspec
 
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.message import Index, Message, Name, Number
 
 # The description of a model ---------------------------------------------------------------------

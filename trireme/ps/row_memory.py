@@ -16,7 +16,7 @@ import msgspec
 from trireme.errors import FrameError, WireError
 from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
 from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.shared_memory import SharedMemory
 
 ROW_BYTES = 1 << 28

@@ -28,7 +28,7 @@ Data = bytes | Place
 """Keys or rows: themselves, or where they lie."""
 
 RowCodec: TypeAlias = Literal["none", "fp16", "bf16", "int8"]
-"""How the rows of an update are packed: see `trireme.ps.packed_rows`."""
+"""How the rows of an update are packed: see `trireme.tables.job.packed_rows`."""
 
 
 class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +40,7 @@ class RowUpdates(msgspec.Struct, frozen=True, array_like=True):
     # the learning rate from now on, where the table goes by the program's; None where it has its
     # own
     lr: float | None = None
-    codec: RowCodec = "none"  # how the rows are packed: see `trireme.ps.packed_rows`
+    codec: RowCodec = "none"  # how the rows are packed: see `trireme.tables.job.packed_rows`
 
 
 class RowKeys(msgspec.Struct, frozen=True, array_like=True):

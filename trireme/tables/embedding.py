@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from trireme.errors import ConfigurationError
-from trireme.tables.spec import Initializer, Optimizer
+from trireme.ps.table_spec import Initializer, Optimizer
 
 
 class RowSource(Protocol):
@@ -42,7 +42,7 @@ class TableModule(nn.Module):
             its seed included, begin with the same values for the same key.
         dtype: `torch.float32` or `torch.float64`; `module.double()` and `float()` change it, before
             the session is entered.
-        admit_after: at which touch a key gets a row: see `trireme.tables.spec.TableSpec`.
+        admit_after: at which touch a key gets a row: see `trireme.ps.table_spec.TableSpec`.
         drop_after: after how many steps without a touch a row is dropped; 0 for never.
         ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
             rows of the next batch come with the answer to a push. Otherwise they are requested when

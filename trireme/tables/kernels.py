@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from trireme.ps.table_spec import FLOATS, ITEM_SIZES, Add, TableSpec
 from trireme.tables.bags import gather, sum_bags
 from trireme.tables.keys import SLOTS, all_within, put_rows, split, sum_rows, unique
 from trireme.tables.row_optimizers import ROW_OPTIMIZERS
-from trireme.tables.spec import FLOATS, ITEM_SIZES, Add, TableSpec
 from trireme.tables.table import Table
 
 

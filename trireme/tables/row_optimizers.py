@@ -2,7 +2,7 @@
 
 Each is a kernel over the records of a batch. It computes in the dtype of the row, element by
 element from the left, so that the result does not depend on the processor. The classes of
-`trireme.tables.spec` name the source of each algorithm.
+`trireme.ps.table_spec` name the source of each algorithm.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.compiled import compiled
+from trireme.ps.table_spec import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Add,
+    Optimizer,
+    RowWiseAdagrad,
+    SparseAdam,
+)
 from trireme.tables.addresses import array_at, read_ahead
 from trireme.tables.row_storage import HEADER_BYTES, touch
-from trireme.tables.spec import FTRL, SGD, Adagrad, Add, Optimizer, RowWiseAdagrad, SparseAdam
 
 _HEADER = np.uint64(HEADER_BYTES)
 _ZERO, _LINE = np.uint64(0), np.uint64(64)
@@ -168,7 +176,7 @@ ROW_OPTIMIZERS: Mapping[type, RowOptimizer] = {
     FTRL: RowOptimizer(_ftrl, 2, 0, lambda it, width, step: (it.alpha, it.beta, it.l1, it.l2)),
     Add: RowOptimizer(_add, 0, 0, lambda it, width, step: ()),
 }
-"""What a table does under each optimizer of `trireme.tables.spec`."""
+"""What a table does under each optimizer of `trireme.ps.table_spec`."""
 
 
 def initial_state(optimizer: Optimizer) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
+from trireme.ps.table_spec import MOST_STEPS, TableSpec, changed
 from trireme.tables import row_index, row_optimizers
 from trireme.tables.block import Block, DropLog
 from trireme.tables.hot_keys import HotKey, HotKeys
@@ -27,7 +28,6 @@ from trireme.tables.row_values import (
     write_marks,
     write_records,
 )
-from trireme.tables.spec import MOST_STEPS, TableSpec, changed
 
 Rows = npt.NDArray[Any]
 """Rows, of the dtype of a table and of shape (n, width)."""

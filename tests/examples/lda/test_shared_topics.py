@@ -20,7 +20,7 @@ from tests.clocks import VirtualClock
 from tests.examples.lda.values import Memory, Stored
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
-from trireme.session.connection import Connection
+from trireme.tables.job.connection import Connection
 
 PLANTED = planted_topics(6, 60, 80, length=30)
 DOCUMENTS = PLANTED.documents

@@ -13,7 +13,7 @@ from lda import SharedTopics
 from lda.planted import planted_topics
 
 import trireme
-from trireme.session.connection import Connection
+from trireme.tables.job.connection import Connection
 
 
 class Deadly:

@@ -31,7 +31,7 @@ from trireme.ps.messages import (
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
 from trireme.ps.snapshot import ModelState, TableMark
 from trireme.ps.snapshot_messages import Load, Loaded, Snapshot, TakeSnapshot
-from trireme.tables.spec import Add, TableSpec
+from trireme.ps.table_spec import Add, TableSpec
 from trireme.wire.message import Message
 
 

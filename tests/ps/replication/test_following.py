@@ -21,7 +21,7 @@ from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.ps.shard.values.tables import ShardTables
+    from trireme.tables.job.shard_tables import ShardTables
 
 SERVERS = tuple(ServerEntry(index, 1, f"address {index}") for index in range(3))
 WORKERS = (WorkerEntry(0, 1),)

@@ -32,8 +32,8 @@ from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import Load, TensorSpec
+from trireme.ps.table_spec import FTRL, SGD, Adagrad, Add, RowWiseAdagrad, SparseAdam, TableSpec
 from trireme.tables import row_index, row_optimizers
-from trireme.tables.spec import FTRL, SGD, Adagrad, Add, RowWiseAdagrad, SparseAdam, TableSpec
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

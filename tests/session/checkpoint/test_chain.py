@@ -68,9 +68,9 @@ def test_a_whole_and_changes_are_the_table(admit_after: int, drop_after: int, dt
     """Against a table that exports everything, bit for bit, after random updates."""
     pytest.importorskip("numba")
     from trireme.ps.row_messages import RowUpdates
-    from trireme.ps.shard.values.tables import ShardTables, tables_in
+    from trireme.ps.table_spec import Adagrad, Add, TableSpec
+    from trireme.tables.job.shard_tables import ShardTables, tables_in
     from trireme.tables.keys import SLOTS, slots_of
-    from trireme.tables.spec import Adagrad, Add, TableSpec
 
     draw = random.Random(f"{admit_after} {drop_after} {dtype}")
     optimizer: Any = Adagrad(lr=0.1) if dtype == "float32" else Add()

@@ -43,11 +43,11 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble, values_of
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Rows
+    from trireme.tables.job.requests import Rows
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -302,7 +302,7 @@ class Client:
         found = assemble(self._parts.layout, parts)
         if self._shown is None or not self._shown[2]:
             return found
-        from trireme.ps.shard.values.tables import tables_in
+        from trireme.tables.job.shard_tables import tables_in
 
         return replace(
             found,
@@ -315,8 +315,8 @@ class Client:
         """Returns a shard's part of the tables of a state."""
         if self._shown is None or not self._shown[2] or not state.tables:
             return []
-        from trireme.ps.rows import slots_of_shard
-        from trireme.ps.shard.values.tables import tensors_for
+        from trireme.tables.job.requests import slots_of_shard
+        from trireme.tables.job.shard_tables import tensors_for
 
         return tensors_for(state.tables, slots_of_shard(self._parts.layout.spec.bounds, server))
 

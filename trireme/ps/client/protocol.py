@@ -63,12 +63,12 @@ from trireme.ps.snapshot_messages import (
     TensorSpec,
     WriteValues,
 )
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Rows, Space
     from trireme.ps.snapshot import ModelState, TableMark
+    from trireme.tables.job.requests import Rows, Space
 
 
 _M = TypeVar("_M", bound=Message)

@@ -10,11 +10,11 @@ import msgspec
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
 from trireme.ps.row_messages import RowKeys, RowUpdates
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.message import Limits
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Parts, Rows, Space
+    from trireme.tables.job.requests import Parts, Rows, Space
 
 _MOST_BYTES = Limits().metadata - (1 << 24)
 """How many bytes of rows a message may carry; the rest is for what else it says."""
@@ -58,7 +58,7 @@ class RowParts:
         """Returns updates as they are sent: all shards get parts of the same bytes."""
         if not updates or self._codec == "none":
             return tuple(updates)
-        from trireme.ps.rows import packed_for
+        from trireme.tables.job.requests import packed_for
 
         return tuple(packed_for(each, self._tables[each.table], self._codec) for each in updates)
 
@@ -99,7 +99,7 @@ class RowParts:
         return Pulling(self._divided((), wanted), self._where)
 
     def _divided(self, rows: Sequence[RowUpdates], wanted: Sequence[RowKeys]) -> Parts:
-        from trireme.ps.rows import Parts
+        from trireme.tables.job.requests import Parts
 
         parts = Parts(rows, wanted, self._tables, self._bounds)
         for shard in range(len(self._bounds) - 1):

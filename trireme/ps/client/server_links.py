@@ -38,7 +38,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication_messages import Address
 from trireme.ps.row_memory import ROW_BYTES, RowMemory
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.wire.connection import Connection
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate

@@ -19,10 +19,10 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.push_table import RecordState
 from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.ps.shard.values.tables import ShardTables
+    from trireme.tables.job.shard_tables import ShardTables
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 
 
 class Mean:
@@ -52,7 +52,7 @@ class Mean:
         """Returns the mean updates of rows of tables."""
         if not self._tables:
             return ()
-        from trireme.ps.rows import mean_of
+        from trireme.tables.job.requests import mean_of
 
         pushes = [pending.push for pending in members]
         updates = [(push.weight, push.rows) for push in pushes if push.weight > 0]
@@ -63,7 +63,7 @@ class Mean:
         mean = self._of(members)
         total = 0.0 if mean is None else squared_norm(mean)
         if self._tables:
-            from trireme.ps.rows import square
+            from trireme.tables.job.requests import square
 
             total += square(self.rows(members), tuple(self._tables))
         return total

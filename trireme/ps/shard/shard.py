@@ -77,7 +77,7 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
 
 if TYPE_CHECKING:
-    from trireme.ps.shard.values.tables import ShardTables
+    from trireme.tables.job.shard_tables import ShardTables
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
@@ -490,7 +490,7 @@ def _tables_of(shown: ShownModel, server: int) -> ShardTables | None:
     """Returns the empty tables of a shard; None where the model has none."""
     if not shown.tables:
         return None
-    from trireme.ps.rows import slots_of_shard  # needs numba
-    from trireme.ps.shard.values.tables import ShardTables
+    from trireme.tables.job.requests import slots_of_shard  # needs numba
+    from trireme.tables.job.shard_tables import ShardTables
 
     return ShardTables(shown.tables, slots_of_shard(shown.layout.spec.bounds, server))

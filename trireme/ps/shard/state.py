@@ -17,10 +17,10 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.values.parameters import Values
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.ps.shard.values.tables import ShardTables
+    from trireme.tables.job.shard_tables import ShardTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark
-from trireme.tables.spec import TableSpec
+from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Rows
     from trireme.session.backends.local_optimizers import LocalOptimizers
     from trireme.session.model.process_group import ProcessGroup
+    from trireme.tables.job.requests import Rows
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""

@@ -36,8 +36,8 @@ from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local
 
 if TYPE_CHECKING:
-    from trireme.ps.rows import Rows
-    from trireme.ps.shard.values.tables import ShardTables
+    from trireme.tables.job.requests import Rows
+    from trireme.tables.job.shard_tables import ShardTables
 
 KINDS = ("values", "average", "state")
 """The kinds of tensors in a state: its values, their moving average, the optimizer's state."""
@@ -79,7 +79,7 @@ class Local(Backend):
         if self.group is None and isinstance(self._held, FlatModel):
             self._held.keeps_sparse = True  # the user's optimizer takes them, or says why not
         if self.tables:
-            from trireme.ps.shard.values.tables import ShardTables  # needs numba
+            from trireme.tables.job.shard_tables import ShardTables  # needs numba
 
             self._rows = ShardTables(self.tables)
         self._ledgers.interleave = self.together or rule.synchronous
@@ -107,7 +107,7 @@ class Local(Backend):
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
         if self._rows is not None and state.tables:
-            from trireme.ps.shard.values.tables import tensors_for
+            from trireme.tables.job.shard_tables import tensors_for
 
             self._rows.load(tensors_for(state.tables), state.step)
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
@@ -155,7 +155,7 @@ class Local(Backend):
     def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
         assert self._rows is not None, "there are tables"
         found = self._rows.pull(wanted)
-        from trireme.ps.rows import rows_of
+        from trireme.tables.job.requests import rows_of
 
         return [
             rows_of(data, self.tables[each.table])
@@ -220,7 +220,7 @@ class Local(Backend):
         found = self._state(copies, self._ledgers.consumed() if state else (), lacks)
         if not state or self._rows is None:
             return found
-        from trireme.ps.shard.values.tables import tables_in
+        from trireme.tables.job.shard_tables import tables_in
 
         if since is not None and self._rows.changes_after > since.step:
             since = None

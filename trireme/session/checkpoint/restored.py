@@ -16,9 +16,9 @@ import torch
 
 from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
+from trireme.ps.table_spec import TableSpec
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.streamed import renamed, shapes_of
-from trireme.tables.spec import TableSpec
 from trireme.wire.message import Index, Name, Number
 
 

@@ -14,10 +14,10 @@ from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.building import Optimizers, build_optimizer, device_of
 from trireme.session.model.computation import Computation
-from trireme.session.model.table_rows import has_only_tables, tables_of
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.settings import Settings
+from trireme.tables.job.layer_rows import has_only_tables, tables_of
 
 
 def assemble(

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
 from trireme.errors import FrameError
-from trireme.ps.packed_rows import row_bytes
 from trireme.ps.row_messages import Place, RowCodec, RowKeys, RowKeysInto, RowUpdates, data_of, raw
-from trireme.ps.rows import Parts, keys_of, misfit, rows_of, slots_of_shard
-from trireme.ps.shard.values.tables import ShardTables
+from trireme.ps.table_spec import FTRL, SGD, Add, SparseAdam, TableSpec
+from trireme.tables.job.packed_rows import row_bytes
+from trireme.tables.job.requests import Parts, keys_of, misfit, rows_of, slots_of_shard
+from trireme.tables.job.shard_tables import ShardTables
 from trireme.tables.keys import slots_of
-from trireme.tables.spec import FTRL, SGD, Add, SparseAdam, TableSpec
 
 SPECS = (TableSpec("counts", 3, Add(), "int64"), TableSpec("rows", 5, SGD(lr=0.5)))
 BOUNDS = [(0, 256), (0, 128, 256), (0, 1, 250, 251, 256), (0, 3, 16)]

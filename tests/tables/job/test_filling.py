@@ -14,9 +14,9 @@ from trireme.errors import Rejected
 from trireme.ps.joined_table import JoinedTable
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.values import tables
-from trireme.ps.shard.values.tables import DROPPED, ShardTables, tables_in
+from trireme.ps.table_spec import RowWiseAdagrad, TableSpec, Uniform
+from trireme.tables.job.shard_tables import DROPPED, ShardTables, tables_in
 from trireme.tables.keys import SLOTS, all_within
-from trireme.tables.spec import RowWiseAdagrad, TableSpec, Uniform
 
 OFTEN = TableSpec(
     "often", 3, RowWiseAdagrad(lr=0.1), initializer=Uniform(-1, 1, seed=3), admit_after=2

@@ -12,7 +12,7 @@ import torch
 
 from trireme.errors import ConfigurationError
 from trireme.ps.row_messages import RowKeys, RowUpdates, raw
-from trireme.tables.spec import Add, TableSpec
+from trireme.ps.table_spec import Add, TableSpec
 
 Array = npt.NDArray[Any]
 

@@ -25,13 +25,13 @@ from trireme.launch.environment.detect import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw
+from trireme.ps.table_spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 from trireme.session.options import OptionValues, make_options
-from trireme.session.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.session.settings import Settings
 from trireme.session.worker.assembly import assemble
 from trireme.session.worker.job import Job
 from trireme.session.worker.worker import Worker
-from trireme.tables.spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
+from trireme.tables.job.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 
 _OPTIONS = ("strategy", "checkpoint", "resume", "seed")
 
@@ -93,7 +93,7 @@ class Connection:
             shape: its shape: (n,) or (rows, columns).
             dtype: float32, float64, int32 or int64, as text, or as numpy's or torch's.
             optimizer: what an update does: `Add` adds it; others take it as a gradient. See
-                `trireme.tables.spec`.
+                `trireme.ps.table_spec`.
             initializer: the first values.
 
         Raises:
@@ -132,8 +132,8 @@ class Connection:
             dtype: see `create`.
             optimizer: see `create`.
             initializer: see `create`.
-            admit_after: see `trireme.tables.spec.TableSpec`.
-            drop_after: see `trireme.tables.spec.TableSpec`.
+            admit_after: see `trireme.ps.table_spec.TableSpec`.
+            drop_after: see `trireme.ps.table_spec.TableSpec`.
 
         Raises:
             ConfigurationError: an argument is out of range, or the job was joined before.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from trireme.ps.row_messages import RowCodec
-from trireme.tables.spec import Add, TableSpec
+from trireme.ps.table_spec import Add, TableSpec
 from trireme.wire.codec import LARGEST_HALF
 
 _HALVES: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}

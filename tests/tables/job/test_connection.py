@@ -21,9 +21,7 @@ from trireme.ps.messages import PullRows, Push
 from trireme.ps.row_memory import found
 from trireme.ps.row_messages import Place
 from trireme.ps.server import handler
-from trireme.session.checkpoint import list_checkpoints, step_of
-from trireme.session.connection import Connection
-from trireme.tables.spec import (
+from trireme.ps.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -32,6 +30,8 @@ from trireme.tables.spec import (
     RowWiseAdagrad,
     SparseAdam,
 )
+from trireme.session.checkpoint import list_checkpoints, step_of
+from trireme.tables.job.connection import Connection
 from trireme.wire.shared_memory import SharedMemory, available
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from trireme.errors import ConfigurationError, FrameError
-from trireme.ps.packed_rows import pack, packs, row_bytes, row_codec, unpack
 from trireme.ps.row_memory import aligned
 from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
+from trireme.ps.table_spec import Add, TableSpec, changed
+from trireme.tables.job.packed_rows import pack, packs, row_bytes, row_codec, unpack
 from trireme.tables.keys import (
     SLOTS,
     Keys,
@@ -28,7 +29,6 @@ from trireme.tables.keys import (
     sum_rows,
     unique,
 )
-from trireme.tables.spec import Add, TableSpec, changed
 
 Rows = npt.NDArray[Any]
 """Rows of a table, of shape (n, width)."""

@@ -9,10 +9,18 @@ import torch
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
-from trireme.ps.packed_rows import pack, row_bytes, row_codec, unpack
 from trireme.ps.row_messages import RowCodec, RowUpdates, raw
-from trireme.ps.rows import Parts, keys_of, mean_of, misfit, packed_for, square, updates_of
-from trireme.tables.spec import SGD, Add, TableSpec
+from trireme.ps.table_spec import SGD, Add, TableSpec
+from trireme.tables.job.packed_rows import pack, row_bytes, row_codec, unpack
+from trireme.tables.job.requests import (
+    Parts,
+    keys_of,
+    mean_of,
+    misfit,
+    packed_for,
+    square,
+    updates_of,
+)
 
 CODECS: tuple[RowCodec, ...] = ("fp16", "bf16", "int8")
 SPECS = (

@@ -10,9 +10,9 @@ pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme
 from trireme.errors import OutOfMemory
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.values import tables
-from trireme.ps.shard.values.tables import DROPPED, ShardTables, tables_in
+from trireme.ps.table_spec import Add, TableSpec
+from trireme.tables.job.shard_tables import DROPPED, ShardTables, tables_in
 from trireme.tables.row_storage import RowStorage
-from trireme.tables.spec import Add, TableSpec
 
 SPEC = TableSpec("t", 1, Add(), "int64", drop_after=4)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trireme.errors import ConfigurationError
-from trireme.tables.spec import (
+from trireme.ps.table_spec import (
     FTRL,
     SGD,
     Adagrad,

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 import trireme
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
+from trireme.ps.table_spec import FTRL, Normal
 from trireme.session.session import Session
 from trireme.session.worker.worker import Worker
-from trireme.tables.spec import FTRL, Normal
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 

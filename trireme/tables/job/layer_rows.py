@@ -15,8 +15,8 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
+from trireme.ps.table_spec import SGD, Adagrad, Normal, Optimizer, SparseAdam, TableSpec
 from trireme.tables.embedding import TableModule
-from trireme.tables.spec import SGD, Adagrad, Normal, Optimizer, SparseAdam, TableSpec
 
 Fetch = Callable[[Sequence[RowKeys]], Sequence[Any]]
 """Returns the rows of keys, of shape (n, width), for each entry."""
@@ -253,6 +253,6 @@ def _row_optimizer(table: str, optimizer: torch.optim.Optimizer) -> Optimizer:
             return SparseAdam(float(group["lr"]), beta1, beta2, group["eps"])
     raise ConfigurationError(
         f"the table {table!r} needs an optimizer of its own: {kind.__name__} as it is set up has "
-        "no row-wise form. Give one, such as Embedding(..., optimizer=trireme.tables.spec.Adagrad"
+        "no row-wise form. Give one, such as Embedding(..., optimizer=trireme.ps.table_spec.Adagrad"
         "(lr=0.1)); SGD without momentum, Adagrad and Adam without weight decay have one"
     )

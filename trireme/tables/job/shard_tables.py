@@ -13,14 +13,14 @@ import torch
 from trireme.errors import OutOfMemory, Rejected
 from trireme.ps.joined_table import JoinedTable
 from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
-from trireme.ps.rows import hyper_of, keys_of, misfit, updates_of
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import TensorSpec
+from trireme.ps.table_spec import TableSpec
 from trireme.tables.block import Block
+from trireme.tables.job.requests import hyper_of, keys_of, misfit, updates_of
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_optimizers import ROW_OPTIMIZERS
-from trireme.tables.spec import TableSpec
 from trireme.tables.table import Table
 
 Arrays = Mapping[str, npt.NDArray[Any]]
