@@ -40,6 +40,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.commands": {"doctor": "doctor", "graph": "graph", "report": "dashboards"},
     "trireme.engines": {"ray": "ray"},
     "trireme.hooks": {"profile": "tracking"},
+    "trireme.tables": {"tables": "tables"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
         **{"pipeline": "parallel", "tensor": "parallel"},
@@ -47,7 +48,9 @@ _EXTRAS: dict[str, dict[str, str]] = {
 }
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
 
-_OPTIONAL = frozenset({"trireme.backends", "trireme.boards", "trireme.hooks", "trireme.stores"})
+_OPTIONAL = frozenset(
+    f"trireme.{group}" for group in ("backends", "boards", "hooks", "stores", "tables")
+)
 """The groups in which the core itself has nothing."""
 
 

@@ -41,12 +41,12 @@ from trireme.session.model.batch import examples_in
 from trireme.session.model.building import Optimizers, build_optimizer
 from trireme.session.model.computation import Computation
 from trireme.session.model.reducer import Reducer
+from trireme.session.model.table_layer import table_layers
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.session.settings import Settings
-from trireme.tables.job.layer_rows import has_tables
 from trireme.tensors import is_dtensor, local_part
 
 
@@ -90,7 +90,7 @@ class Parallel(Together):
                 every = model.named_parameters(remove_duplicate=False)
                 parameters = {own_name(name) for name, _ in every}
                 deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
-            if has_tables(model):
+            if table_layers(model):
                 settings.check_tables()
             optimizer = build_optimizer(make_optimizer, model)
             return self._split(

@@ -1,11 +1,11 @@
 """The parameter server: where the parameters live, and how workers push and pull.
 
-`trireme.ps.connect` opens it to programs that train no network; see `trireme.tables.job.connection`.
+`trireme.ps.connect` opens it to programs that train no network.
 """
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import Any
 
 __all__ = ["connect"]
@@ -13,5 +13,7 @@ __all__ = ["connect"]
 
 def __getattr__(name: str) -> Any:
     if name == "connect":
-        return importlib.import_module("trireme.tables.job.connection").connect
+        from trireme.ps.tables import TABLES
+
+        return pkgutil.resolve_name(TABLES.load("tables").connect)
     raise AttributeError(f"module 'trireme.ps' has no attribute {name!r}")

@@ -7,16 +7,17 @@ rows; their gradients become the update of the table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 from trireme.errors import ConfigurationError
 from trireme.ps.table_spec import Initializer, Optimizer
+from trireme.session.model.table_layer import TableLayer, TableRows
+from trireme.tables.job.layer_rows import rows_of_layers
 
 
 class RowSource(Protocol):
@@ -26,7 +27,7 @@ class RowSource(Protocol):
         """Returns the rows of distinct keys, as a leaf whose gradients update the table."""
 
 
-class TableModule(nn.Module):
+class TableModule(TableLayer):
     """What `Embedding` and `EmbeddingBag` have in common: a table.
 
     Args:
@@ -96,6 +97,10 @@ class TableModule(nn.Module):
         self.trains = True
         self.left_rows = False  # in the table of a session that this module was trained in
         self._forget_session()
+
+    @classmethod
+    def rows_of(cls, layers: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> TableRows:
+        return rows_of_layers(layers, optimizer)
 
     def _forget_session(self) -> None:
         self._source: RowSource | None = None

@@ -179,6 +179,11 @@ ROW_OPTIMIZERS: Mapping[type, RowOptimizer] = {
 """What a table does under each optimizer of `trireme.ps.table_spec`."""
 
 
+def row_optimizer(optimizer: Optimizer) -> RowOptimizer:
+    """Returns what a table does under an optimizer."""
+    return ROW_OPTIMIZERS[type(optimizer)]
+
+
 def initial_state(optimizer: Optimizer) -> float:
     """Returns the value of each element of the state of a new row."""
     if isinstance(optimizer, Adagrad):
@@ -190,6 +195,6 @@ def apply(
     optimizer: Optimizer, addresses: npt.NDArray[np.uint64], updates: npt.NDArray[Any], step: int
 ) -> None:
     """Applies updates to the rows at some addresses."""
-    entry = ROW_OPTIMIZERS[type(optimizer)]
+    entry = row_optimizer(optimizer)
     numbers = entry.numbers(optimizer, updates.shape[1], step)
     entry.kernel(addresses, updates, np.uint64(step), np.array(numbers, updates.dtype))

@@ -17,7 +17,7 @@ from trireme.tables.hot_keys import HotKey, HotKeys
 from trireme.tables.initializers import FirstValues
 from trireme.tables.keys import SLOTS, Counts, Keys, plain
 from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
-from trireme.tables.row_optimizers import ROW_OPTIMIZERS, initial_state
+from trireme.tables.row_optimizers import initial_state, row_optimizer
 from trireme.tables.row_storage import RowStorage
 from trireme.tables.row_values import (
     begin,
@@ -62,7 +62,7 @@ class Table:
         self.spec = spec
         self.optimizer = spec.optimizer
         self._first = FirstValues.of(spec.initializer, spec.dtype)
-        self._state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+        self._state = row_optimizer(spec.optimizer).state(spec.width)
         self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
         self._waiting = RowIndex(RowStorage(0))
         self._hot = HotKeys()

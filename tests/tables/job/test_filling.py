@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from trireme.errors import Rejected
 from trireme.ps.joined_table import JoinedTable
 from trireme.ps.row_messages import RowUpdates
-from trireme.ps.shard.values import tables
 from trireme.ps.table_spec import RowWiseAdagrad, TableSpec, Uniform
+from trireme.tables.job import shard_tables as tables
 from trireme.tables.job.shard_tables import DROPPED, ShardTables, tables_in
 from trireme.tables.keys import SLOTS, all_within
 

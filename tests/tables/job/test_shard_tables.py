@@ -9,8 +9,8 @@ pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme
 
 from trireme.errors import OutOfMemory
 from trireme.ps.row_messages import RowUpdates
-from trireme.ps.shard.values import tables
 from trireme.ps.table_spec import Add, TableSpec
+from trireme.tables.job import shard_tables as tables
 from trireme.tables.job.shard_tables import DROPPED, ShardTables, tables_in
 from trireme.tables.row_storage import RowStorage
 

@@ -44,10 +44,11 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble, values_of
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.ps.table_spec import TableSpec
+from trireme.ps.tables import table_support
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.tables.job.requests import Rows
+    from trireme.ps.tables import Rows
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -302,11 +303,9 @@ class Client:
         found = assemble(self._parts.layout, parts)
         if self._shown is None or not self._shown[2]:
             return found
-        from trireme.tables.job.shard_tables import tables_in
-
         return replace(
             found,
-            tables=tables_in([tensors for _, tensors in parts]),
+            tables=table_support().joined([tensors for _, tensors in parts]),
             since=since if parts[0][0].since >= 0 else None,
             mark=TableMark(parts[0][0].step, min(cut.view for cut, _ in parts)),
         )
@@ -315,10 +314,7 @@ class Client:
         """Returns a shard's part of the tables of a state."""
         if self._shown is None or not self._shown[2] or not state.tables:
             return []
-        from trireme.tables.job.requests import slots_of_shard
-        from trireme.tables.job.shard_tables import tensors_for
-
-        return tensors_for(state.tables, slots_of_shard(self._parts.layout.spec.bounds, server))
+        return table_support().tensors(state.tables, self._parts.layout.spec.bounds, server)
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.

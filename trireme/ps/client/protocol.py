@@ -68,7 +68,7 @@ from trireme.wire.message import Message
 
 if TYPE_CHECKING:
     from trireme.ps.snapshot import ModelState, TableMark
-    from trireme.tables.job.requests import Rows, Space
+    from trireme.ps.tables import Rows, Space
 
 
 _M = TypeVar("_M", bound=Message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,10 +10,8 @@ from trireme.errors import ConfigurationError
 from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.table_spec import TableSpec
+from trireme.ps.tables import Parts, Rows, Space, table_support
 from trireme.wire.message import Limits
-
-if TYPE_CHECKING:
-    from trireme.tables.job.requests import Parts, Rows, Space
 
 _MOST_BYTES = Limits().metadata - (1 << 24)
 """How many bytes of rows a message may carry; the rest is for what else it says."""
@@ -58,9 +55,9 @@ class RowParts:
         """Returns updates as they are sent: all shards get parts of the same bytes."""
         if not updates or self._codec == "none":
             return tuple(updates)
-        from trireme.tables.job.requests import packed_for
-
-        return tuple(packed_for(each, self._tables[each.table], self._codec) for each in updates)
+        return tuple(
+            table_support().packed(each, self._tables[each.table], self._codec) for each in updates
+        )
 
     def of_push(self, push: Push, shard: int) -> Push:
         """Returns a push with one shard's part of its updates and wanted keys.
@@ -99,9 +96,7 @@ class RowParts:
         return Pulling(self._divided((), wanted), self._where)
 
     def _divided(self, rows: Sequence[RowUpdates], wanted: Sequence[RowKeys]) -> Parts:
-        from trireme.tables.job.requests import Parts
-
-        parts = Parts(rows, wanted, self._tables, self._bounds)
+        parts = table_support().parts(rows, wanted, self._tables, self._bounds)
         for shard in range(len(self._bounds) - 1):
             if (size := parts.nbytes(shard)) > _MOST_BYTES:
                 raise ConfigurationError(

@@ -22,7 +22,7 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.tables.job.shard_tables import ShardTables
+    from trireme.ps.tables import ShardTables
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
 from trireme.ps.table_spec import TableSpec
+from trireme.ps.tables import table_support
 
 
 class Mean:
@@ -52,20 +53,16 @@ class Mean:
         """Returns the mean updates of rows of tables."""
         if not self._tables:
             return ()
-        from trireme.tables.job.requests import mean_of
-
         pushes = [pending.push for pending in members]
         updates = [(push.weight, push.rows) for push in pushes if push.weight > 0]
-        return mean_of(updates, tuple(self._tables), scale) if updates else ()
+        return table_support().mean(updates, tuple(self._tables), scale) if updates else ()
 
     def square(self, members: Sequence[Pending]) -> float:
         """Returns the squared L2 norm of the mean gradient."""
         mean = self._of(members)
         total = 0.0 if mean is None else squared_norm(mean)
         if self._tables:
-            from trireme.tables.job.requests import square
-
-            total += square(self.rows(members), tuple(self._tables))
+            total += table_support().square(self.rows(members), tuple(self._tables))
         return total
 
     def _of(self, members: Sequence[Pending]) -> PartBuffer | None:

@@ -75,9 +75,10 @@ from trireme.ps.shard.state import ShardState, ShownModel
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
+from trireme.ps.tables import table_support
 
 if TYPE_CHECKING:
-    from trireme.tables.job.shard_tables import ShardTables
+    from trireme.ps.tables import ShardTables
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
@@ -490,7 +491,4 @@ def _tables_of(shown: ShownModel, server: int) -> ShardTables | None:
     """Returns the empty tables of a shard; None where the model has none."""
     if not shown.tables:
         return None
-    from trireme.tables.job.requests import slots_of_shard  # needs numba
-    from trireme.tables.job.shard_tables import ShardTables
-
-    return ShardTables(shown.tables, slots_of_shard(shown.layout.spec.bounds, server))
+    return table_support().shard(shown.tables, shown.layout.spec.bounds, server)

@@ -20,7 +20,7 @@ from trireme.ps.shard.values.parameters import Values
 from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
-    from trireme.tables.job.shard_tables import ShardTables
+    from trireme.ps.tables import ShardTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from trireme.ps.snapshot import ModelState, TableMark
 from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
+    from trireme.ps.tables import Rows
     from trireme.session.backends.local_optimizers import LocalOptimizers
     from trireme.session.model.process_group import ProcessGroup
-    from trireme.tables.job.requests import Rows
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
 """Returns a job's first state in the chief, and None in other workers."""

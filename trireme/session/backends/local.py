@@ -31,13 +31,13 @@ from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark, lacking
+from trireme.ps.tables import table_support
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local
 
 if TYPE_CHECKING:
-    from trireme.tables.job.requests import Rows
-    from trireme.tables.job.shard_tables import ShardTables
+    from trireme.ps.tables import Rows, ShardTables
 
 KINDS = ("values", "average", "state")
 """The kinds of tensors in a state: its values, their moving average, the optimizer's state."""
@@ -79,9 +79,7 @@ class Local(Backend):
         if self.group is None and isinstance(self._held, FlatModel):
             self._held.keeps_sparse = True  # the user's optimizer takes them, or says why not
         if self.tables:
-            from trireme.tables.job.shard_tables import ShardTables  # needs numba
-
-            self._rows = ShardTables(self.tables)
+            self._rows = table_support().shard(self.tables, None, 0)
         self._ledgers.interleave = self.together or rule.synchronous
         self._take(self._agreed(first()))
         self.stopping = self._ended
@@ -107,9 +105,7 @@ class Local(Backend):
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
         if self._rows is not None and state.tables:
-            from trireme.tables.job.shard_tables import tensors_for
-
-            self._rows.load(tensors_for(state.tables), state.step)
+            self._rows.load(table_support().tensors(state.tables, None, 0), state.step)
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
 
     def grow(self, digest: int) -> None:
@@ -155,10 +151,8 @@ class Local(Backend):
     def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
         assert self._rows is not None, "there are tables"
         found = self._rows.pull(wanted)
-        from trireme.tables.job.requests import rows_of
-
         return [
-            rows_of(data, self.tables[each.table])
+            table_support().rows(data, self.tables[each.table])
             for each, data in zip(wanted, found, strict=True)
             if data is not None
         ]
@@ -220,11 +214,9 @@ class Local(Backend):
         found = self._state(copies, self._ledgers.consumed() if state else (), lacks)
         if not state or self._rows is None:
             return found
-        from trireme.tables.job.shard_tables import tables_in
-
         if since is not None and self._rows.changes_after > since.step:
             since = None
-        tables = tables_in([self._rows.copy(None if since is None else since.step)])
+        tables = table_support().joined([self._rows.copy(None if since is None else since.step)])
         return replace(found, tables=tables, since=since, mark=TableMark(self.step, 0))
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:

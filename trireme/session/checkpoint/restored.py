@@ -17,6 +17,7 @@ import torch
 from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
 from trireme.ps.table_spec import TableSpec
+from trireme.ps.tables import table_support
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.streamed import renamed, shapes_of
 from trireme.wire.message import Index, Name, Number
@@ -138,9 +139,7 @@ def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
             raise CheckpointError(f"{has}, and the program has {others}. {advice}")
         if array == "waiting_keys":
             continue
-        from trireme.tables.row_optimizers import ROW_OPTIMIZERS  # needs numba
-
-        state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+        state = table_support().state_width(spec)
         width, what = (spec.width, "row") if array == "rows" else (state, "optimizer's state")
         saved, dtype = tensor.shape[1], str(tensor.dtype).removeprefix("torch.")
         if (saved, dtype) != (width, spec.dtype):

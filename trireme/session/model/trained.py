@@ -9,7 +9,7 @@ from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.ps.module_names import named_parameters
 from trireme.session.model.model_part import ModelPart
-from trireme.tables.job.layer_rows import TableRows
+from trireme.session.model.table_layer import TableRows
 
 Trained = FlatModel | ModelPart
 

@@ -19,9 +19,9 @@ from trireme.session.model.model_part import ModelPart
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.reducer import Reducer
+from trireme.session.model.table_layer import TableRows
 from trireme.session.model.trained import Trained, named_groups
 from trireme.session.settings import Settings
-from trireme.tables.job.layer_rows import TableRows
 from trireme.tensors import digest
 
 

@@ -14,10 +14,10 @@ from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.building import Optimizers, build_optimizer, device_of
 from trireme.session.model.computation import Computation
+from trireme.session.model.table_layer import table_layers, tables_of
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.settings import Settings
-from trireme.tables.job.layer_rows import has_only_tables, tables_of
 
 
 def assemble(
@@ -35,7 +35,7 @@ def assemble(
         torch.set_num_threads(task.threads)
     if not settings.backend or task.dry_run:
         model = make_model()
-        if has_only_tables(model):
+        if table_layers(model) and next(model.parameters(), None) is None:
             raise ConfigurationError(
                 "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
                 "torch's optimizers need one: add it, such as a bias, "

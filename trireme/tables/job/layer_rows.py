@@ -4,25 +4,51 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.joint_optimizer import members
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
-from trireme.ps.table_spec import SGD, Adagrad, Normal, Optimizer, SparseAdam, TableSpec
-from trireme.tables.embedding import TableModule
+from trireme.ps.table_spec import (
+    SGD,
+    Adagrad,
+    Initializer,
+    Normal,
+    Optimizer,
+    SparseAdam,
+    TableSpec,
+)
+from trireme.session.model.table_layer import Fetch, TableRows
 
-Fetch = Callable[[Sequence[RowKeys]], Sequence[Any]]
-"""Returns the rows of keys, of shape (n, width), for each entry."""
+
+class Layer(Protocol):
+    """What rows need of a layer: see `trireme.tables.embedding.TableModule`."""
+
+    table: str | None
+    embedding_dim: int
+    optimizer: Optimizer | None
+    initializer: Initializer | None
+    dtype: torch.dtype
+    admit_after: int
+    drop_after: int
+    ids: Callable[[Any], torch.Tensor] | None
+    training: bool
+    trains: bool
+    left_rows: bool
+
+    def bind(self, source: Any) -> None:
+        """Takes the rows from a source from now on; None for none."""
+
+    def keys_ahead(self, ids: torch.Tensor) -> Any:
+        """Returns the keys of the ids of the next batch."""
 
 
-class TableRows:
+class LayerRows(TableRows):
     """The rows that a worker computes with.
 
     Attributes:
@@ -34,7 +60,7 @@ class TableRows:
     def __init__(
         self,
         specs: Sequence[TableSpec],
-        places: dict[TableModule, int],
+        places: dict[Layer, int],
         follows: Iterable[int],
         optimizer: torch.optim.Optimizer,
     ) -> None:
@@ -60,7 +86,7 @@ class TableRows:
         for module in self._places:
             module.left_rows |= self._updated
 
-    def rows(self, module: TableModule, keys: Any) -> torch.Tensor:
+    def rows(self, module: Layer, keys: Any) -> torch.Tensor:
         """Returns the rows of distinct keys; see `RowSource`."""
         place = self._places[module]
         if self._fetch is None:
@@ -181,24 +207,12 @@ class TableRows:
         return float(members(self._optimizer)[0].param_groups[0]["lr"])
 
 
-def has_tables(model: nn.Module) -> bool:
-    """Returns whether a model has sparse tables."""
-    return any(isinstance(module, TableModule) for module in model.modules())
-
-
-def has_only_tables(model: nn.Module) -> bool:
-    """Returns whether a model has sparse tables and no parameters."""
-    return has_tables(model) and next(model.parameters(), None) is None
-
-
-def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows | None:
-    """Returns the rows of a model's sparse tables; None where it has none."""
+def rows_of_layers(layers: Mapping[str, Layer], optimizer: torch.optim.Optimizer) -> LayerRows:
+    """Returns the rows of a model's layers, by their paths in it."""
     specs: dict[str, TableSpec] = {}
-    places: dict[TableModule, int] = {}
+    places: dict[Layer, int] = {}
     follows = set()
-    for path, module in model.named_modules():
-        if not isinstance(module, TableModule):
-            continue
+    for path, module in layers.items():
         name = path if module.table is None else module.table
         if len(members(optimizer)) > 1:  # rows belong to none of them: each would update them
             raise ConfigurationError(
@@ -223,7 +237,7 @@ def tables_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TableRows |
         places[module] = list(specs).index(name)
         if module.optimizer is None:
             follows.add(places[module])
-    return TableRows([*specs.values()], places, follows, optimizer) if specs else None
+    return LayerRows([*specs.values()], places, follows, optimizer)
 
 
 def _seed_of(table: str) -> int:

@@ -13,6 +13,7 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.ps.row_messages import RowKeys, RowUpdates, raw
 from trireme.ps.table_spec import Add, TableSpec
+from trireme.session.model.table_layer import TableRows
 
 Array = npt.NDArray[Any]
 
@@ -51,13 +52,13 @@ class ArrayRows:
         return flat.reshape(self.rows, self.width)
 
 
-class PushedRows:
+class PushedRows(TableRows):
     """The updates since the last clock; what a worker sends of them, and fetches."""
 
     def __init__(self) -> None:
         self.specs: tuple[TableSpec, ...] = ()
         self.wanted: tuple[RowKeys, ...] = ()
-        self.left: tuple[str, ...] = ()  # no module had them
+        self.left = ()  # no module had them
         self.fetch: Callable[[Sequence[RowKeys]], Sequence[Any]] | None = None
         self._pushed: dict[int, list[tuple[Array, Array]]] = {}
 

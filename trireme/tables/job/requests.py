@@ -19,6 +19,8 @@ from trireme.errors import ConfigurationError, FrameError
 from trireme.ps.row_memory import aligned
 from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
 from trireme.ps.table_spec import Add, TableSpec, changed
+from trireme.ps.tables import Parts as DividedParts
+from trireme.ps.tables import Rows, Space
 from trireme.tables.job.packed_rows import pack, packs, row_bytes, row_codec, unpack
 from trireme.tables.keys import (
     SLOTS,
@@ -29,13 +31,6 @@ from trireme.tables.keys import (
     sum_rows,
     unique,
 )
-
-Rows = npt.NDArray[Any]
-"""Rows of a table, of shape (n, width)."""
-
-
-Space = Callable[[int, int], memoryview]
-"""Returns memory for so many bytes of what is sent to a shard."""
 
 
 def keys_of(data: Data) -> Keys:
@@ -154,7 +149,7 @@ class Divided(msgspec.Struct, frozen=True):
         return self.places[self.ends[shard] : self.ends[shard + 1]]
 
 
-class Parts:
+class Parts(DividedParts):
     """Updates and wanted keys of one request, divided among the shards.
 
     Args:

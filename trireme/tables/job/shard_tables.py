@@ -16,11 +16,12 @@ from trireme.ps.row_messages import RowKeys, RowKeysInto, RowUpdates, raw
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.ps.table_spec import TableSpec
+from trireme.ps.tables import ShardTables as TablesOfShard
 from trireme.tables.block import Block
 from trireme.tables.job.requests import hyper_of, keys_of, misfit, updates_of
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
-from trireme.tables.row_optimizers import ROW_OPTIMIZERS
+from trireme.tables.row_optimizers import row_optimizer
 from trireme.tables.table import Table
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -55,7 +56,7 @@ _LOOKED_AT = 1 << 18
 """The rows of all tables that a status looks at in search of hot keys: a few milliseconds."""
 
 
-class ShardTables:
+class ShardTables(TablesOfShard):
     """All tables of one shard.
 
     Args:
@@ -196,7 +197,7 @@ class ShardTables:
         for name, arrays in arrays_in(tensors):
             if name in places:
                 spec, table = self.specs[places[name]], self.tables[places[name]]
-                state = ROW_OPTIMIZERS[type(spec.optimizer)].state(spec.width)
+                state = row_optimizer(spec.optimizer).state(spec.width)
                 mine = {k: a for k, a in within(arrays, slots).items() if a.shape[0]}
                 table.load(Block.of(table.optimizer, spec.width, state, spec.dtype, mine))
 
