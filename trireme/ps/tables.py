@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -21,11 +21,11 @@ from trireme.ps.row_messages import Data, RowKeys, RowUpdates
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.ps.table_spec import TableSpec
 
-if TYPE_CHECKING:
-    from trireme.ps.shard.values.snapshot_tensors import Tensors
-
 Rows: TypeAlias = npt.NDArray[Any]
 """Rows of a table, of shape (n, width)."""
+
+Tensors: TypeAlias = Sequence[tuple[TensorSpec, torch.Tensor]]
+"""Tensors of a snapshot."""
 
 Space = Callable[[int, int], memoryview]
 """Returns memory for so many bytes of what is sent to a shard."""
