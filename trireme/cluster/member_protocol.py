@@ -211,16 +211,9 @@ class MemberProtocol:
         self._reported = ()
         self._close_deadline = None
         self._unanswered_since = now
-        return Join(
-            role=self._config.role,
-            index=self._config.index,
-            incarnation=self._state.incarnation,
-            host=self._host,
-            pid=self._pid,
-            address=self._config.address,
-            term=self._state.term,
-            start=self._start,
-        )
+        config, state = self._config, self._state
+        where = self._host, self._pid, config.address
+        return Join(config.role, config.index, state.incarnation, *where, state.term, self._start)
 
     def heard(self, now: float, message: Message) -> Message | None:
         """The coordinator has sent a message; returns the answer, if it wants one.

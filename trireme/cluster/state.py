@@ -229,19 +229,10 @@ def cluster_status(now: float, state: State) -> ClusterStatus:
 
 
 def _task_status(now: float, task: Task) -> TaskStatus:
-    return TaskStatus(
-        role=task.role,
-        index=task.index,
-        state=task.state,
-        reason=task.reason,
-        incarnation=task.incarnation,
-        host=task.host,
-        pid=task.pid,
-        address=task.address,
-        quiet_seconds=now - task.heard if task.incarnation else -1.0,
-        status=dict(task.status),
-        dismissed=task.dismissed,
-    )
+    who = task.role, task.index, task.state, task.reason, task.incarnation
+    quiet = now - task.heard if task.incarnation else -1.0
+    where = task.host, task.pid, task.address
+    return TaskStatus(*who, *where, quiet, dict(task.status), task.dismissed)
 
 
 @dataclass(frozen=True, slots=True)
