@@ -104,7 +104,7 @@ def test_a_round_must_be_able_to_fill() -> None:
 
 def test_a_strategy_has_the_name_of_its_entry_point() -> None:
     assert [strategy_class(name).name for name in STRATEGIES] == STRATEGIES.names()
-    assert len(STRATEGIES.names()) == 10
+    assert len(STRATEGIES.names()) >= 5  # of the core
 
 
 @pytest.mark.parametrize("servers", [0, 1, 2])

@@ -26,7 +26,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turns such a failure into a skip."""
     report = yield
-    if report.failed and _MISSING.search(" ".join(str(report.longrepr).split())):
+    said = [str(report.longrepr), *(text for _, text in report.sections)]
+    if report.failed and _MISSING.search(" ".join(" ".join(said).split())):
         text = item.path.read_text(encoding="utf-8")
         if _NAMES.search(item.nodeid) or _NAMES.search(text):
             report.outcome = "skipped"
