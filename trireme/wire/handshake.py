@@ -1,24 +1,16 @@
 """The handshake, in which two tasks of a job prove to each other that they know its secret.
 
-    client                                            server
-      Hello(identity, server, nonce)        ->
-                                            <-  Challenge(nonce)
-      Proof(the client's HMAC)              ->
-                                            <-  Welcome(the server's HMAC)
+docs/protocol.md has its course. The client proves first: an unauthenticated client learns only
+whether the job's name was right. The messages that follow are neither encrypted nor signed: that is
+for TLS, under which each side also checks that the other's certificate is for the task that it
+claims to be.
 
-The server may answer `Denied(reason)` instead. The HMACs are SHA-256 with the job's secret as key,
-over all messages so far. Each side uses a label of its own, so that an HMAC can be neither replayed
-nor reflected. The client proves first: an unauthenticated client learns only whether the job's name
-was right. The messages that follow are neither encrypted nor signed: that is for TLS, under which
-each side also checks that the other's certificate is for the task that it claims to be.
-
-The transcript holds the server's task and the address that the client called, with its transport.
+What is signed holds the server's task and the address that the client called, with its transport.
 A server with another task or address denies the client. So a process that has taken a server's
 address and relays the handshake to the server is detected: the client gets no `Welcome`.
 
-The *epoch* identifies one start of the job. A job that is started again has another epoch, though
-its id, secret and addresses may be the same. A task learns the epoch when it joins. A client that
-names an epoch must name the server's, which is checked after the client's proof.
+The *epoch* identifies one start of the job, whose id, secret and addresses the next may have too. A
+client that names one must name the server's, which is checked after the client's proof.
 """
 
 from __future__ import annotations
@@ -223,13 +215,6 @@ def authenticate(
     timeout: float = HANDSHAKE_TIMEOUT,
 ) -> None:
     """Authenticates this task to a server, and the server to this task; blocks.
-
-    Args:
-        connection: a new connection, whose own catalog and limits apply again afterwards.
-        identity: this task's identity.
-        secret: the job's secret.
-        server: the task that must be at the other end, such as `ps:0`.
-        timeout: in seconds, for all of it.
 
     Raises:
         AuthenticationError: the server serves another job, has another secret, is another task or

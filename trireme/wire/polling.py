@@ -19,10 +19,7 @@ Callback = Callable[[int], None]
 
 
 class Poller:
-    """Waits for the events of descriptors, each with a callback.
-
-    It uses epoll where the system has it and poll elsewhere, which report the same bits.
-    """
+    """Waits for events of descriptors, each with a callback: by epoll, or by poll, alike."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callback] = {}

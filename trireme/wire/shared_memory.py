@@ -114,11 +114,7 @@ class SharedMemory:
         return offset, view.nbytes
 
     def places(self, places: Sequence[tuple[int, int]]) -> tuple[memoryview, ...]:
-        """Returns a view of each range (offset, length).
-
-        Raises:
-            ConnectionBroken: a range is not inside this memory.
-        """
+        """Returns a view of each range (offset, length); raises `ConnectionBroken` outside."""
         for offset, length in places:
             if not 0 <= offset <= offset + length <= self.nbytes:
                 raise ConnectionBroken(
