@@ -76,15 +76,6 @@ def _slots_of(keys: Any) -> Any:
 
 
 @compiled
-def _all_within(keys: Any, start: Any, stop: Any) -> Any:
-    outside = 0
-    for place in range(keys.size):
-        slot = slot_of(keys[place])
-        outside += (slot < start) | (slot >= stop)
-    return outside == 0
-
-
-@compiled
 def _unique(keys: Any, secret: Any) -> Any:
     bits = np.uint64(4)
     while (np.int64(1) << np.int64(bits)) < 2 * keys.size:
@@ -153,7 +144,8 @@ def slots_of(keys: Keys) -> Counts:
 
 def all_within(keys: Keys, start: int, stop: int) -> bool:
     """Returns whether the slots of all keys are in [start, stop)."""
-    return bool(_all_within(plain(keys), start, stop))
+    slots = slots_of(keys)
+    return bool(((slots >= start) & (slots < stop)).all())
 
 
 def unique(keys: Keys) -> tuple[Keys, Counts]:

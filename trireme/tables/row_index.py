@@ -29,7 +29,7 @@ import numpy.typing as npt
 from trireme.compiled import compiled
 from trireme.errors import Rejected
 from trireme.tables.addresses import array_at, lowest_bit, read_ahead, upper_bytes_equal
-from trireme.tables.keys import SLOTS, Keys, mix, mix_with
+from trireme.tables.keys import SLOTS, Keys, mix, mix_with, slots_of
 from trireme.tables.row_storage import (
     Memory,
     RowStorage,
@@ -217,12 +217,6 @@ def _rebuild(slot: Any, count: Any, entries: Any, secret: Any, memory: Any) -> N
         entries[at] = (_tag(placed) << _TAG_SHIFT) | np.uint32(row)
 
 
-@compiled
-def _count_slots(keys: Any, counts: Any) -> None:
-    for each in range(keys.size):
-        counts[mix(keys[each]) >> _S56] += 1
-
-
 def _aligned_entries(capacity: int) -> npt.NDArray[np.uint32]:
     """Returns an array of entries whose lines are lines of the cache."""
     array = np.empty(capacity + _ENTRIES, np.uint32)
@@ -267,8 +261,7 @@ class RowIndex:
         Raises:
             Rejected: a slot would have more than `MOST_RECORDS` records with them.
         """
-        more = np.zeros(SLOTS, np.int64)
-        _count_slots(keys, more)
+        more = np.bincount(slots_of(keys), minlength=SLOTS)
         needed = self.storage.counts + more
         if needed.max() > MOST_RECORDS:
             raise Rejected(
