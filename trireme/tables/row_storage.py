@@ -148,18 +148,12 @@ def _changed_after(addresses: Any, step: Any, chosen: Any) -> Any:
 class RowStorage:
     """The records of a table's keys, by slot and number.
 
-    Args:
-        payload_bytes: the bytes of a record after its header, a multiple of 4.
-        level: the place of the size of its blocks in `_BLOCKS`.
-
-    Attributes:
-        counts: the number of records of each slot, int64 of shape (SLOTS,).
-        moves: how often all records have moved; addresses that were found before are not valid.
+    A record has so many bytes after its header, a multiple of 4; blocks are of a level of `_BLOCKS`.
     """
 
     def __init__(self, payload_bytes: int, level: int = 0) -> None:
-        self.counts = np.zeros(SLOTS, np.int64)
-        self.moves = 0
+        self.counts = np.zeros(SLOTS, np.int64)  # the number of records of each slot
+        self.moves = 0  # how often all have moved; addresses that were found before are not valid
         self._payload_bytes = payload_bytes
         self._record_bytes = HEADER_BYTES + payload_bytes
         self._level = level

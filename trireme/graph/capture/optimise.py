@@ -52,12 +52,8 @@ def optimise(captured: Capture, *, devices: Mapping[str, str] | None = None) -> 
 
     Random operators, and those that change memory (batch norm in training mode, in-place
     operations), stay as they are, even if nothing uses their result. So do regions under
-    `torch.no_grad` and `torch.autocast`.
-
-    Args:
-        captured: the graph, which is not changed.
-        devices: the devices of nodes by name, as `scopes.requested` returns them. Operators of
-            different devices are not merged.
+    `torch.no_grad` and `torch.autocast`. Operators of different `devices`, as `scopes.requested`
+    returns them, are not merged.
     """
     module, passes = captured.module, []
     for name, apply in (

@@ -72,14 +72,9 @@ def called_on() -> str | None:
 
 
 def requested(module: fx.GraphModule, model: nn.Module) -> dict[str, str]:
-    """Returns the devices that scopes say, by the names of nodes.
+    """Returns the devices that scopes say of operators and parameters, by the names of nodes.
 
-    They are of operators (`call_function`) and of parameters (`get_attr`); a node without a scope
-    is left out. Only a parameter's device can be `ps:0`.
-
-    Args:
-        module: the captured graph of the model, optimised or not.
-        model: the model, or a copy of it.
+    Only a parameter's device can be `ps:0`.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[str, str | None] = {}

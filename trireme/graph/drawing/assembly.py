@@ -43,18 +43,7 @@ def picture_of(
     micro_batches: int = 1,
     model: str = "",
 ) -> Picture:
-    """Returns what is to be shown of a placed model.
-
-    Args:
-        optimised: the graph.
-        placement: the places of its operations.
-        costs: the costs of its operations, by the names of the nodes.
-        hardware: what was placed on, with the memory limits.
-        captured: the graph before the optimisation, if it is to be shown too.
-        cut: the graph, cut by that placement, if segments and transfers are to be shown too.
-        micro_batches: into how many parts a step divides its batch.
-        model: the name of the model.
-    """
+    """Returns what is to be shown of a placed model; segments and transfers only if it is cut."""
     graph = optimised.capture.module.graph
     operations = {each.name: each for each in costs.operations}
     places = _places(graph, placement, cut)

@@ -58,13 +58,7 @@ _Messages: TypeAlias = tuple[tuple[Message, ...], tuple[Message, ...], tuple[str
 
 
 def plan(cut: Cut, trained: Sequence[bool], schedule: Schedule) -> tuple[Event, ...]:
-    """Returns all events of a batch, in the agreed order.
-
-    Args:
-        cut: the cut graph.
-        trained: for each micro-batch, whether it has a backward pass.
-        schedule: the order of forward and backward passes.
-    """
+    """Returns all events of a batch, in order; a micro-batch that is not `trained` only forward."""
     planner = _Planner(cut, trained, schedule)
     kept = [value for value in cut.values.values() if value.attribute]
     gives, takes = defaultdict[int, list[Message]](list), defaultdict[int, list[Message]](list)

@@ -45,12 +45,8 @@ def route(events: Sequence[Event]) -> Route:
 class Transfers:
     """The messages of one batch at one task.
 
-    Args:
-        rank: the rank of the task.
-        places: the places of all tasks.
-        route: the tags of the messages.
-        allocate: returns an empty tensor for a message, in the memory of the CPU.
-        group: the process group; it must take tensors of the CPU and tags, as gloo does.
+    The process group must take tensors of the CPU and tags, as gloo does; `allocate` returns an
+    empty tensor of the CPU for a message.
     """
 
     def __init__(

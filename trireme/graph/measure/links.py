@@ -42,10 +42,8 @@ def measure_links(
     """Measures the links between processes, each pair by round trips of small and large messages.
 
     All processes call it together. Several pairs measure at the same time, each process in one of
-    them: in as many rounds as it has others (the circle method of round-robin tournaments).
-
-    Returns:
-        The link of each pair of places in `ranks`, smaller place first, for both directions.
+    them: in as many rounds as it has others (the circle method of round-robin tournaments). A link
+    is that of a pair of places in `ranks`, smaller place first, for both directions.
     """
     here = ranks.index(dist.get_rank())
     rounds = _rounds(len(ranks))

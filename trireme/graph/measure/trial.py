@@ -68,17 +68,10 @@ class Trials:
         mutable: bool = False,
         read: frozenset[int] | None = None,
     ) -> Trial:
-        """Tries a function.
+        """Tries a function, at least once, and again while so many seconds are not over.
 
-        Args:
-            function: takes the inputs and returns nested tensors.
-            inputs: the inputs.
-            seconds: after this time it is not repeated any more; it runs at least once.
-            mutable: whether it may change inputs in place.
-            read: which of its outputs have readers, so that gradients come back; None for all.
-
-        Raises:
-            RuntimeError: the function refuses random inputs of these shapes.
+        It may change inputs in place where it is `mutable`; gradients come back to the outputs that
+        are `read`, None for all. It may refuse random inputs of these shapes by a RuntimeError.
         """
         began = time.perf_counter()
         leaves = [_made(each) for each in inputs]

@@ -65,11 +65,7 @@ _Levels = list[list[_Segment]]
 
 
 class Simulator:
-    """Executes placements of one graph by the rules of `trireme.graph.place.prediction.predict`.
-
-    Attributes:
-        held: the least that each node holds where it is, whatever the placement.
-    """
+    """Executes placements of one graph by the rules of `trireme.graph.place.prediction.predict`."""
 
     def __init__(
         self, costs: Costs, hardware: Hardware, micro_batches: int, schedule: Schedule = "gpipe"
@@ -100,7 +96,7 @@ class Simulator:
         share = (micro_batches - 1) / micro_batches
         self.backward: Floats = (costs.backward + share * costs.accumulation) / speeds[:, None]
         least = micro_batches if schedule == "gpipe" else 1
-        self.held: Floats = costs.resident + least * costs.activation
+        self.held: Floats = costs.resident + least * costs.activation  # whatever the placement
         self._update: Floats = costs.update / speeds[:, None]
         self._fixed: Floats = costs.segment_seconds / speeds
         self._orders: dict[int, list[tuple[bool, int, int]]] = {}

@@ -78,16 +78,11 @@ class Operation:
 
 
 class Tape:
-    """The recorded operations, in order, and the storages that they use.
-
-    Attributes:
-        operations: what the constructor has done.
-        constants: real storages, which exist without an operation, by number.
-    """
+    """The recorded operations, in order, and the storages that they use."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
-        self.constants: dict[int, torch.UntypedStorage] = {}
+        self.constants: dict[int, torch.UntypedStorage] = {}  # real ones, by number
         self._numbers: dict[int, int] = {}  # by the address of the storage
         self._kept: list[torch.UntypedStorage] = []  # or another one could get the same address
 
