@@ -148,7 +148,7 @@ def _changed_after(addresses: Any, step: Any, chosen: Any) -> Any:
 class RowStorage:
     """The records of a table's keys, by slot and number.
 
-    A record has so many bytes after its header, a multiple of 4; blocks are of a level of `_BLOCKS`.
+    A record has so many bytes after its header, a multiple of 4; the level is that of `_BLOCKS`.
     """
 
     def __init__(self, payload_bytes: int, level: int = 0) -> None:
