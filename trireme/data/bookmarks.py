@@ -66,11 +66,9 @@ class Bookmarks:
         return known[place - 1] if place else None
 
     def clear(self) -> None:
-        """Forgets all."""
         self._parts.clear()
 
     def encode(self) -> bytes:
-        """Returns all of them as bytes."""
         return msgspec.msgpack.encode(self._parts)
 
     def merge(self, data: bytes) -> None:

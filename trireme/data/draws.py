@@ -88,7 +88,6 @@ class DrawingDataset(Dataset[Any]):
         self._never_draws = type(innermost) in (list, tuple, TensorDataset)
 
     def __getitems__(self, wanted: Sequence[Drawn]) -> Items:
-        """Returns examples, each of which is fetched once."""
         seeds = [derive(self._seed, position) for _, position in wanted]
         if self._never_draws:
             return Items([self.dataset[index] for index, _ in wanted], seeds[0])
@@ -142,7 +141,6 @@ class DrawingCollate:
         self._collate = collate or default_collate
 
     def __call__(self, items: Items) -> Any:
-        """Returns the batch."""
         return collated(self._collate, list(items), items.seed)
 
 
@@ -153,7 +151,6 @@ class DrawingInit:
         self._init = init
 
     def __call__(self, number: int) -> None:
-        """Calls the program's function with the number of the process."""
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, DrawingDataset | DrawingStream):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen

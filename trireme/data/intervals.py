@@ -22,7 +22,6 @@ class IntervalSet:
         self._bounds = list(chain.from_iterable(joined(ranges)))
 
     def add(self, start: int, stop: int) -> None:
-        """Adds the numbers start to stop - 1."""
         _check(start, stop)
         if start < stop:
             low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
@@ -79,7 +78,6 @@ class IntervalSet:
         return self._bounds[-1] if self._bounds else 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Iterates over the ranges, lowest first."""
         bounds = iter(self._bounds)
         return zip(bounds, bounds, strict=True)
 

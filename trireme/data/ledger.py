@@ -204,7 +204,6 @@ class Ledger:
             raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
 
     def _agree(self, worker: int, batch: int, end: EpochEnd) -> None:
-        """Checks that all members ask for the same rounds."""
         if not self._batch:
             self._batch, self._end, self._first = batch, end, worker
         if self._batch != batch:
@@ -320,7 +319,6 @@ class Ledger:
         self._begin()
 
     def export(self) -> LedgerState:
-        """Returns all that the ledger knows."""
         return LedgerState(
             self.size,
             self.interleave,

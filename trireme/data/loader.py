@@ -79,7 +79,6 @@ class SpanLoader(ABC):
         return unused
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begins an iteration, and ends an earlier one."""
         self._end_iteration()
         iteration = self._batches()
         self._iteration = weakref.ref(iteration)

@@ -45,7 +45,6 @@ class Order:
     examples: int | None
 
     def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
-        """Makes an order for `size` examples."""
         if size < 1:
             raise ValueError(f"an epoch has {size} examples: there must be at least one")
         self.size = self.examples = size
@@ -74,7 +73,6 @@ class Order:
         return type(self).__name__, self.size, self.seed, self.shuffle
 
     def _build(self, epoch: int) -> torch.Tensor:
-        """Returns the examples of an epoch in their order."""
         if not self.shuffle:
             return torch.arange(self.size)
         return torch.from_numpy(permutation(self.size, derive(self.seed, epoch)))
@@ -97,7 +95,6 @@ class WeightedOrder(Order):
         *,
         replacement: bool = True,
     ) -> None:
-        """Makes an order."""
         values = torch.as_tensor(weights, dtype=torch.float64).cpu().flatten().numpy()
         count = len(values) if draws is None else draws
         possible = int((values > 0).sum())
@@ -116,7 +113,6 @@ class WeightedOrder(Order):
         self._cumulative = np.cumsum(values)
 
     def content(self) -> tuple[Any, ...]:
-        """Returns what the order follows from."""
         return *super().content(), self._replacement, self._weights
 
     def _build(self, epoch: int) -> torch.Tensor:
@@ -143,7 +139,6 @@ class SubsetOrder(Order):
         self._indices = torch.as_tensor(indices, dtype=torch.int64)
 
     def content(self) -> tuple[Any, ...]:
-        """Returns what the order follows from."""
         return *super().content(), self._indices.numpy()
 
     def _build(self, epoch: int) -> torch.Tensor:
@@ -172,7 +167,6 @@ class SamplerOrder(Order):
         return torch.as_tensor(self._items(epoch), dtype=torch.int64)
 
     def _items(self, epoch: int) -> list[Any]:
-        """Returns what the sampler yields in an epoch."""
         items = self._iterate(epoch)
         kind = type(self._sampler).__name__
         if len(items) != self.size:

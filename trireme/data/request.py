@@ -63,7 +63,6 @@ class Request:
     notes: tuple[str, ...] = ()
 
     def order(self, size: int, seed: int) -> Order:
-        """Returns the order in which examples are dealt."""
         seed = seed if self.seed is None else self.seed
         chosen = [
             name
@@ -178,5 +177,4 @@ class _Single:
         self._convert = convert
 
     def __call__(self, items: list[Any]) -> Any:
-        """Returns the item, converted."""
         return self._convert(items[0])

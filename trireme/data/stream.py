@@ -101,7 +101,6 @@ class Stream:
         self._says = all(callable(getattr(dataset, each, None)) for each in both)
 
     def epoch(self, position: int) -> int:
-        """Returns the epoch of a position."""
         return position // self.size // self.shards
 
     def take(self, start: int, stop: int) -> tuple[list[Any], int | None]:
@@ -137,13 +136,11 @@ class Stream:
         return end
 
     def close(self) -> None:
-        """Ends reading."""
         for cursor in self._cursors:
             cursor.close()
         self._cursors.clear()
 
     def _end(self, part: int, reached: int) -> None:
-        """Notes where a part ends."""
         self._ends[part] = reached
         begins = part // self.shards * self.shards
         if all(self._ends.get(each) == each * self.size for each in range(begins, part + 1)) and (
@@ -156,7 +153,6 @@ class Stream:
     # -- cursors --------------------------------------------------------------------------------
 
     def _cursor_at(self, part: int, index: int) -> _Cursor:
-        """Returns a cursor that reads the given example of a part next."""
         bookmark = self.bookmarks.before(part, index) if self._trusts else None
         near = [c for c in self._cursors if c.part == part and c.index <= index]
         best = max(near, key=lambda cursor: cursor.index, default=None)
@@ -188,7 +184,6 @@ class Stream:
         return _Cursor(self, part, self._part(part), self._loading)
 
     def _part(self, part: int) -> Any:
-        """Returns the data set of a part."""
         epoch, number = divmod(part, self.shards)
         dataset: Any = self._dataset
         set_epoch = getattr(dataset, "set_epoch", None)
@@ -272,7 +267,6 @@ class _Cursor:
         return found
 
     def skip(self, count: int) -> None:
-        """Reads examples and drops them."""
         while count > 0:
             read = len(self.read(min(count, _BETWEEN_BOOKMARKS)))
             if not read:
@@ -280,7 +274,6 @@ class _Cursor:
             count -= read
 
     def close(self) -> None:
-        """Ends reading."""
         if self._iterator is not None and hasattr(self._iterator, "close"):
             self._iterator.close()
         self._iterator = None

@@ -111,7 +111,6 @@ class StreamLoader(SpanLoader):
         return self.stream.epoch(before[0]) == self.stream.epoch(start)
 
     def _use(self, until: int) -> None:
-        """Takes positions away from the first span."""
         _, stop = self._waiting.popleft()
         if until < stop:
             self._waiting.appendleft((until, stop))

@@ -76,7 +76,6 @@ class Mirror(Uploads):
         self._upload(last=True)
 
     def _upload(self, *, last: bool) -> None:
-        """Uploads the files that have changed."""
         try:
             if not self._allowed():
                 return

@@ -95,7 +95,6 @@ class ObjectStore:
         return True
 
     def put(self, key: str, content: bytes) -> None:
-        """Writes an object, and replaces one that is there."""
         self.attempt("written", key, lambda: self.file_system.pipe_file(self.path(key), content))
 
     def upload(self, key: str, file: Path) -> None:

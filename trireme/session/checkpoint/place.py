@@ -57,7 +57,6 @@ class Fetched:
                 self.close()
 
     def close(self) -> None:
-        """Deletes what was copied."""
         if self._temporary is not None:
             self._temporary.cleanup()
 

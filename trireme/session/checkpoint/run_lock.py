@@ -315,7 +315,6 @@ class RunLock:
         return not self._released and self._claims.holds(self.number, self.writer)
 
     def release(self) -> None:
-        """Releases the lock. May be called again."""
         if not self._released:
             self._released = True
             self._claims.release(self.number, self.writer)

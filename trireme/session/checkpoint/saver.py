@@ -60,7 +60,6 @@ class Schedule:
         self._retry_at = None
 
     def failed(self, now: float) -> None:
-        """Notes that the last save has failed."""
         self._retry_at = now + RETRY_SECONDS
 
 
@@ -210,7 +209,6 @@ class Saver:
             self.wait(timeout)
 
     def _run(self) -> None:
-        """Writes checkpoints until none waits."""
         while True:
             with self._lock:
                 if self._waiting is None:

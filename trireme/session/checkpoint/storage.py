@@ -144,13 +144,11 @@ class Storage:
     # -- when to save ---------------------------------------------------------------------------
 
     def begin(self, step: int, *, restored: bool) -> None:
-        """Starts the schedule at a step."""
         if self._options is not None and self.run_dir is not None:
             self._schedule = Schedule(self._options, time.monotonic(), step)
             self.submitted = self.newest = step if restored else None
 
     def due(self, step: int) -> bool:
-        """Returns whether to save that global step now."""
         return self._schedule is not None and self._schedule.due(time.monotonic(), step)
 
     def begun(self, step: int) -> None:
@@ -259,7 +257,6 @@ class Storage:
             self._release()
 
     def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
-        """Warns that a step is not saved."""
         self.failed += 1
         self.submitted = None
         if self._schedule is not None:
