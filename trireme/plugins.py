@@ -49,7 +49,8 @@ _EXTRAS: dict[str, dict[str, str]] = {
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
 
 _OPTIONAL = frozenset(
-    f"trireme.{group}" for group in ("backends", "boards", "hooks", "stores", "tables")
+    f"trireme.{group}"
+    for group in ("backends", "boards", "hooks", "row_optimizers", "stores", "tables")
 )
 """The groups in which the core itself has nothing."""
 

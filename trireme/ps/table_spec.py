@@ -206,8 +206,29 @@ class Add(_Numbers, frozen=True, tag=True):
     """
 
 
-Optimizer: TypeAlias = SGD | Adagrad | RowWiseAdagrad | SparseAdam | FTRL | Add
+class Plugged(msgspec.Struct, frozen=True, tag=True):
+    """A row optimizer that an installed package adds, on the host of every server.
+
+    Attributes:
+        name: the name of its entry point in the group `trireme.row_optimizers`.
+        numbers: its hyper-parameters by name, finite numbers; all that it has.
+    """
+
+    name: Name
+    numbers: dict[str, float]
+
+    def __post_init__(self) -> None:
+        for name, value in self.numbers.items():
+            _check(_is_number(value), f"{self.name}.{name}", value, "it is a finite number")
+
+
+Optimizer: TypeAlias = SGD | Adagrad | RowWiseAdagrad | SparseAdam | FTRL | Add | Plugged
 """How an update changes a row."""
+
+
+def optimizer_name(optimizer: Optimizer) -> str:
+    """Returns the name of a row optimizer."""
+    return optimizer.name if isinstance(optimizer, Plugged) else type(optimizer).__name__
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -292,9 +313,12 @@ def changed(optimizer: Optimizer, hyper: Mapping[str, float]) -> Optimizer:
     Raises:
         ConfigurationError: the optimizer has no such hyper-parameter, or a value is out of range.
     """
-    fields = optimizer.__struct_fields__
+    own = optimizer.numbers if isinstance(optimizer, Plugged) else None
+    fields = optimizer.__struct_fields__ if own is None else tuple(own)
     for name in hyper:
         known = f"it has {', '.join(fields)}" if fields else "it has none"
-        _check(name in fields, f"a hyper-parameter of {type(optimizer).__name__}", name,
+        _check(name in fields, f"a hyper-parameter of {optimizer_name(optimizer)}", name,
                f"{known}{suggestion(name, fields)}")  # fmt: skip
+    if own is not None:
+        return msgspec.structs.replace(optimizer, numbers={**own, **hyper})
     return msgspec.structs.replace(optimizer, **hyper)

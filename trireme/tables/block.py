@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
-from trireme.ps.table_spec import MOST_STEPS, MOST_TOUCHES, Optimizer
+from trireme.ps.table_spec import MOST_STEPS, MOST_TOUCHES, Optimizer, optimizer_name
 from trireme.tables.keys import Counts, Keys, plain, slots_of
 
 
@@ -54,11 +54,9 @@ class Block:
 
     def check(self, optimizer: Optimizer, width: int, state: int, dtype: str) -> None:
         """Raises Rejected where the block is not of such a table, or its arrays do not match."""
-        if type(self.optimizer) is not type(optimizer):
-            raise Rejected(
-                f"a block is of a table whose optimizer is {type(self.optimizer).__name__}; this "
-                f"one has {type(optimizer).__name__}"
-            )
+        before, now = optimizer_name(self.optimizer), optimizer_name(optimizer)
+        if before != now:
+            raise Rejected(f"a block is of a table whose optimizer is {before}; this one has {now}")
         sizes = {"waiting": self.waiting_keys.size, "dropped": self.dropped_keys.size}
         for name, array in self._arrays().items():
             size = sizes.get(name.split("_")[0], self.keys.size)

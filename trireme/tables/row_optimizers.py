@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.compiled import compiled
+from trireme.plugins import Plugins
 from trireme.ps.table_spec import (
     FTRL,
     SGD,
     Adagrad,
     Add,
     Optimizer,
+    Plugged,
     RowWiseAdagrad,
     SparseAdam,
 )
@@ -34,7 +36,7 @@ _AHEAD = 12  # records: what is read ahead is there when its turn comes
 
 
 @compiled
-def _open(addresses: Any, each: Any, step: Any, size: Any, updates: Any) -> Any:
+def row_at(addresses: Any, each: Any, step: Any, size: Any, updates: Any) -> Any:
     """Counts the touch of a record, reads later ones ahead, and returns its row and state."""
     if each + _AHEAD < addresses.size:
         following = addresses[each + _AHEAD]
@@ -50,7 +52,7 @@ def _sgd(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
     width = updates.shape[1]
     lr = numbers[0]
     for each in range(addresses.size):
-        row = _open(addresses, each, step, width, updates)
+        row = row_at(addresses, each, step, width, updates)
         for column in range(width):
             row[column] -= lr * updates[each, column]
 
@@ -59,7 +61,7 @@ def _sgd(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
 def _add(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
     width = updates.shape[1]
     for each in range(addresses.size):
-        row = _open(addresses, each, step, width, updates)
+        row = row_at(addresses, each, step, width, updates)
         for column in range(width):
             row[column] += updates[each, column]
 
@@ -69,7 +71,7 @@ def _adagrad(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
     width = updates.shape[1]
     lr, eps = numbers[0], numbers[1]
     for each in range(addresses.size):
-        row = _open(addresses, each, step, 2 * width, updates)
+        row = row_at(addresses, each, step, 2 * width, updates)
         for column in range(width):
             gradient = updates[each, column]
             total = row[width + column] + gradient * gradient
@@ -82,7 +84,7 @@ def _row_wise_adagrad(addresses: Any, updates: Any, step: Any, numbers: Any) -> 
     width = updates.shape[1]
     lr, eps, columns = numbers[0], numbers[1], numbers[2]
     for each in range(addresses.size):
-        row = _open(addresses, each, step, width + 1, updates)
+        row = row_at(addresses, each, step, width + 1, updates)
         squares = updates[each, 0] * updates[each, 0]
         for column in range(1, width):
             squares += updates[each, column] * updates[each, column]
@@ -98,7 +100,7 @@ def _sparse_adam(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
     width = updates.shape[1]
     rate, first, second, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     for each in range(addresses.size):
-        row = _open(addresses, each, step, 3 * width, updates)
+        row = row_at(addresses, each, step, 3 * width, updates)
         for column in range(width):
             gradient = updates[each, column]
             mean, square = row[width + column], row[2 * width + column]
@@ -114,7 +116,7 @@ def _ftrl(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
     width = updates.shape[1]
     alpha, beta, l1, l2 = numbers[0], numbers[1], numbers[2], numbers[3]
     for each in range(addresses.size):
-        row = _open(addresses, each, step, 3 * width, updates)
+        row = row_at(addresses, each, step, 3 * width, updates)
         for column in range(width):
             gradient = updates[each, column]
             linear, squares = row[width + column], row[2 * width + column]
@@ -178,9 +180,18 @@ ROW_OPTIMIZERS: Mapping[type, RowOptimizer] = {
 }
 """What a table does under each optimizer of `trireme.ps.table_spec`."""
 
+PLUGGED = Plugins("trireme.row_optimizers", "row optimizer", RowOptimizer)
+"""Those of installed packages, which `Plugged` names."""
+
 
 def row_optimizer(optimizer: Optimizer) -> RowOptimizer:
-    """Returns what a table does under an optimizer."""
+    """Returns what a table does under an optimizer.
+
+    Raises:
+        ConfigurationError: it is of a package that is not installed here.
+    """
+    if isinstance(optimizer, Plugged):
+        return PLUGGED.load(optimizer.name)
     return ROW_OPTIMIZERS[type(optimizer)]
 
 

@@ -16,7 +16,7 @@ import torch
 
 from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
-from trireme.ps.table_spec import TableSpec
+from trireme.ps.table_spec import TableSpec, optimizer_name
 from trireme.ps.tables import table_support
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.streamed import renamed, shapes_of
@@ -147,7 +147,7 @@ def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
                 f"{has}, whose {what} is of {saved} {dtype}, and the program's is of {width} "
                 f"{spec.dtype}. {advice}"
             )
-        optimizer = type(spec.optimizer).__name__
+        optimizer = optimizer_name(spec.optimizer)
         before = trained_by.get(name, optimizer)
         if array == "states" and saved and before != optimizer:
             raise CheckpointError(

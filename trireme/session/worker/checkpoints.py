@@ -17,6 +17,7 @@ from trireme.ps.messages import OptimizerSpec
 from trireme.ps.module_names import named_parameters, state_of
 from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState
+from trireme.ps.table_spec import optimizer_name
 from trireme.session.backends.local_optimizers import LocalOptimizers
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
 from trireme.session.checkpoint.parts import Parts, streamed_tables, tables_of
@@ -429,7 +430,7 @@ class WorkerCheckpoints:
             "optimizer": ", ".join(
                 name_of(each) or type(each).__name__ for each in members(setup.optimizer)
             ),
-            "tables": {spec.name: type(spec.optimizer).__name__ for spec in self._backend.tables},
+            "tables": {spec.name: optimizer_name(spec.optimizer) for spec in self._backend.tables},
             "groups": [
                 {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
                 for group in setup.optimizer.param_groups
