@@ -31,8 +31,8 @@ def draw(operations: Sequence[StageOperation], title: str, width: int = 1200) ->
     large, small = ImageFont.load_default(18), ImageFont.load_default(13)
 
     pen.text((16, 12), title, _INK, large)
-    said = f"{(last - first) * 1e3:.1f} ms; {idle:.0%} of the processes' time is bubble"
-    pen.text((16, 38), said, _PALE, small)
+    caption = f"{(last - first) * 1e3:.1f} ms; {idle:.0%} of the processes' time is bubble"
+    pen.text((16, 38), caption, _PALE, small)
     kinds, right = {one.kind for one in operations}, float(width - _RIGHT)
     for kind, colour in reversed([*COLOURS.items(), ("bubble", _IDLE)]):
         if kind in kinds or kind == "bubble":

@@ -5,7 +5,7 @@ are not repeated in it: they are in the records. Eight bits tell nearly all othe
 search reads one line of the index and the record that is wanted anyway. Entries are found by linear
 probing from a home, which is a product of hash and capacity rather than a remainder, so capacities
 need not be powers of two: the index of a slot grows by 1.4 when it is four fifths full, by itself,
-and is made anew from the records in order of memory. Slots begin at different capacities, so that
+and is rebuilt from the records in order of memory. Slots begin at different capacities, so that
 in a large table they do not all grow at once. Homes are first places of lines of 16 entries, which
 are compared together. A removal moves the entries behind it back (Knuth, The Art of Computer
 Programming, volume 3, section 6.4, algorithm R): there are no tombstones.
@@ -333,7 +333,7 @@ class RowIndex:
         return np.where(unused, 0, self._capacities.astype(np.int64) * 4)
 
     def _resize(self, slot: int, needed: int) -> None:
-        """Makes the index of a slot anew, large enough for a number of records."""
+        """Rebuilds the index of a slot, large enough for a number of records."""
         entries = self._nothing
         if needed:
             lines = _GROWTH ** (slot / SLOTS)

@@ -34,7 +34,7 @@ Record = Callable[[str, int, int, int, float, float], None]
 """(kind: forward or backward, depth, place, micro-batch, begin, end): times in seconds of the wall
 clock. The end of a forward pass is that of its computation; waiting for what it reads, which is
 before it begins, is not included. The early and the late segment of a place have the same depth:
-the early one is told first of a forward pass, and last of a backward pass."""
+the early one comes first of a forward pass, and last of a backward pass."""
 
 _AHEAD = 4
 """For so many events ahead of the present one the receives are begun: what arrives while a segment

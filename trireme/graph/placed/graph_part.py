@@ -72,8 +72,8 @@ class GraphPart(MeshPart):
 
     The model is captured and placed by the first batch. Until then the process has all parameters,
     and afterwards those of its operations. When the program freezes or unfreezes parameters of
-    `model`, or changes the mode of its layers, it is captured anew; parameters stay where the first
-    graph has them.
+    `model`, or changes the mode of its layers, it is captured again; parameters stay where they
+    are in the first graph.
 
     Attributes:
         on_placed: called when the parameters of other processes have left `parameters`.
@@ -141,9 +141,9 @@ class GraphPart(MeshPart):
         Otherwise they exchange values of different sizes, at which gloo ends the process.
         """
         mine = digest((batch.args, dict(batch.kwargs)))
-        said = self.process_group.exchange(mine)
+        batches = self.process_group.exchange(mine)
         for rank in self._ranks:
-            if said[rank] != mine:
+            if batches[rank] != mine:
                 raise ConfigurationError(
                     f"rank {self.process_group.rank} and rank {rank} are tasks of one graph, and "
                     "were given different batches: give all tasks of a replica the same, as those "
@@ -200,20 +200,20 @@ class GraphPart(MeshPart):
 
     def _find_places(self, captured: Capture) -> None:
         """Finds the devices of this replica: one of each task, and others that are requested."""
-        said = f"{self.device} {torch.cuda.device_count()}".encode()
-        told = [data.decode().split() for data in self.process_group.exchange(said)]
+        own = f"{self.device} {torch.cuda.device_count()}".encode()
+        devices = [data.decode().split() for data in self.process_group.exchange(own)]
         wanted = {
             *self._config.placement.values(),
             *requested(captured.module, self.modules[0]).values(),
         }
-        found = [(task, told[rank][0]) for task, rank in enumerate(self._ranks)]
+        found = [(task, devices[rank][0]) for task, rank in enumerate(self._ranks)]
         for name in sorted(wanted):
             role, _, device = name.partition("/")
             task = int(role.rpartition(":")[2])
             if not device or task >= len(self._ranks) or (task, device) in found:
                 continue
             kind, _, number = device.partition(":")
-            if kind == "cpu" or int(number) < int(told[self._ranks[task]][1]):
+            if kind == "cpu" or int(number) < int(devices[self._ranks[task]][1]):
                 found.append((task, device))
         self._tasks = tuple(task for task, _ in found)
         self._places = tuple(

@@ -37,8 +37,8 @@ class TensorStream:
         self._owners: dict[str, int] = {}
         self.shapes: dict[str, torch.Tensor] = {}
         # Sorted, as names read from a file may be in another order than in the other processes.
-        said = msgspec.msgpack.encode(_described({name: mine[name] for name in sorted(mine)}))
-        for rank, data in enumerate(process_group.exchange(said)):
+        described = msgspec.msgpack.encode(_described({name: mine[name] for name in sorted(mine)}))
+        for rank, data in enumerate(process_group.exchange(described)):
             for name, tensor in _metas(data).items():
                 self._owners.setdefault(name, rank)
                 self.shapes.setdefault(name, tensor)
@@ -84,8 +84,8 @@ def spread(
 
     All processes iterate to the end.
     """
-    said = None if shapes is None else msgspec.msgpack.encode(_described(shapes))
-    known = _metas(process_group.broadcast(said))
+    described = None if shapes is None else msgspec.msgpack.encode(_described(shapes))
+    known = _metas(process_group.broadcast(described))
     own = bytes(wants(name) for name in known)
     everyone = process_group.exchange(own)
     for number, (name, shape) in enumerate(known.items()):

@@ -237,8 +237,8 @@ class TorchProcessGroup(ProcessGroup):
         joined = self.joined(mine)
         if self.mesh.replicas == 1:
             return joined
-        said = self.exchange(save_bytes(joined), self.reporting_ranks)
-        everyone = [load_bytes(data) for data in said]
+        parts = self.exchange(save_bytes(joined), self.reporting_ranks)
+        everyone = [load_bytes(data) for data in parts]
         return {name: mean_of([one[name] for one in everyone]) for name in joined}
 
     def joined(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,11 +1,11 @@
 """Finds the processes that a process group waits for, and says when it waits in vain.
 
-Collectives do not report whom they wait for, and no exception of this process interrupts them. Each
-process publishes its position once a second. A process that has waited for long looks for those
-that are behind, or have published nothing new. A process that holds the interpreter lock publishes
-nothing; the others of its host see that it uses the processor, and say so for it. Where the wait is
-in vain the process group is broken: all processes learn the same reason, and the caller interrupts
-their collectives.
+Collectives do not report which process they wait for, and no exception of this process interrupts
+them. Each process publishes its position once a second. A process that has waited for long looks
+for those that are behind, or have published nothing new. A process that holds the interpreter lock
+publishes nothing; the others of its host see that it uses the processor, and say so for it. Where
+the wait is in vain the process group is broken: all processes learn the same reason, and the caller
+interrupts their collectives.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class StragglerWatch:
         self._met = threading.Event()  # all have ended
         self._broken: Broken | None = None
         self._breaks = threading.Event()
-        self._told = False  # all can read why it is broken
+        self._published = False  # all can read why it is broken
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -332,16 +332,16 @@ class StragglerWatch:
 
     def _read_reason(self) -> None:
         """Tells the others why the process group is broken, or learns it from them."""
-        mine, said = self._broken, self._group.get(BROKEN)
-        if said is not None:
-            self._told = True
-            self._break(msgspec.msgpack.decode(said, type=Broken))
+        mine, data = self._broken, self._group.get(BROKEN)
+        if data is not None:
+            self._published = True
+            self._break(msgspec.msgpack.decode(data, type=Broken))
         elif mine is not None:
             self._group.put(BROKEN, msgspec.msgpack.encode(mine))
-            self._told = True
+            self._published = True
 
     def judge(self) -> None:
-        """Says whom this process waits for, and breaks the process group if it does so in vain."""
+        """Reports the processes that this one waits for; breaks the group if it waits in vain."""
         now = self._clock.now()
         stalled, self._judged = now - self._judged >= SILENCE_SECONDS, now
         if stalled and self._asked is not None:
@@ -394,7 +394,7 @@ class StragglerWatch:
                 # The process group is closed or broken: the step itself fails and says more.
                 _log.debug("no more watching: %s", error)
                 return
-            if self._breaks.is_set() and self._told:
+            if self._breaks.is_set() and self._published:
                 return  # what serves the store may end now
             meets = self._ended and not self._met.is_set()
             soon = _SOON * self._group.size if meets else BEAT_SECONDS
