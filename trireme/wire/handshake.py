@@ -42,6 +42,7 @@ HANDSHAKE_TIMEOUT = 10.0
 _NONCE_BYTES = 32
 _SHOWN = 64  # how many characters of a stranger's words a message quotes
 _TASK = re.compile(r"[a-z]{1,32}:(0|[1-9][0-9]{0,4})", re.ASCII)
+# Each side signs with a label of its own: an HMAC can be neither replayed nor reflected.
 _CLIENT = b"trireme handshake 2 client"
 _SERVER = b"trireme handshake 2 server"
 
