@@ -317,7 +317,7 @@ SEEN_AT = {
     "rows-counts_on_who_lacks_rows": 48,
     "rows-updates_rows_that_come_later": 80,
     "rows-waits_with_updates_until_it_is_filled": 24,
-    "ssp-AppliesWhatTheLostHadHeld": 141,
+    "ssp-AppliesWhatTheLostHadHeld": 125,
     "ssp-CommitsTheLost": 141,
     "ssp-LeavesWhatIsNewer": 484,
     "ssp-NewcomersAreAhead": 30,
