@@ -53,7 +53,7 @@ def refusals(ended: Ended) -> list[str]:
     return re.findall(r"worker:0 \(process \d+ on .*? writes to the run directory", ended.text)
 
 
-@pytest.mark.thorough(but=("run-run",))
+@pytest.mark.thorough
 @pytest.mark.slow(but=("run-run", "python-run"))
 @pytest.mark.parametrize(
     ("first", "second"),

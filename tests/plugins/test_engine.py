@@ -47,6 +47,7 @@ def test_tasks_start_through_it_and_train(directory: Path, ssh: Path) -> None:
     assert record["origins"]["through-command"] == "command line"
 
 
+@pytest.mark.thorough
 def test_its_options_are_those_of_the_command_and_its_errors_too(directory: Path) -> None:
     help = " ".join(trireme(directory, "run", "--help").stdout.split())
     assert "through: this host, through a command (default local)" in help
