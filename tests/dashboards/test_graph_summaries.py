@@ -58,6 +58,7 @@ def devices(run_dir: Path, run: str) -> dict[str, str]:
     return {node.name: node.device for node in events.Graph().node}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options", [(), pytest.param(("--lean",), marks=pytest.mark.thorough)], ids=["at once", "lean"]
 )

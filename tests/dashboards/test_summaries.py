@@ -221,6 +221,7 @@ def test_embeddings_are_shown_unasked(tmp_path: Path) -> None:
     assert "0/output" in read(tmp_path).Tags()["histograms"]
 
 
+@pytest.mark.thorough
 def test_the_most_frequent_rows_of_sparse_tables_are_shown(tmp_path: Path) -> None:
     words = torch.arange(40 * 3).reshape(40, 3)
     words[:, 0] = torch.arange(40) % 2  # 0 and 1 are in each batch
@@ -384,6 +385,7 @@ with session:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_of_a_model_in_parts_there_is_what_the_chief_holds(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

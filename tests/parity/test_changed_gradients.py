@@ -30,6 +30,7 @@ def ran(way: str, program: Any, *args: Any) -> list[tuple[Values, dict[str, Any]
     ]
 
 
+@pytest.mark.thorough(but=("fsdp-norm",))
 @pytest.mark.parametrize(
     ("way", "change"),
     [

@@ -69,6 +69,17 @@ def tensors(values: dict[str, Any]) -> Values:
     return {n: torch.from_numpy(v) for n, v in values.items() if n != "begin"}
 
 
+@pytest.mark.thorough(
+    but=(
+        "allreduce",
+        "fsdp",
+        "tensor",
+        "ps sync",
+        "ps sync over tp=2",
+        "ps async over dp=2",
+        "ps averaging over dp=2",
+    )
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_equals_one_process(way: str, plain: Values) -> None:
     for values in spread(way):

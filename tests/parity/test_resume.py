@@ -86,6 +86,7 @@ def largest_difference(one: CheckpointData, other: CheckpointData) -> float:
     return max(difference(one.model, other.model), difference(one.average, other.average))
 
 
+@pytest.mark.thorough(but=("adam",))
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_goes_on_bit_by_bit_whatever_the_number_of_servers(
     make: OptimizerFactory, tmp_path: Path

@@ -124,6 +124,7 @@ def steps_of(events: list[Event], worker: str) -> dict[str, Event]:
     return {e["name"]: e for e in events if e["pid"] == pid and e.get("cat") == "step"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", ["0:1", "2:5", "4:100"])
 @pytest.mark.parametrize("way", ["allreduce", pytest.param("fsdp", marks=pytest.mark.thorough)])
 def test_steps_that_processes_make_together_are_together_on_the_timeline(

@@ -290,6 +290,7 @@ print((kib("VmHWM") - before) / 1024)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("init", "tensors"),
