@@ -30,14 +30,7 @@ from trireme.session.worker.job import Job
 
 
 class LoopJob:
-    """A worker's part of a job whose loop is the program's own.
-
-    Attributes:
-        parameters: the parameters of each optimizer, as the program computes with them.
-        data: deals the examples of data sets to this worker.
-        kept: what the program keeps in checkpoints.
-        loss: the loss that the program has logged last; None for none.
-    """
+    """A worker's part of a job whose loop is the program's own."""
 
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
@@ -47,12 +40,12 @@ class LoopJob:
         if setup.part is None:
             setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
-        self.parameters = setup.parameters_of_each()
+        self.parameters = setup.parameters_of_each()  # as the program computes with them
         self._watch: GradientWatch | None = None
         self._watch_gradients()
         worker.on_other_parameters.append(self._follow_parameters)
         self._batches = BatchWatch(model)
-        self.loss: torch.Tensor | float | None = None
+        self.loss: torch.Tensor | float | None = None  # that the program has logged last
         self.data = LoopData(job)
         self.kept = KeptState(worker)
         self._ready = time.monotonic()  # since when the program computes the next step

@@ -48,10 +48,9 @@ class TrainingSetup:
 
     @cached_property
     def outer(self) -> OptimizerSpec | None:
-        """The servers' optimizer over deltas, where workers train locally.
+        """The servers' optimizer over deltas, where workers train locally; None elsewhere.
 
-        It is None where servers apply gradients by the user's optimizer. It has the same groups as
-        that optimizer.
+        It has the same groups as the user's optimizer.
         """
         task = self.settings.task
         outer = self.settings.strategy.outer(task.workers) if task.servers else None
@@ -105,10 +104,7 @@ class TrainingSetup:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether this process shows progress that no other process shows.
-
-        In a worker of several processes of a job with servers, that is the leader alone.
-        """
+        """Whether this process shows progress that no other shows: of a worker, rank 0 alone."""
         group = self.process_group
         if group is None:
             return True

@@ -39,19 +39,13 @@ LACKS = "lacks"
 
 
 class WorkerCheckpoints:
-    """Restores and saves a job, in a worker that is chief or may become chief.
-
-    Attributes:
-        buffers: the buffers and frozen parameters of the model.
-        restored_from: the step of the checkpoint that this worker, as chief, restored.
-        places: returns where streams are read, by data set, to be saved; `known_places` are those
-            of the checkpoint that was restored, decoded.
-        kept: returns the states that the program keeps, by name; so with `known_kept`.
-    """
+    """Restores and saves a job, in a worker that is chief or may become chief."""
 
     def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
         self.buffers = Buffers(lifecycle.setup, lifecycle.backend)
-        self.restored_from: int | None = None
+        self.restored_from: int | None = None  # the step of the checkpoint, in the chief
+        # Where streams are read and what the program keeps, to be saved; and both, decoded, of the
+        # checkpoint that was restored.
         self.places: Callable[[], dict[str, str]] = dict
         self.known_places: dict[str, bytes] = {}
         self.kept: Callable[[], dict[str, str]] = dict

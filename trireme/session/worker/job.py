@@ -20,33 +20,21 @@ from trireme.session.worker.worker import Worker
 class Job:
     """Joins a job, takes signals while the program trains, ends training, and leaves the job.
 
-    Args:
-        setup: what is trained.
-        own_loop: whether the loop is the program's own; see `Recorder`.
-        records: whether steps are counted and recorded.
-
-    Attributes:
-        worker: exchanges the updates.
-        before_end, after_end: called before and after this worker waits for the end of training.
-        on_checkpoint: called with the place of each checkpoint that is complete.
-        on_stop: called with the reason when training has ended and is saved.
-        on_fail: called with the error that fails the job.
-        exits: closed when the job is left.
-
-    Raises:
-        TriremeError: this worker cannot take part in the job.
+    With an `own_loop` the loop is the program's own; without `records` no steps are recorded.
     """
 
     def __init__(
         self, setup: TrainingSetup, *, own_loop: bool = False, records: bool = True
     ) -> None:
         self.worker = worker = Worker(setup)
+        # Called before and after this worker waits for the end of training.
         self.before_end: Callable[[], None] = lambda: None
         self.after_end: Callable[[], None] = lambda: None
+        # Called for each complete checkpoint, when training is saved, and when the job fails.
         self.on_checkpoint: Callable[[Path | RemotePath], None] = lambda path: None
         self.on_stop: Callable[[str], None] = lambda reason: None
         self.on_fail: Callable[[BaseException], None] = lambda error: None
-        self.exits = ExitStack()
+        self.exits = ExitStack()  # closed when the job is left
         self.ended = False
         self.left = False
         try:

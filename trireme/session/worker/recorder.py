@@ -53,19 +53,13 @@ _STATUS_METRICS = {
 
 
 class Recorder:
-    """Counts and shows one worker's steps, and as chief writes the curves.
-
-    Attributes:
-        applied, stale: this worker's steps by the verdict of the push that they went into.
-        skipped: the steps that made no update, because their loss was not finite.
-        phases: the durations of its steps.
-    """
+    """Counts and shows one worker's steps, and as chief writes the curves."""
 
     def __init__(self, worker: Worker, *, own_loop: bool = False) -> None:
         task, settings = worker.task, worker.setup.settings
-        self.applied = 0
+        self.applied = 0  # steps, by the verdict of the push that they went into
         self.stale = 0
-        self.skipped = 0
+        self.skipped = 0  # steps that made no update, as their loss was not finite
         self._worker = worker
         self._own_loop = own_loop
         self._settings = settings

@@ -47,20 +47,9 @@ class UpdateTimes(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """A worker's part in its job: its updates, until the job ends for all workers.
+    """A worker's part in its job: its updates, until the job ends for all workers."""
 
-    Attributes:
-        progress: shows each state, and the tasks that the worker waits for.
-        last_iteration: what the program's loop knows of the end of training.
-        backend, buffers, checkpoints: parts of the worker, once it has started.
-        rejoined: the number of times that this worker has rejoined the job; examples dealt to it
-            before are dealt to other workers.
-        passed: whether the program's last loop has made all passes over its data set.
-        update_times: the times of the last update.
-        on_other_parameters: called when the optimizer has other parameters than before.
-    """
-
-    backend: Backend
+    backend: Backend  # these three from `start` on
     buffers: Buffers
     checkpoints: WorkerCheckpoints
 
@@ -76,8 +65,8 @@ class Worker:
         self.lifecycle = Lifecycle(setup, self.progress)
         self.storage = Storage(settings, self.progress)
         self.last_iteration = LastIteration()
-        self.rejoined = 0
-        self.passed = False
+        self.rejoined = 0  # times; examples dealt to it before are dealt to other workers
+        self.passed = False  # whether the program's last loop has made all passes over its data
         self.update_times = UpdateTimes()
         self.lifecycle.exits.callback(self.storage.close)
         if setup.tables is not None:
@@ -86,6 +75,7 @@ class Worker:
         self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
         self._parameters = OptimizerParameters(setup)
         self._prefetches = settings.prefetches and setup.process_group is None
+        # Called when the optimizer has other parameters than before.
         self.on_other_parameters: list[Callable[[], None]] = []
         self._under_way = False  # an exchange whose result is not received yet
         self._began = 0  # the global step at which this process began
