@@ -35,14 +35,10 @@ class _Left(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LocalOptimizers:
-    """Shares this worker's optimizer state at shard 0, and collects that of the others.
-
-    Attributes:
-        rule: the job's rule, once it is known.
-    """
+    """Shares this worker's optimizer state at shard 0, and collects that of the others."""
 
     def __init__(self, client: Client, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
-        self.rule = Rule()
+        self.rule = Rule()  # the job's, once it is known
         self._client = client
         self._flat = flat
         self._optimizer = optimizer

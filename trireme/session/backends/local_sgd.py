@@ -31,33 +31,24 @@ def period_length(rule: Rule, step: int, end: int | None) -> int:
 
 
 class LocalSteps:
-    """The steps of a worker's own optimizer since the last exchange.
-
-    Attributes:
-        rule: the rule by which deltas become steps.
-        hurries: whether the period of a synchronous job ends with its next step.
-        made: the number of steps in this period so far.
-        weight: the number of examples in these steps, and `examples` their positions.
-        untouched: the parameters that no step had a gradient for; None before the first step.
-        sent: whether the delta has been sent.
-    """
+    """The steps of a worker's own optimizer since the last exchange."""
 
     def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer) -> None:
         check_optimizer(optimizer)
         self.optimizer = optimizer
         self.rule = Rule()
-        self.hurries = False
+        self.hurries = False  # whether the period of a synchronous job ends with its next step
         self._flat = flat
         self._base = [torch.empty_like(value) for value in flat.values]
         self._begin(1)
 
     def _begin(self, length: int) -> None:
         self._length = length
-        self.made = 0
-        self.weight = 0.0
+        self.made = 0  # steps in this period so far
+        self.weight = 0.0  # the number of examples in these steps
         self.examples: list[Span] = []
-        self.untouched: set[int] | None = None
-        self.sent = False
+        self.untouched: set[int] | None = None  # the parameters that no step had a gradient for
+        self.sent = False  # whether the delta has been sent
 
     @torch.no_grad()
     def begin(self, step: int) -> None:

@@ -17,13 +17,7 @@ _MOST_PAIRS = 1 << 16  # in a request
 
 
 class Dealer:
-    """Leases the positions of one data set, epoch by epoch or without end.
-
-    Attributes:
-        name, size, batch_size, order: the arguments.
-        until: positions from here on are not wanted now; 0 for no limit.
-        left: positions that were leased and not handed out.
-    """
+    """Leases the positions of one data set, epoch by epoch or without end."""
 
     def __init__(
         self,
@@ -39,8 +33,8 @@ class Dealer:
     ) -> None:
         self.name = name
         self.size = size
-        self.until = 0
-        self.left: list[Span] = []
+        self.until = 0  # positions from here on are not wanted now; 0 for no limit
+        self.left: list[Span] = []  # leased and not handed out
         self._backend = backend
         self.batch_size = batch_size
         self._batch = MOST_POSITIONS if whole else batch_size

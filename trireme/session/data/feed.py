@@ -33,17 +33,11 @@ Transform = Callable[[Any, torch.Generator], Any]
 
 
 class _Epoch(NamedTuple):
-    """The epoch in which a program iterates, by `Session.epochs`.
+    """The epoch in which a program iterates, by `Session.epochs`."""
 
-    Attributes:
-        number: from 0.
-        last: whether the workers wait at its end until all of it is in the parameters.
-        leaves_out: whether what no step was made from by its end is left out.
-    """
-
-    number: int
-    last: bool
-    leaves_out: bool
+    number: int  # from 0
+    last: bool  # whether the workers wait at its end until all of it is in the parameters
+    leaves_out: bool  # whether what no step was made from by its end is left out
 
 
 class DataFeed:

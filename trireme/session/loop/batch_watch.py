@@ -28,13 +28,10 @@ class BatchWatch:
     together exchange the digests of their first batches at a step that all of them make. Workers
     of servers leave theirs there, and the chief looks for those of the others, ever less often.
     The model's hooks are copied with it: this object holds nothing of the job.
-
-    Attributes:
-        digests: the digests of the first batches.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.digests: list[bytes] = []
+        self.digests: list[bytes] = []  # of the first batches
         self._examples: dict[nn.Module, int] = {}
         self._handles: list[RemovableHandle] = []
         self._steps = 0

@@ -87,11 +87,7 @@ class LoopData:
 
 
 class PreparedLoader(Iterable[Any]):
-    """The batches of this worker: each iteration has its share of an epoch, while there are any.
-
-    Attributes:
-        dataset, batch_size: those of the loader.
-    """
+    """The batches of this worker: each iteration has its share of an epoch, while there are any."""
 
     def __init__(
         self, loader: DataLoader[Any], epoch: Callable[[], Iterator[Any]], length: int | None

@@ -39,14 +39,9 @@ Transform = Callable[[Any], Any]
 
 
 class Computation:
-    """Computes losses and gradients, and processes gradients before they are exchanged.
+    """Computes losses and gradients, and processes gradients before they are exchanged."""
 
-    Attributes:
-        pipeline: runs this process's pipeline stages, or its operations of a dataflow graph; None
-            where there are neither.
-    """
-
-    pipeline: OperationLog | None = None
+    pipeline: OperationLog | None = None  # of stages, or of operations of a dataflow graph
 
     def __init__(
         self,

@@ -10,23 +10,14 @@ from torch import nn
 
 
 class ModelPart(ABC):
-    """What a process holds of a model; a replica uses it as a `FlatModel`.
-
-    Attributes:
-        modules: the modules of this process.
-        parameters: the parameters of this process by their names in the model.
-        trained: those of them that are trained.
-        device: the device of the parameters.
-        lean: whether no process holds the whole model.
-        say, warn: show the user a line, or a warning; a session sets them.
-    """
+    """What a process holds of a model; a replica uses it as a `FlatModel`."""
 
     modules: list[nn.Module]
-    parameters: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]  # by their names in the model
     trained: list[nn.Parameter]
     device: torch.device
-    lean: bool = False
-    say: Callable[[str], None]
+    lean: bool = False  # whether no process holds the whole model
+    say: Callable[[str], None]  # shows the user a line; a session sets these two
     warn: Callable[[str], None]
 
     @abstractmethod

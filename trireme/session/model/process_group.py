@@ -15,14 +15,10 @@ class ProcessGroup(ABC):
     """All processes of a job without servers, or of one worker, with their places in a mesh.
 
     Each method that communicates is called by all of them, unless it says otherwise.
-
-    Attributes:
-        mesh: the degrees of parallelism.
-        rank: the rank of this process, from 0; rank 0 is the chief.
     """
 
     mesh: Mesh
-    rank: int
+    rank: int  # of this process, from 0; rank 0 is the chief
 
     @property
     def size(self) -> int:

@@ -28,16 +28,12 @@ WAITS = "it waits for the answer to its push"
 
 
 class Liveness:
-    """Counts the steps of a thread; another thread reads its `status`.
-
-    Attributes:
-        steps: the number of steps made.
-        excuse: why no step can be expected now; "" while steps can be expected.
-    """
+    """Counts the steps of a thread; another thread reads its `status`."""
 
     def __init__(self) -> None:
         self.steps = 0
-        self.excuse = "no step was made yet"  # the first step may take long
+        # Why no step can be expected now; "" while steps can be. The first one may take long.
+        self.excuse = "no step was made yet"
         self._thread = threading.get_ident()
         self._reported = -1
 

@@ -26,16 +26,13 @@ class Phases:
 
     Added phases are counted at `settle`, or when the totals are read: counting many at once is
     cheaper than one by one, which matters where a step takes a millisecond.
-
-    Attributes:
-        add: adds a phase of a step, as a tuple with two readings of `time.monotonic`.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._waiting: list[tuple[str, float, float]] = []
         self._observer: PhaseObserver | None = None
         self._histograms = {name: BucketCounts(SECONDS_BUCKETS) for name in names}
-        self.add = self._waiting.append
+        self.add = self._waiting.append  # a phase of a step, with two readings of the clock
 
     @property
     def totals(self) -> dict[str, float]:

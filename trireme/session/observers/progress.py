@@ -31,21 +31,12 @@ _BAR_WIDTH = 20
 
 
 class ProgressRow(NamedTuple):
-    """One step.
+    """One step."""
 
-    Attributes:
-        step: the number of steps that this worker has made.
-        global_step: the job's global step.
-        examples: the number of examples seen so far, by this process or by the job; its growth
-            gives the examples per second.
-        result: the result of the step, whose loss and metrics are read only if they are shown, as
-            reading may be costly; None if it is unknown.
-    """
-
-    step: int
+    step: int  # of this worker
     global_step: int
-    examples: float
-    result: StepResult | None = None
+    examples: float  # so far, of this process or the job: their growth gives examples per second
+    result: StepResult | None = None  # loss and metrics are read if they are shown: it may wait
 
 
 class Progress:
