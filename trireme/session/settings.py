@@ -23,21 +23,13 @@ class Settings:
 
     Values that can be invalid are computed when they are first read, and raise
     `ConfigurationError`.
-
-    Attributes:
-        task: the identity of this process, and the configuration of the launch.
-        options: the session's options.
-        run_dir: the local directory of records, and of checkpoints unless there is a `remote`; None
-            for none.
-        remote: the run directory in an object store; None where it is local.
-        max_steps: the global step at which training ends; None for no end.
     """
 
-    task: TaskConfig
+    task: TaskConfig  # the identity of this process, and the configuration of the launch
     options: Options
-    run_dir: Path | None = None
-    max_steps: int | None = None
-    remote: RemotePath | None = None
+    run_dir: Path | None = None  # of records, and of checkpoints unless there is a `remote`
+    max_steps: int | None = None  # the global step at which training ends; None for no end
+    remote: RemotePath | None = None  # the run directory in an object store
 
     @classmethod
     def of(

@@ -33,12 +33,4 @@ class Processes(ABC):
     def deal(
         self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, terms: LeaseTerms
     ) -> Leased:
-        """Leases, as rank 0, the next examples of all replicas, and returns those of its own.
-
-        Args:
-            ask: asks the servers for a number of batches of a size.
-            dataset: the data set's name.
-            batch: the number of examples in a batch of one replica.
-            count: the number of batches of each replica; 0 for none.
-            terms: see `trireme.ps.messages.Lease`.
-        """
+        """Leases, as rank 0, the next examples of all replicas, and returns those of its own."""

@@ -37,19 +37,8 @@ class Together(ABC):
     ) -> TrainingSetup:
         """Joins the other processes, and assembles this process's part of the model.
 
-        Args:
-            settings: what the launch and the program have chosen.
-            device: the device of this process.
-            make_model: returns the model, on its device.
-            make_optimizer: the optimizer, a function that builds it, or several of these.
-            in_place: whether the program's own loop computes with the model, so that the module
-                itself is split instead of a copy.
-            given: the model of a session's program, or the function that builds it; None for a
-                loop of the program's own.
-
-        Raises:
-            ConfigurationError: the model cannot be held so.
-            TriremeError: the other processes did not join.
+        With `in_place` a loop of the program's own computes with the module, which is split itself;
+        else a copy is, of the model that is `given` or that the given function builds.
         """
 
     @abstractmethod
@@ -67,10 +56,8 @@ class Together(ABC):
     ) -> Backend:
         """Returns the backend of a process of a job without servers.
 
-        Args:
-            setup: what it trains.
-            waiting: is told why, for which tasks and for how many seconds this process waits.
-            doing: returns what this process does, and since when, for the other processes.
+        It calls `waiting` with the reason, the tasks and the seconds of a wait, and gives the others what
+        `doing` returns: why no step can be expected, and the line that runs.
         """
 
     def processes(self, setup: TrainingSetup) -> Processes:
@@ -83,10 +70,6 @@ class Together(ABC):
 
 
 def together(settings: Settings) -> Together:
-    """Returns what has the processes of this job, or of this worker, hold one model.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """Returns what has the processes of this job, or of this worker, hold one model."""
     made: Together = pkgutil.resolve_name(BACKENDS.load(settings.backend).open)()
     return made

@@ -30,11 +30,7 @@ class ModelPart(ABC):
 
     @abstractmethod
     def check_gradients(self) -> None:
-        """Checks that backward reached a trained parameter.
-
-        Raises:
-            ConfigurationError: it reached none.
-        """
+        """Checks that backward reached a trained parameter."""
 
     @abstractmethod
     def gradient_norm(self) -> torch.Tensor:

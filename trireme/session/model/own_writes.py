@@ -153,13 +153,9 @@ def _sum(tensor: torch.Tensor) -> int:
 class OwnWrites:
     """Judges what a program has written to its values since the last update of the job.
 
-    Args:
-        lost: the parameters that receive their values from elsewhere: from servers, or from the
-            parts of a model that processes train.
-        shared: the parameters that this process trains itself, in step with other processes.
-        replicated: whether each of these processes holds the whole of `shared`.
-        sent: the parameters whose values go to servers, which check that all workers of a round
-            have written the same.
+    Values of parameters are `lost` that come from elsewhere, from servers or from parts that
+    processes train; `shared` are those that this process trains in step with others, each of which
+    holds all of them where they are `replicated`; and `sent` go to servers, which compare them.
     """
 
     def __init__(

@@ -95,8 +95,4 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def close(self, *, together: bool) -> None:
-        """Leaves the group.
-
-        Args:
-            together: whether all processes do.
-        """
+        """Leaves the group."""
