@@ -56,8 +56,8 @@ class Together(ABC):
     ) -> Backend:
         """Returns the backend of a process of a job without servers.
 
-        It calls `waiting` with the reason, the tasks and the seconds of a wait, and gives the others what
-        `doing` returns: why no step can be expected, and the line that runs.
+        It calls `waiting` with the reason, the tasks and the seconds of a wait, and gives the
+        others what `doing` returns: why no step can be expected, and the line that runs.
         """
 
     def processes(self, setup: TrainingSetup) -> Processes:
