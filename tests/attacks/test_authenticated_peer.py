@@ -63,13 +63,13 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.replication_messages import (
-    Address,
+    ConnectToLeader,
+    ConnectToShard,
     Fill,
     FillRows,
-    Follow,
+    FollowPrimary,
     Replicate,
     Replicated,
-    Speak,
 )
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
@@ -139,7 +139,7 @@ class Victim:
             link.sent.clear()
             return
         speaks = role == "ps" and index and self.handler.index == 0
-        opener = Speak(index, 1) if speaks else Address(self.handler.index, 1)
+        opener = ConnectToLeader(index, 1) if speaks else ConnectToShard(self.handler.index, 1)
         self.handler.received(cast(Link, link), Incoming(opener, 0, (), 0))
 
     def hang_up(self, link: FakeLink) -> None:
@@ -266,7 +266,7 @@ def server_templates(rule: Rule) -> list[Message]:
         Held(0, ((1, 1, 1),), ((1, 1),), ((1, 1, 1),), 1.0),
         Decided(0, (Apply(1, ((1, 1, 1),), 0.5), Cut(1, 1, 1)), 1),
         Decided(0, (Measure(0, ((1, 1, 1),)), Stop(1), Divide(1, 2)), 2),
-        *(Address(0, 1), Speak(1, 1), Follow(0, 1, 0, 1, 1), Replicated(1)),
+        *(ConnectToShard(0, 1), ConnectToLeader(1, 1), FollowPrimary(0, 1, 0, 1, 1), Replicated(1)),
         Replicate(1, 0.0, 0, 1, push.kind, PS_CATALOG.encode(push)),
         Fill(view(1, 0), b"", (VALUES,)),
         FillRows((0, 32), (VALUES,)),
@@ -443,7 +443,7 @@ def test_an_update_counts_as_that_of_the_task_that_the_handshake_has_proven() ->
     named = {"worker", "incarnation", "server"}
     said = [kind for kind in PS_MESSAGES if issubclass(kind, (FromWorker, FromServer))]
     # A primary names the tasks whose events it replicates, and a replica says which start it is.
-    between_replicas = {Follow, Replicate}
+    between_replicas = {FollowPrimary, Replicate}
     claims = [kind for kind in said if named & set(kind.__struct_fields__)]
     assert set(claims) == between_replicas
 

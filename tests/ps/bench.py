@@ -57,14 +57,14 @@ def view(number: int, *workers: int | tuple[int, int]) -> View:
 def told(instructions: Sequence[Instruction]) -> Told:
     """The messages alone; `ps:1` for what goes to another server."""
     return [
-        (i.route, i.message) if isinstance(i, Reply) else (f"ps:{i.server}", i.message)
+        (i.route, i.message) if isinstance(i, Reply) else (f"ps:{i.shard}", i.message)
         for i in instructions
     ]
 
 
 def sent(instructions: Sequence[Instruction]) -> list[tuple[int, Message]]:
     """What goes to other servers."""
-    return [(i.server, i.message) for i in instructions if isinstance(i, Send)]
+    return [(i.shard, i.message) for i in instructions if isinstance(i, Send)]
 
 
 def payload_of(instructions: Sequence[Instruction], route: object) -> list[float]:
@@ -135,7 +135,7 @@ class Bench:
         incarnation: int = 1,
         **changed: Any,
     ) -> list[Instruction]:
-        (part,) = self.layout.parts(self.shard.server)
+        (part,) = self.layout.parts(self.shard.number)
         length = part.length if count is None else count
         spec = TensorSpec("values", "float32", "float32", part.start, part.start + length)
         fields = {"view": self.view_number, **changed}
@@ -169,7 +169,7 @@ class Bench:
             **changed,
         }
         who, push = Participant(worker, incarnation), Push(sequence=sequence, **fields)
-        gradients = PartBuffer(self.layout, self.shard.server)
+        gradients = PartBuffer(self.layout, self.shard.number)
         for vector in gradients.vectors:
             vector.fill_(value)
         return self.shard.push(self.now, route or f"push {worker}.{sequence}", who, push, gradients)

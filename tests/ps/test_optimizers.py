@@ -12,7 +12,7 @@ from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerErr
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
-from trireme.ps.optimizers import OPTIMIZERS, entry, groups_of, misfit, name_of, spec_of
+from trireme.ps.optimizers import OPTIMIZERS, entry, groups_of, mismatch, name_of, spec_of
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
 
@@ -501,22 +501,22 @@ def test_hyper_parameters_are_checked_when_it_is_built(hyper: Hyper, reason: str
 
 def test_changed_hyper_parameters_must_fit() -> None:
     spec = OptimizerSpec("SGD", (GroupSpec({"lr": 0.1}), GroupSpec({"lr": 0.2})))
-    assert misfit(spec, spec.groups) is None
-    assert misfit(spec, (GroupSpec({"momentum": 0.5}), GroupSpec({}))) is None
-    assert "2 parameter groups, and values for 1" in str(misfit(spec, spec.groups[:1]))
+    assert mismatch(spec, spec.groups) is None
+    assert mismatch(spec, (GroupSpec({"momentum": 0.5}), GroupSpec({}))) is None
+    assert "2 parameter groups, and values for 1" in str(mismatch(spec, spec.groups[:1]))
     assert "no hyper-parameter 'betas'" in str(
-        misfit(spec, (GroupSpec({}), GroupSpec({"betas": (0.1, 0.2)})))
+        mismatch(spec, (GroupSpec({}), GroupSpec({"betas": (0.1, 0.2)})))
     )
     layout = layout_of(1, "float32")
     adam = OptimizerSpec("Adam", (GroupSpec({"lr": 0.1, "amsgrad": False}),))
     for betas in ((0.9, 1.0), (-0.1, 0.9), (0.9, 0.99, 0.999), (0.9, float("nan")), 0.9):
-        assert "betas is" in str(misfit(adam, (GroupSpec({"betas": betas}),))), betas
-    assert misfit(adam, (GroupSpec({"betas": (0.0, 0.9)}),)) is None
-    assert misfit(adam, (GroupSpec({"lr": 0.2}),)) is None
-    assert "amsgrad cannot" in str(misfit(adam, (GroupSpec({"lr": 0.2, "amsgrad": True}),)))
+        assert "betas is" in str(mismatch(adam, (GroupSpec({"betas": betas}),))), betas
+    assert mismatch(adam, (GroupSpec({"betas": (0.0, 0.9)}),)) is None
+    assert mismatch(adam, (GroupSpec({"lr": 0.2}),)) is None
+    assert "amsgrad cannot" in str(mismatch(adam, (GroupSpec({"lr": 0.2, "amsgrad": True}),)))
     rms = OptimizerSpec("RMSprop", (GroupSpec({"lr": 0.1, "momentum": 0.5}),))
-    assert misfit(rms, (GroupSpec({"momentum": 0.9}),)) is None
-    assert "momentum or centered cannot" in str(misfit(rms, (GroupSpec({"momentum": 0.0}),)))
+    assert mismatch(rms, (GroupSpec({"momentum": 0.9}),)) is None
+    assert "momentum or centered cannot" in str(mismatch(rms, (GroupSpec({"momentum": 0.0}),)))
     optimizer = SegmentOptimizer(spec, layout, 0, PartBuffer(layout, 0))
     with pytest.raises(ConfigurationError, match="do not fit group 1 of SGD"):
         optimizer.set_hyper(spec.groups[:1])

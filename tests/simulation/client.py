@@ -39,7 +39,7 @@ from trireme.ps.messages import (
     PushReply,
     Waiting,
 )
-from trireme.ps.replication_messages import Address
+from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.rule import Rule
 from trireme.ps.table_spec import TableSpec
 from trireme.wire.handshake import Identity
@@ -183,7 +183,7 @@ class Client:
 
         Raises:
             Fenced: the process is out of the job, or the view has changed.
-            Rejected: a server found the request senseless.
+            Rejected: a server found the request invalid.
             WaitTimeout: a copy could not be had in time.
             Violation: anything else that only a broken job comes to.
         """
@@ -408,11 +408,11 @@ class Client:
 
     def _transmit(self, orders: Sequence[Transmit]) -> None:
         for order in orders:
-            entry, link = self.lanes.entry(order.server), self._links[order.server]
+            entry, link = self.lanes.entry(order.shard), self._links[order.shard]
             if link is not None and link.entry != entry:
-                self._hang_up(order.server)  # another server has the primary now
+                self._hang_up(order.shard)  # another server has the primary now
                 link = None
-            link = link or self._connect(order.server, entry)
+            link = link or self._connect(order.shard, entry)
             if link is not None:
                 link.send(order.message, order.sequence, [bytes(view) for view in order.payload])
 
@@ -437,7 +437,7 @@ class Client:
 
         link = _Link(wire, entry, server.accept(self.identity, wire, heard, accepted))
         links[shard] = link
-        link.send(Address(shard, self.lanes.generation or 0), 0, ())
+        link.send(ConnectToShard(shard, self.lanes.generation or 0), 0, ())
         return link
 
     def _heard(

@@ -233,7 +233,7 @@ class CutsTooEarly(Shard):
         held = self.execution.copies.tokens.get(who.worker)
         return (
             out
-            if held is None or not self.server
+            if held is None or not self.number
             else [*out, *self.execution.copies.make(who.worker, held)]
         )
 

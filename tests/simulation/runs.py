@@ -85,11 +85,11 @@ def snapshots(shards: Sequence[Shard]) -> Copy:
     def carry_out(shard: Shard, instructions: Sequence[Instruction]) -> None:
         for each in instructions:
             if isinstance(each, Send):
-                other = shards[each.server]
-                carry_out(other, other.heard(0.0, shard.server, each.message))
+                other = shards[each.shard]
+                carry_out(other, other.heard(0.0, shard.number, each.message))
             elif isinstance(each, Reply) and isinstance(each.message, Snapshot):
                 payload = [as_bytes(tensor) for tensor in each.payload if tensor.numel()]
-                found[shard.server] = each.message, payload
+                found[shard.number] = each.message, payload
         if shard.due:
             carry_out(shard, shard.go_on(0.0))
 

@@ -21,7 +21,7 @@ from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.replicas import Peer
-from trireme.ps.replication_messages import Address
+from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.shard.instructions import Reply
@@ -258,7 +258,7 @@ class Server:
             accepted()
 
         def send(message: Message, sequence: int, payload: Payload) -> None:
-            if isinstance(message, Address):
+            if isinstance(message, ConnectToShard):
                 shard.append(message.shard)
             received = lambda: self.receive(ends, message, sequence, payload)  # noqa: E731
             wire.carry(UP, lambda: process.run(received))

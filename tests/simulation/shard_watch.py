@@ -12,7 +12,7 @@ from trireme.ps.shard.instructions import Instruction
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.state import ShownModel
+from trireme.ps.shard.state import ModelDescription
 from trireme.wire.message import Message
 
 _OF_PARTICIPANTS = (
@@ -72,7 +72,7 @@ class Watched(_Base):
         self.watch.resumed(view)
         return self._told(super().resume(now, view, quiet))
 
-    def _create(self, shown: ShownModel) -> None:
+    def _create(self, shown: ModelDescription) -> None:
         super()._create(shown)
         if (tables := self.state.tables) is not None:
             tables.apply = partial(self.watch.apply_rows, tables.apply)  # type: ignore[method-assign]

@@ -229,7 +229,7 @@ def join(specs: Sequence[OptimizerSpec]) -> OptimizerSpec:
     return OptimizerSpec(specs[0].name, tuple(groups))
 
 
-def misfit(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
+def mismatch(spec: OptimizerSpec, groups: Sequence[GroupSpec]) -> str | None:
     """Returns why hyper-parameters are not those of an optimizer; None when they are."""
     if len(groups) != len(spec.groups):
         return f"there are {len(spec.groups)} parameter groups, and values for {len(groups)} came"
@@ -338,7 +338,7 @@ def restore_state(
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("/")
         if name in index:
-            why = state_misfit(entry, tensor, tuple(parameters[name].shape)) if known else None
+            why = state_mismatch(entry, tensor, tuple(parameters[name].shape)) if known else None
             if why is not None:
                 raise Rejected(
                     f"{entry!r} of parameter {name!r} {why} in the checkpoint: it is of another "
@@ -355,7 +355,7 @@ COUNTERS = ("step", "mu_product", "eta", "mu")
 """What the optimizers of the registry keep one number of for each parameter."""
 
 
-def state_misfit(entry: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str | None:
+def state_mismatch(entry: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str | None:
     """Returns why a tensor cannot be an entry of a registry optimizer's state; None if it can.
 
     Args:

@@ -1,7 +1,7 @@
 """The messages that open connections to a shard's replicas, and that replicate a shard.
 
-Every connection to a parameter server begins with `Address`, `Speak` or `Follow`, after the
-handshake: a server may hold replicas of several shards.
+Every connection to a parameter server begins with `ConnectToShard`, `ConnectToLeader` or
+`FollowPrimary`, after the handshake: a server may hold replicas of several shards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Index, Number
 
 
-class Address(FromAnyone, frozen=True, array_like=True):
+class ConnectToShard(FromAnyone, frozen=True, array_like=True):
     """The first message of a task that asks something: what follows is for this shard.
 
     The server closes the connection where it is not the primary of that shard, in that generation.
@@ -25,7 +25,7 @@ class Address(FromAnyone, frozen=True, array_like=True):
     generation: Number
 
 
-class Speak(FromServer, frozen=True, array_like=True):
+class ConnectToLeader(FromServer, frozen=True, array_like=True):
     """The first message of the primary of a shard to the primary of shard 0."""
 
     kind: ClassVar[int] = 101
@@ -33,7 +33,7 @@ class Speak(FromServer, frozen=True, array_like=True):
     generation: Number  # its generation
 
 
-class Follow(FromServer, frozen=True, array_like=True):
+class FollowPrimary(FromServer, frozen=True, array_like=True):
     """The first message of a backup, or of a joining replica, to the primary of its shard."""
 
     kind: ClassVar[int] = 102
@@ -91,7 +91,7 @@ class Replicated(FromServer, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 105
     position: Number  # the position
-    lacks: Number = 0  # see `Follow`
+    lacks: Number = 0  # see `FollowPrimary`
 
 
 class Borrows(FromServer, frozen=True, array_like=True):
@@ -104,5 +104,5 @@ class Borrows(FromServer, frozen=True, array_like=True):
     memories: tuple[Number, ...]
 
 
-OPENERS = (Address, Speak, Follow)
+OPENERS = (ConnectToShard, ConnectToLeader, FollowPrimary)
 """The messages that a connection may begin with."""

@@ -14,7 +14,7 @@ from trireme.errors import CheckpointError
 from trireme.ps.flat import dtype_of
 from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Span, WorkerProgress
-from trireme.ps.optimizers import COUNTERS, state_misfit
+from trireme.ps.optimizers import COUNTERS, state_mismatch
 from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
@@ -121,7 +121,7 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
     kinds = {"values": dict(state.values), "average": dict(state.average)}
     for name, tensor in state.optimizer.items():
         parameter, _, entry = name.rpartition("/")
-        why = state_misfit(entry, tensor, ()) if entry in COUNTERS else None
+        why = state_mismatch(entry, tensor, ()) if entry in COUNTERS else None
         if why is not None and parameter in shapes:
             raise CheckpointError(
                 f"{entry!r} of parameter {parameter!r} {why} in the checkpoint: it is of another "

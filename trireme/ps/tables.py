@@ -47,7 +47,7 @@ class ShardTables(ABC):
     changes_after: int
 
     @abstractmethod
-    def misfit(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
+    def mismatch(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates or keys make no sense here; None where they do."""
 
     @abstractmethod

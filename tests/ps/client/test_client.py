@@ -304,7 +304,7 @@ def overhearing() -> Iterator[dict[int, list[Push]]]:
     def noted(
         shard: Shard, now: float, route: object, who: Participant, said: Push, gradients: PartBuffer
     ) -> Any:
-        heard.setdefault(shard.server, []).append(said)
+        heard.setdefault(shard.number, []).append(said)
         return push(shard, now, route, who, said, gradients)
 
     with mock.patch.object(Shard, "push", noted):

@@ -39,7 +39,7 @@ from trireme.ps.messages import (
     Stopping,
     Waiting,
 )
-from trireme.ps.replication_messages import Address
+from trireme.ps.replication_messages import ConnectToShard
 from trireme.wire.frame_reader import Incoming
 from trireme.wire.message import Message
 from trireme.wire.service import Link, Service
@@ -95,7 +95,7 @@ class Scripted:
         self.tasks.append((link.identity.task, link.identity.incarnation))
 
     def received(self, link: Link, incoming: Incoming) -> None:
-        if isinstance(incoming.message, Address):
+        if isinstance(incoming.message, ConnectToShard):
             return  # it says which shard is asked; each server here has one
         self.heard.append((incoming.sequence, incoming.message))
         turn = self.script.popleft() if self.script else says(Stopping(self.index))

@@ -93,9 +93,9 @@ def test_what_nobody_leased_is_not_counted() -> None:
 def test_only_what_was_dealt_can_be_an_updates_examples() -> None:
     book = book_of(0)
     book.lease(*lease(0))
-    assert book.senseless([Span("a", 0, 4), Span("a", 2, 2), Span("b", 0, 900)]) is None
+    assert book.why_invalid([Span("a", 0, 4), Span("a", 2, 2), Span("b", 0, 900)]) is None
     for span in (Span("a", 0, 5), Span("b", 3, 2)):
-        said = book.senseless([Span("a", 0, 4), span])
+        said = book.why_invalid([Span("a", 0, 4), span])
         assert said is not None and f"{span.start} to {span.stop} of {span.dataset!r}" in said
 
 

@@ -33,7 +33,7 @@ from trireme.ps.messages import (
 from trireme.ps.replication.log import Lent, Tell
 from trireme.ps.replication.replica import Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.replication_messages import Address, Fill, Replicate, Replicated
+from trireme.ps.replication_messages import ConnectToShard, Fill, Replicate, Replicated
 from trireme.ps.results import decided
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Reply
@@ -121,7 +121,7 @@ class Pair:
 
     def _asks(self, server: Server, worker: int) -> Link:
         link = Link(Identity("job", f"worker:{worker}", 1))
-        assert server.replicas.addressed(link, Address(0, 1)) is server.replica
+        assert server.replicas.addressed(link, ConnectToShard(0, 1)) is server.replica
         return link
 
     def _begin(self) -> None:

@@ -13,7 +13,13 @@ from trireme.ps.messages import PullRows, Retire
 from trireme.ps.replication.log import EVENTS, Tell
 from trireme.ps.replication.replica import decoded
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.replication_messages import Address, Fill, Follow, Replicate, Replicated
+from trireme.ps.replication_messages import (
+    ConnectToShard,
+    Fill,
+    FollowPrimary,
+    Replicate,
+    Replicated,
+)
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.shard.instructions import Reply
 from trireme.wire.frame_reader import Incoming
@@ -60,7 +66,7 @@ def follow(primary: Replicas[Link], other: Replicas[Link], link: Link) -> list[A
 def retire(primary: Replicas[Link], generation: int = 1) -> list[Any]:
     """A worker asks something: an entry."""
     link = Link(Identity("job", "worker:0", 1))
-    replica = primary.addressed(link, Address(0, generation))
+    replica = primary.addressed(link, ConnectToShard(0, generation))
     assert replica is not None
     replica.dispatcher.admit(link, Retire())
     return list(replica.request(0.0, link, object(), Retire()))
@@ -190,7 +196,7 @@ def test_who_is_promoted_before_all_rows_have_come_has_not_begun() -> None:
 
 
 def test_what_was_not_confirmed_over_one_connection_is_not_over_the_next() -> None:
-    """`Follow` says how far the replica is; it may be filled anew, and has nothing then."""
+    """`FollowPrimary` says how far the replica is; it may be filled anew, and has nothing then."""
 
     class Wire(Link):
         connection = SimpleNamespace(destination=None)
@@ -205,7 +211,7 @@ def test_what_was_not_confirmed_over_one_connection_is_not_over_the_next() -> No
         link: Any = Wire(to(0).identity, opened_here=True)
         handler.connected(link, Peer(0, True, 0))
         handler.turn_over()
-        assert [type(each) for each in said] == [Follow]
+        assert [type(each) for each in said] == [FollowPrimary]
         event = Replicate(position, 0.0, 0, 0, Retire.kind, EVENTS.encode(Retire()), 1)
         handler.received(link, Incoming(event, 0, [], 0))
         if position == 1:

@@ -13,7 +13,7 @@ from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.ps.messages import Retire, Waiting
 from trireme.ps.replication import log as log_module
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.replication_messages import Address, Replicated
+from trireme.ps.replication_messages import ConnectToShard, Replicated
 from trireme.ps.shard.instructions import Reply
 from trireme.wire.handshake import Identity
 
@@ -39,7 +39,7 @@ class Primary:
         list(self.replicas.take(self.now, view))
         self.replica = self.replicas.by_shard[0]
         self.worker = Link(Identity("job", "worker:0", 1))
-        assert self.replicas.addressed(self.worker, Address(0, 1)) is self.replica
+        assert self.replicas.addressed(self.worker, ConnectToShard(0, 1)) is self.replica
         self.taken: dict[Link, int] = {}
         self.replies: list[Reply] = []
 

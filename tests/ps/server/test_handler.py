@@ -37,7 +37,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication.log import EVENTS
 from trireme.ps.replication.replicas import Peer
-from trireme.ps.replication_messages import Address, Fill, Replicate, Speak
+from trireme.ps.replication_messages import ConnectToLeader, ConnectToShard, Fill, Replicate
 from trireme.ps.row_messages import Place, RowKeys, RowUpdates
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server import receive_buffer
@@ -95,13 +95,13 @@ class Server:
         self.handler.authenticated(cast(Link, link))
         index, role = link.identity.index, link.identity.role
         if role != "ps":
-            self.hear(link, Address(self.handler.index, 1))
+            self.hear(link, ConnectToShard(self.handler.index, 1))
         elif index == 0:  # this server has connected to server 0
             self.handler.connected(cast(Link, link), Peer(self.handler.index, False, 0))
-            assert link.sent.pop(0) == Speak(self.handler.index, 1)
+            assert link.sent.pop(0) == ConnectToLeader(self.handler.index, 1)
         elif calls == "ps:0":
             link.opened_here = False
-            self.hear(link, Speak(index, 1))
+            self.hear(link, ConnectToLeader(index, 1))
         return link
 
     def hear(self, link: FakeLink, message: Message, payload: Sequence[memoryview] = ()) -> None:
@@ -143,7 +143,7 @@ def test_a_connection_is_old_though_its_first_message_comes_after_that_of_the_ne
     for link in (old, new):
         server.handler.authenticated(cast(Link, link))
     for link in (new, old):
-        server.hear(link, Address(0, 1))
+        server.hear(link, ConnectToShard(0, 1))
     server.hear(new, Status())
     server.hear(old, Status())
     assert old.closed and not old.sent
@@ -287,9 +287,12 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     assert room(*(TensorSpec(name, name, "float32", 0, 16, 0) for name in SIZES)) == 28
     scalars = [TensorSpec("state/step", "float64", "float32", 0, 16, 0)] * 1000
     assert room(*scalars) == 8000, "more than values take"
-    for senseless in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
+    for invalid in (
+        TensorSpec("x", "str", "float32", 0, 16),
+        TensorSpec("x", "bool", "x", 2, 1),
+    ):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
-            worker.connection.destination(Load(1, 0, (senseless,), (), ()), 16)
+            worker.connection.destination(Load(1, 0, (invalid,), (), ()), 16)
 
 
 class ManyWorkers:

@@ -42,7 +42,7 @@ class Servers:
     def take(self, server: int, out: Sequence[Instruction]) -> None:
         for instruction in out:
             if isinstance(instruction, Send):
-                self.wire.append((server, instruction.server, instruction.message))
+                self.wire.append((server, instruction.shard, instruction.message))
             elif isinstance(instruction, Reply):
                 self.answers[server, instruction.route] = instruction.message
         bench = self.benches[server]
@@ -59,7 +59,7 @@ class Servers:
 
     def values(self) -> list[float]:
         """Each server's number: all hold a part of the same vector."""
-        return [b.value for b in self.benches if b.layout.parts(b.shard.server)[0].length]
+        return [b.value for b in self.benches if b.layout.parts(b.shard.number)[0].length]
 
     def verdict(self, server: int, route: object) -> object:
         answer = self.answers[server, route]

@@ -65,10 +65,10 @@ class Job:
             if isinstance(each, Reply):
                 self.replies[each.route] = each
             elif isinstance(each, Send):
-                other = self.shards[each.server]
-                self.carry_out(other, other.heard(0.0, shard.server, each.message))
+                other = self.shards[each.shard]
+                self.carry_out(other, other.heard(0.0, shard.number, each.message))
             elif isinstance(each, Stopped):
-                self.stopped.add(shard.server)
+                self.stopped.add(shard.number)
         if shard.due:
             self.carry_out(shard, shard.go_on(0.0))
 
@@ -77,7 +77,7 @@ class Job:
         for shard in self.shards:
             request = Attach(self.view.number, self.layout.spec, ADAM, self.rule)
             self.carry_out(shard, shard.attach(0.0, None, who, request))
-            (part,) = self.layout.parts(shard.server)
+            (part,) = self.layout.parts(shard.number)
             spec = TensorSpec("values", "float32", "float32", part.start, part.stop)
             load = Load(self.view.number, 0, (spec,), (), ())
             tensors = [(spec, values[part.start : part.stop].clone())]
@@ -86,15 +86,15 @@ class Job:
     def push(self, worker: int, sequence: int, gradient: torch.Tensor, pulled: int) -> None:
         push = Push(self.view.number, sequence, sequence - 1, pulled, 1.0)
         for shard in self.shards:
-            (part,) = self.layout.parts(shard.server)
+            (part,) = self.layout.parts(shard.number)
             vectors = [gradient[part.start : part.stop].clone()]
-            buffer = PartBuffer(self.layout, shard.server, vectors)
-            route, who = (shard.server, worker, sequence), Participant(worker, 1)
+            buffer = PartBuffer(self.layout, shard.number, vectors)
+            route, who = (shard.number, worker, sequence), Participant(worker, 1)
             self.carry_out(shard, shard.push(0.0, route, who, push, buffer))
 
     def pull(self, worker: int) -> None:
         for shard in self.shards:
-            route, who = ("pull", shard.server, worker), Participant(worker, 1)
+            route, who = ("pull", shard.number, worker), Participant(worker, 1)
             self.carry_out(shard, shard.pull(0.0, route, who, Pull(self.view.number)))
 
     def lease(self, worker: int, incarnation: int, count: int) -> tuple[Span, ...]:

@@ -27,7 +27,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication.log import Tell
 from trireme.ps.replication.replicas import Replicas
-from trireme.ps.replication_messages import Address
+from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
@@ -190,7 +190,7 @@ class Primary:
             take(each, FIRST)
         assert follow(self.server, self.backup, to(1)) is not None
         self._link = Link(Identity("job", "worker:0", 1))
-        replica = self.server.addressed(self._link, Address(0, 1))
+        replica = self.server.addressed(self._link, ConnectToShard(0, 1))
         assert replica is not None
         self.replica, bench = replica, Bench(loaded=False)
         self.ask(Attach(1, bench.layout.spec, bench.optimizer, bench.rule, (TABLE,)))

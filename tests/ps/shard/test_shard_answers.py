@@ -45,7 +45,7 @@ def rejected(reason: str, *, step: int = 0) -> PushReply:
 
 
 def gradients(bench: Bench, value: float = 1.0) -> PartBuffer:
-    made = PartBuffer(bench.layout, bench.shard.server)
+    made = PartBuffer(bench.layout, bench.shard.number)
     for vector in made.vectors:
         vector.fill_(value)
     return made
@@ -54,7 +54,7 @@ def gradients(bench: Bench, value: float = 1.0) -> PartBuffer:
 def test_a_shard_begins_with_nothing() -> None:
     shard = Shard(3)
     state = shard.state
-    assert (shard.server, state.step, state.loaded, state.layout) == (3, 0, False, None)
+    assert (shard.number, state.step, state.loaded, state.layout) == (3, 0, False, None)
     assert shard.state.rule == Rule()
     assert (shard.waits(0.0), shard.lags(), shard.tick(0.0)) == ((), {}, [])
     assert shard.state.counters == {}
@@ -75,8 +75,11 @@ def test_who_shows_something_else_is_answered_where_it_asked() -> None:
         assert route == "attach 1"
         assert isinstance(refused, Refused) and (refused.code, refused.view) == (code, 1)
     fresh = Bench(loaded=False)
-    unknown, senseless = OptimizerSpec("Lion", ()), OptimizerSpec("SGD", (GroupSpec({"lr": -1.0}),))
-    for optimizer, code in ((unknown, "optimizer"), (senseless, "rejected")):
+    unknown, invalid = (
+        OptimizerSpec("Lion", ()),
+        OptimizerSpec("SGD", (GroupSpec({"lr": -1.0}),)),
+    )
+    for optimizer, code in ((unknown, "optimizer"), (invalid, "rejected")):
         ((route, refused),) = told(fresh.attach(0, optimizer=optimizer))
         assert route == "attach 0"
         assert isinstance(refused, Refused) and refused.code == code

@@ -17,7 +17,7 @@ from trireme.ps.snapshot_messages import WriteValues
 def write(
     bench: Bench, worker: int = 0, value: float = 5.0, incarnation: int = 1
 ) -> list[Instruction]:
-    tensors = values_of(bench.layout, {"w": torch.full((16,), value)}, bench.shard.server)
+    tensors = values_of(bench.layout, {"w": torch.full((16,), value)}, bench.shard.number)
     request = WriteValues(bench.view_number, tuple(spec for spec, _ in tensors))
     who = Participant(worker, incarnation)
     return bench.shard.write_values(bench.now, "write", who, request, tensors)

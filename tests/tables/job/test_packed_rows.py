@@ -16,7 +16,7 @@ from trireme.tables.job.requests import (
     Parts,
     keys_of,
     mean_of,
-    misfit,
+    mismatch,
     packed_for,
     square,
     updates_of,
@@ -97,7 +97,7 @@ def test_every_shard_has_the_same_rows_whatever_their_number(
     parts, seen = Parts((whole,), (), SPECS, bounds), 0
     for shard in range(len(bounds) - 1):
         (mine,), _ = parts.of_shard(shard)
-        assert (mine.codec, mine.lr) == (codec, 0.25) and misfit(SPECS, (mine,)) is None
+        assert (mine.codec, mine.lr) == (codec, 0.25) and mismatch(SPECS, (mine,)) is None
         keys, rows = keys_of(mine.keys), updates_of(mine, SPECS[0])
         assert parts.nbytes(shard) == keys.size * (8 + row_bytes(codec, SPECS[0]))
         for key, row in zip(keys, rows, strict=True):
@@ -118,7 +118,7 @@ def test_means_and_norms_are_those_of_the_unpacked_rows(codec: RowCodec) -> None
         assert one == other and one.codec == "none"
     assert square(packed, SPECS) == square(plain, SPECS)
     none = RowUpdates(0, b"", b"", 0.25, codec)  # a shard's part of a batch without its keys
-    assert updates_of(none, SPECS[0]).shape == (0, 6) and misfit(SPECS, (none,)) is None
+    assert updates_of(none, SPECS[0]).shape == (0, 6) and mismatch(SPECS, (none,)) is None
     assert mean_of([(1.0, [none]), (1.0, [none])], SPECS)[0].rows == b""
 
 
@@ -131,4 +131,4 @@ def test_packed_rows_that_make_no_sense_are_refused() -> None:
         (RowUpdates(2, keys, bytes(24), None, "fp16"), "table 'counts' of int64 came in fp16"),
         (RowUpdates(3, keys, bytes(24), None, "bf16"), "table 'double' of float64 came in bf16"),
     ):
-        assert reason in str(misfit(SPECS, (updates,)))
+        assert reason in str(mismatch(SPECS, (updates,)))

@@ -13,7 +13,7 @@ from trireme.errors import FrameError
 from trireme.ps.row_messages import Place, RowCodec, RowKeys, RowKeysInto, RowUpdates, data_of, raw
 from trireme.ps.table_spec import FTRL, SGD, Add, SparseAdam, TableSpec
 from trireme.tables.job.packed_rows import row_bytes
-from trireme.tables.job.requests import Parts, keys_of, misfit, rows_of, slots_of_shard
+from trireme.tables.job.requests import Parts, keys_of, mismatch, rows_of, slots_of_shard
 from trireme.tables.job.shard_tables import ShardTables
 from trireme.tables.keys import slots_of
 
@@ -44,7 +44,7 @@ def test_each_shard_gets_its_rows_and_the_worker_all_answers(
         keys = keys_of(mine.keys)
         within = slots_of_shard(bounds, shard)
         assert all(within[0] <= slot < within[1] for slot in slots_of(np.array(keys)))
-        assert misfit(SPECS, (other, mine, asked), within) is None
+        assert mismatch(SPECS, (other, mine, asked), within) is None
         for key, row in zip(keys.tolist(), rows_of(mine.rows, SPECS[0]), strict=True):
             np.testing.assert_array_equal(row, expected[key])
         np.testing.assert_array_equal(keys_of(asked.keys), keys)
@@ -76,11 +76,11 @@ def test_what_makes_no_sense_at_a_shard_is_said() -> None:
         (RowUpdates(0, keys, rows[1:]), "2 rows of table 'counts' take 48 bytes, and the push has"),
         (RowKeysInto(0, keys, out=memoryview(bytearray(40))), "names 40 bytes for them"),
     ):
-        assert reason in str(misfit(SPECS, (entry,)))
+        assert reason in str(mismatch(SPECS, (entry,)))
     key = np.array([5])
     slot = int(slots_of(key)[0])
-    assert misfit(SPECS, (RowKeys(0, raw(key)),), (slot, slot + 1)) is None
-    elsewhere = misfit(SPECS, (RowKeys(0, raw(key)),), (slot + 1, 256))
+    assert mismatch(SPECS, (RowKeys(0, raw(key)),), (slot, slot + 1)) is None
+    elsewhere = mismatch(SPECS, (RowKeys(0, raw(key)),), (slot + 1, 256))
     assert "belong to slots of another shard" in str(elsewhere)
     with pytest.raises(FrameError, match="was not lent over its connection"):
         data_of(Place(0, 8))
@@ -99,8 +99,8 @@ def test_a_learning_rate_that_makes_no_sense_is_refused_at_the_push(
 ) -> None:
     """Else it would be an error in each server, of an update that all have agreed on."""
     rows = raw(np.array([7])), raw(np.ones((1, 2), np.float32))
-    assert misfit([spec], [RowUpdates(0, *rows)]) is None
-    assert says in str(misfit([spec], [RowUpdates(0, *rows, lr)]))
+    assert mismatch([spec], [RowUpdates(0, *rows)]) is None
+    assert says in str(mismatch([spec], [RowUpdates(0, *rows, lr)]))
 
 
 KINDS = (
@@ -128,7 +128,7 @@ def test_whatever_is_not_refused_is_applied_and_no_key_has_two_rows(seed: int) -
             lr = draw.choice((None, None, None, 0.1, -1.0, float("nan")))
             rows = draw.randbytes(size)
             updates.append(RowUpdates(table, raw(np.array(keys, np.int64)), rows, lr, codec))
-        if tables.misfit(updates) is None:
+        if tables.mismatch(updates) is None:
             applied += 1
             tables.apply(updates, applied)
     assert 20 < applied < 300

@@ -75,7 +75,7 @@ class Request(msgspec.Struct):
 class Transmit(msgspec.Struct, frozen=True):
     """Send a message to a server, over a new connection where there is none; see `Lanes.entry`."""
 
-    server: int
+    shard: int
     sequence: int
     message: Message
     payload: Sequence[Any]
@@ -129,7 +129,7 @@ class Lanes:
         # Any thread may read it.
         self.silent: tuple[float, str] | None = None
         self._life: int | None = None
-        self.lanes = [Lane(server) for server in range(servers)]  # the lanes, by server
+        self.lanes = [Lane(shard) for shard in range(servers)]  # by shard
         self.waiting: list[Lane] = []  # the lanes whose answers are missing
         self.answers: dict[int, Answer] = {}  # the answers to the last requests, by shard
         self._worker = worker
@@ -167,8 +167,8 @@ class Lanes:
         self._again, self._chief = again, self.known_view().chief
         self._since, self._names = now, ()
         out: list[Transmit] = []
-        for server, request in requests.items():
-            lane = self.lanes[server]
+        for shard, request in requests.items():
+            lane = self.lanes[shard]
             lane.request = request
             self.waiting.append(lane)
             lane.sequence += 1
@@ -180,7 +180,7 @@ class Lanes:
         self._since = now
 
     def heard(
-        self, now: float, server: int, sequence: int, message: Message, payload: Sequence[Any]
+        self, now: float, shard: int, sequence: int, message: Message, payload: Sequence[Any]
     ) -> None:
         """Takes a message of a server, with the sequence of the request that it is about.
 
@@ -189,7 +189,7 @@ class Lanes:
             Rejected: the server has refused the request, as it makes no sense.
             ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
         """
-        lane = self.lanes[server]
+        lane = self.lanes[shard]
         if lane.failing_since is not None:
             lane.failing_since = lane.refusing_since = self.silent = None
         if sequence != lane.sequence or lane.request is None:
@@ -212,9 +212,9 @@ class Lanes:
                 self._give_up(error)
         lane.request = None
         self.waiting.remove(lane)
-        self.answers[server] = message, payload
+        self.answers[shard] = message, payload
 
-    def broke(self, now: float, server: int, error: WireError) -> None:
+    def broke(self, now: float, shard: int, error: WireError) -> None:
         """Notes that the connection to a server has failed, or could not be made.
 
         Raises:
@@ -222,7 +222,7 @@ class Lanes:
             ConnectTimeout, NetworkLost, WireTimeout: it was out of reach too long. Whether its
                 process lives is not known.
         """
-        lane = self.lanes[server]
+        lane = self.lanes[shard]
         if lane.request is None:
             return
         silent = isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
@@ -241,11 +241,11 @@ class Lanes:
             since, patience = lane.failing_since, min(patience, _HURRIED_SECONDS)
         if now - since > patience:
             lost = type(error)(
-                f"worker:{self._worker} could not reach {self.task(server)} for {patience:.0f} s: "
+                f"worker:{self._worker} could not reach {self.task(shard)} for {patience:.0f} s: "
                 f"{error}"
             )
             if not silent:
-                lost.server = self.task(server)
+                lost.server = self.task(shard)
             self._give_up(lost, error)
         lane.due = now + (_SILENT_BACK_OFF if silent else BACK_OFF)
         self.silent = (lane.failing_since, ", ".join(self._failing())) if silent else None

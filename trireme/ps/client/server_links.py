@@ -36,7 +36,7 @@ from trireme.ps.messages import (
     Push,
     PushReply,
 )
-from trireme.ps.replication_messages import Address
+from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.row_memory import ROW_BYTES, RowMemory
 from trireme.ps.table_spec import TableSpec
 from trireme.wire.connection import Connection
@@ -316,7 +316,7 @@ class ServerLinks:
         return self._spin.wait(poller.poll, self._slice(), look=through_memory)
 
     def _transmit(self, order: Transmit) -> None:
-        link = self.links[order.server]
+        link = self.links[order.shard]
         try:
             if link.connection is not None and link.server != self.lanes.entry(link.index):
                 link.close()  # another server has the primary now
@@ -333,7 +333,7 @@ class ServerLinks:
         except (AuthenticationError, FrameError):
             raise
         except WireError as error:
-            self._broke(order.server, error)
+            self._broke(order.shard, error)
 
     def _check_primary(self, link: ServerLink) -> None:
         """Checks that what is being sent over a connection still has somewhere to arrive.
@@ -398,7 +398,7 @@ class ServerLinks:
             identity = Identity(options.job, task, options.incarnation, options.epoch)
             patience = min(HANDSHAKE_TIMEOUT, options.retry_seconds)
             authenticate(connection, identity, options.secret, server=server, timeout=patience)
-            address = Address(link.index, self.lanes.generation or 0)
+            address = ConnectToShard(link.index, self.lanes.generation or 0)
             connection.send(address, timeout=options.retry_seconds)
             if stream.passes_descriptors:
                 shared_buffer = self.shared_buffers[link.index]

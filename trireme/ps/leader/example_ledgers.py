@@ -85,7 +85,7 @@ class ExampleLedgers:
     def _leave_out(self, worker: int, request: Lease) -> None:
         """Counts as finished what a worker's program was dealt and left out."""
         spans = [Span(request.dataset, start, stop) for start, stop in request.left_out]
-        if self.senseless(spans):
+        if self.why_invalid(spans):
             raise ValueError(
                 f"worker:{worker} leaves out examples of {request.dataset!r} that were not dealt"
             )
@@ -174,7 +174,7 @@ class ExampleLedgers:
         ledger.restore(done)
         return ledger
 
-    def senseless(self, spans: Iterable[Span]) -> str | None:
+    def why_invalid(self, spans: Iterable[Span]) -> str | None:
         """Returns why examples cannot be those of an update; None where they can.
 
         Only what was dealt can be finished. Of data sets that nobody has asked for, nothing was.

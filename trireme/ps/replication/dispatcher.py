@@ -169,8 +169,8 @@ class Dispatcher(Generic[_S]):
         If there is none, `speaks` returns the message when there is one.
         """
         assert isinstance(word.message, FromServer)
-        self._last_sent[word.server] = word.message
-        return self._shards.get(word.server)
+        self._last_sent[word.shard] = word.message
+        return self._shards.get(word.shard)
 
     def last_sent(self, shard: int) -> list[FromServer]:
         """Returns the last message to another shard, if there is one."""

@@ -46,7 +46,7 @@ from trireme.ps.messages import (
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
 from trireme.ps.replication.filling import filling, filling_rows
 from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
-from trireme.ps.replication_messages import Fill, FillRows, Follow, Replicate, Replicated
+from trireme.ps.replication_messages import Fill, FillRows, FollowPrimary, Replicate, Replicated
 from trireme.ps.shard.instructions import Instruction, Reply, Stopped
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, QuietState, export
@@ -359,7 +359,7 @@ class Replica(Generic[_L]):
             out.append(ReadyToSwitch(self._ready, self.generation, self.number))
         return out
 
-    def follow(self, link: _L, message: Follow) -> list[Output[_L]] | None:
+    def follow(self, link: _L, message: FollowPrimary) -> list[Output[_L]] | None:
         """Begins to send entries to another replica; returns None where that cannot be.
 
         A replica that has not begun with the same state as this one, or has heard entries that this
@@ -450,10 +450,10 @@ class Replica(Generic[_L]):
         for instructions in self._apply(message.now, who, route, event, what):
             yield from instructions
 
-    def follows(self, incarnation: int) -> Follow:
+    def follows(self, incarnation: int) -> FollowPrimary:
         """Returns the message by which this replica asks its primary for entries."""
         term = self._term_at(self._position)
-        return Follow(
+        return FollowPrimary(
             self.number, self.generation, self._position, self.began, incarnation, term, self.lacks
         )
 

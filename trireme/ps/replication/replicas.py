@@ -5,8 +5,9 @@ divides the slots into other shards: each server makes its new replicas from the
 have stopped at one cut. A view of a new life follows the loss of all copies of a shard: every
 server begins anew, without values, and the workers load a checkpoint.
 
-A connection begins with a message that says what it is for: a task asks a shard (`Address`), the
-primary of another shard speaks with shard 0 (`Speak`), or a replica follows its primary (`Follow`).
+A connection begins with a message that says what it is for: a task asks a shard (`ConnectToShard`),
+the primary of another shard speaks with shard 0 (`ConnectToLeader`), or a replica follows its
+primary (`FollowPrimary`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trireme.ps.messages import FromServer
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.stall_clock import StallClock
-from trireme.ps.replication_messages import Address, Follow, Speak
+from trireme.ps.replication_messages import ConnectToLeader, ConnectToShard, FollowPrimary
 from trireme.ps.shard.quiet_state import united
 from trireme.ps.shard.shard import Shard
 from trireme.wire.message import Message
@@ -149,13 +150,13 @@ class Replicas(Generic[_L]):
             self.opened(link)
         return self._numbers[link]
 
-    def _is_superseded(self, link: _L, message: Speak | Follow) -> bool:
+    def _is_superseded(self, link: _L, message: ConnectToLeader | FollowPrimary) -> bool:
         """Returns whether its server has made another connection for the same purpose since."""
         key, number = (link.identity.index, message.kind, message.shard), self._number(link)
         self._newest[key] = max(number, self._newest.get(key, 0))
         return number < self._newest[key]
 
-    def addressed(self, link: _L, message: Address) -> Replica[_L] | None:
+    def addressed(self, link: _L, message: ConnectToShard) -> Replica[_L] | None:
         """Returns the replica that a task asks; None where this server cannot answer."""
         if not self.view.number:  # another process of this server's name may have had a replica
             return None
@@ -165,7 +166,9 @@ class Replicas(Generic[_L]):
         replica.dispatcher.opened(link, self._number(link))
         return replica
 
-    def spoken(self, link: _L, message: Speak) -> tuple[Replica[_L], list[FromServer]] | None:
+    def spoken(
+        self, link: _L, message: ConnectToLeader
+    ) -> tuple[Replica[_L], list[FromServer]] | None:
         """Takes the connection of the primary of another shard to shard 0.
 
         Returns:
@@ -186,7 +189,9 @@ class Replicas(Generic[_L]):
             return server == shard
         return entry is not None and entry.primary == server
 
-    def followed(self, link: _L, message: Follow) -> tuple[Replica[_L], list[Output[_L]]] | None:
+    def followed(
+        self, link: _L, message: FollowPrimary
+    ) -> tuple[Replica[_L], list[Output[_L]]] | None:
         """Takes the connection of a replica to its primary; None where that is not so."""
         replica = self.by_shard.get(message.shard)
         if replica is None or not replica.primary or replica.generation != message.generation:
@@ -232,7 +237,7 @@ class Replicas(Generic[_L]):
             return replica, [replica.follows(self.incarnation)]
         replica.dispatcher.opened(link, self._number(link))
         words = replica.dispatcher.speaks(link, 0)
-        return replica, [Speak(replica.number, replica.generation), *words]
+        return replica, [ConnectToLeader(replica.number, replica.generation), *words]
 
     def look(self, now: float) -> None:
         """Passes the time: notes for how long connections to shard 0 have been missing."""

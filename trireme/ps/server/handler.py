@@ -40,14 +40,14 @@ from trireme.ps.replication.log import ReplicationLog, Tell
 from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.replication_messages import (
-    Address,
     Borrows,
+    ConnectToLeader,
+    ConnectToShard,
     Fill,
     FillRows,
-    Follow,
+    FollowPrimary,
     Replicate,
     Replicated,
-    Speak,
 )
 from trireme.ps.row_memory import Answers, found, written
 from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
@@ -123,7 +123,9 @@ class ShardHandler:
         self._row_memory = BorrowedRows()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
-        self._early: list[tuple[Link, Speak | Follow]] = []  # of a generation that is not here yet
+        self._early: list[
+            tuple[Link, ConnectToLeader | FollowPrimary]
+        ] = []  # of a generation that is not here yet
         self._reported: list[Message] = []
         self._values = ValueBytes()
 
@@ -159,7 +161,7 @@ class ShardHandler:
         if isinstance(message, (Replicate, Replicated, Fill, FillRows, Borrows)):
             self._replicate(link, replica, message, payload)
             return
-        if isinstance(message, (Address, Speak, Follow)):
+        if isinstance(message, (ConnectToShard, ConnectToLeader, FollowPrimary)):
             raise FrameError(f"{link.identity.task} has said before what its connection is for")
         superseded = replica.dispatcher.admit(link, message)
         if superseded is not None:
@@ -285,7 +287,9 @@ class ShardHandler:
             return
         replica, words = taken
         self._bound[link] = replica
-        self._confirms.pop(replica, None)  # `Follow` says how far it is, and it may be filled anew
+        self._confirms.pop(
+            replica, None
+        )  # `FollowPrimary` says how far it is, and it may be filled anew
         for word in words:
             link.offer(word)
         if peer.follows and self._borrowed.identities:
@@ -296,14 +300,14 @@ class ShardHandler:
     def _open(self, link: Link, message: Message) -> None:
         """Takes the first message of a connection."""
         role = link.identity.role
-        if isinstance(message, Address):
+        if isinstance(message, ConnectToShard):
             replica = self.replicas.addressed(link, message)
             if replica is None:
                 link.close()  # both sides have the newest view within moments
             else:
                 self._bound[link] = replica
             return
-        if not isinstance(message, (Speak, Follow)):
+        if not isinstance(message, (ConnectToLeader, FollowPrimary)):
             raise FrameError(f"{link.identity.task} did not say which shard it asks")
         if role != "ps":
             raise FrameError(
@@ -313,12 +317,12 @@ class ShardHandler:
             raise FrameError(f"{link.identity.task} has not joined this start of the job")
         if message.generation > self.replicas.view.generation:
             self._early.append((link, message))
-        elif isinstance(message, Speak):
+        elif isinstance(message, ConnectToLeader):
             self._speak(link, message)
         else:
             self._follow(link, message)
 
-    def _speak(self, link: Link, message: Speak) -> None:
+    def _speak(self, link: Link, message: ConnectToLeader) -> None:
         taken = self.replicas.spoken(link, message)
         if taken is None:
             link.close()
@@ -327,7 +331,7 @@ class ShardHandler:
         for word in words:
             link.offer(word)
 
-    def _follow(self, link: Link, message: Follow) -> None:
+    def _follow(self, link: Link, message: FollowPrimary) -> None:
         taken = self.replicas.followed(link, message)
         if taken is None:
             link.close()
@@ -507,9 +511,9 @@ class ShardHandler:
         link = replica.dispatcher.link_for(word)
         if not replica.primary:
             return
-        if self.replicas.local(word.server) is not None:
+        if self.replicas.local(word.shard) is not None:
             assert isinstance(word.message, FromServer)
-            self._local.append((replica.number, word.server, word.message))
+            self._local.append((replica.number, word.shard, word.message))
         elif link is not None:
             link.offer(word.message)
 

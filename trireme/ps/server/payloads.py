@@ -118,7 +118,7 @@ def _most_loaded(state: ShardState) -> int:
         return 0
     if state.tables is not None:
         return _TABLE_BYTES
-    elements = sum(part.length for part in state.layout.parts(state.server))
+    elements = sum(part.length for part in state.layout.parts(state.number))
     return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 
 

@@ -52,7 +52,7 @@ class ReceiveBuffer:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._server = state.server
+        self._server = state.number
         self._pool: list[_Memory] = []  # the memory that was used last is the last
 
     def place(self, link: Link, length: int) -> Sequence[memoryview]:
@@ -159,7 +159,7 @@ class EntryBuffers:
                 views = memory.places(places)
             except WireError as error:
                 raise FrameError(str(error)) from error
-            gradients = _lent_buffer(layout, self._state.server, views, "the primary")
+            gradients = _lent_buffer(layout, self._state.number, views, "the primary")
             staging = self._lent[memory.identity, places] = Staging(gradients, views)
         staging.busy = True
         return staging
@@ -187,7 +187,7 @@ class Buffers:
 def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
     """Returns new memory for the gradients of a shard."""
     try:
-        gradients = PartBuffer(layout, state.server)
+        gradients = PartBuffer(layout, state.number)
     except RuntimeError as error:
         raise FrameError(f"no memory for a push of {task}: {error}") from error
     codec, deflates = make_codec(state.rule.codec), state.rule.deflates

@@ -23,7 +23,7 @@ class Reply(msgspec.Struct, frozen=True):
 class Send(msgspec.Struct, frozen=True):
     """Send a message to another shard."""
 
-    server: int
+    shard: int
     message: Message
 
 

@@ -17,7 +17,7 @@ from trireme.ps.leader.example_ledgers import ExamplesState
 from trireme.ps.messages import GroupSpec, LayoutSpec, OptimizerSpec
 from trireme.ps.rule import Rule
 from trireme.ps.shard.push_table import RecordState
-from trireme.ps.shard.state import ShardState, ShownModel
+from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.table_spec import TableSpec
 
@@ -45,11 +45,13 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
     tables: tuple[TableSpec, ...] = ()  # the sparse tables of the model
 
     @property
-    def shown(self) -> ShownModel:
+    def shown(self) -> ModelDescription:
         """The model that was shown, with the shards of then."""
         from trireme.ps.layout import Layout
 
-        return ShownModel(self.task, Layout(self.layout), self.optimizer, self.rule, self.tables)
+        return ModelDescription(
+            self.task, Layout(self.layout), self.optimizer, self.rule, self.tables
+        )
 
 
 class Quiet(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.quiet_state import Quiet, restore
-from trireme.ps.shard.state import ShardState, ShownModel
+from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
@@ -97,10 +97,10 @@ class Shard:
         factory: makes the values once the first worker has shown its model.
     """
 
-    def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
-        self.server = server
+    def __init__(self, number: int, factory: ValuesFactory = Values) -> None:
+        self.number = number
         self._factory = factory
-        self.state = ShardState(server)  # the shard's state. Only the shard changes it.
+        self.state = ShardState(number)  # the shard's state. Only the shard changes it.
         self.execution = Execution(self.state)
         self._noticed = 0.0
 
@@ -208,11 +208,11 @@ class Shard:
         else:
             self.state.shown.check_same(shown)
 
-    def _create(self, shown: ShownModel) -> None:
+    def _create(self, shown: ModelDescription) -> None:
         state, rule, layout = self.state, shown.rule, shown.layout
         rule.check()
-        state.values = self._factory(layout, self.server, shown.optimizer, rule)
-        state.tables = _tables_of(shown, self.server)
+        state.values = self._factory(layout, self.number, shown.optimizer, rule)
+        state.tables = _tables_of(shown, self.number)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
         self.execution.updates.begin(shown)
         if (leader := state.leader) is not None:
@@ -283,7 +283,7 @@ class Shard:
         state = self.state
         reason = None if state.loaded else "no values are loaded yet: pull them first"
         if reason is None:
-            reason = state.rows_misfit(request.wanted)
+            reason = state.rows_mismatch(request.wanted)
         if reason is not None:
             return [self._refused(route, "rejected", reason)]
         assert state.tables is not None
@@ -298,7 +298,7 @@ class Shard:
         if reason is not None:
             fenced = FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = state.senseless(who.worker, push) or self.execution.updates.unlike(push)
+        reason = state.why_invalid(who.worker, push) or self.execution.updates.unlike(push)
         if reason is not None:
             return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)
@@ -442,7 +442,9 @@ class Shard:
         gone = {worker for worker, incarnation in known.items() if here.get(worker) != incarnation}
         state.participants.retire(*(w for w in before.retired if w not in gone))
         layout = Layout(before.layout).divided(view.bounds)
-        self._create(ShownModel(before.task, layout, before.optimizer, before.rule, before.tables))
+        self._create(
+            ModelDescription(before.task, layout, before.optimizer, before.rule, before.tables)
+        )
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
         if state.tables is not None:
@@ -487,7 +489,7 @@ class Shard:
         return [Reply(route, ServerStatus(state.step, state.loaded, view, table, counters))]
 
 
-def _tables_of(shown: ShownModel, server: int) -> ShardTables | None:
+def _tables_of(shown: ModelDescription, server: int) -> ShardTables | None:
     """Returns the empty tables of a shard; None where the model has none."""
     if not shown.tables:
         return None

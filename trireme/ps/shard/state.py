@@ -11,7 +11,7 @@ from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
 from trireme.ps.messages import Attach, GroupSpec, OptimizerSpec, Push
-from trireme.ps.optimizers import misfit
+from trireme.ps.optimizers import mismatch
 from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.participants import Participants
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownModel:
+class ModelDescription:
     """What one worker has shown; that of the first worker holds for all."""
 
     task: str  # the worker's name, such as `worker:0`
@@ -33,7 +33,7 @@ class ShownModel:
     rule: Rule  # how pushes become steps
     tables: tuple[TableSpec, ...] = ()  # the model's sparse tables
 
-    def check_same(self, other: ShownModel) -> None:
+    def check_same(self, other: ModelDescription) -> None:
         """Checks that another worker trains the same."""
         self.layout.check_same(other.layout, whose=self.task, others=other.task)
         if other.rule != self.rule:
@@ -56,11 +56,11 @@ class ShownModel:
 class ShardState:
     """The state of one shard."""
 
-    def __init__(self, server: int) -> None:
-        self.server = server
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.step = 0  # the global step of the values
         self.loaded_in = 0  # the number of the view in which values were loaded; 0 before
-        self.shown: ShownModel | None = None  # what the first worker has shown; None before
+        self.shown: ModelDescription | None = None  # what the first worker has shown; None before
         self.rule = Rule()  # the rule of what was shown
         self.synchronous = False  # whether the rule is synchronous; read several times a push
         self.values: Values | None = None  # the values; None before a worker has shown its model
@@ -76,7 +76,7 @@ class ShardState:
         self.participants = Participants()  # the workers of the newest view
         self.table = PushTable()  # the exactly-once table
         # decides for all shards, at shard 0; None at any other
-        self.leader = None if server else Leader()
+        self.leader = None if number else Leader()
 
     @property
     def loaded(self) -> bool:
@@ -91,22 +91,22 @@ class ShardState:
     @property
     def _primary(self) -> str:
         """The name of the server with the primary of this shard."""
-        return self.participants.view.primary_name(self.server)
+        return self.participants.view.primary_name(self.number)
 
-    def shown_by(self, task: str, request: Attach) -> ShownModel:
+    def shown_by(self, task: str, request: Attach) -> ModelDescription:
         """Returns the model that a worker shows, if it is laid out over the job's shards."""
         layout, view = Layout(request.layout), self.participants.view
         bounds = view.bounds if view.shards else layout.spec.bounds
         servers = layout.spec.shards if view.shards else len(view.servers) or layout.spec.shards
         wrong = layout.spec.bounds != bounds or layout.spec.shards != servers
-        if wrong or not self.server < layout.spec.shards:
+        if wrong or not self.number < layout.spec.shards:
             raise ConfigurationError(
                 f"{task} lays its model out in {layout.spec.shards} shards that begin at the slots "
                 f"{layout.spec.bounds[:-1]}, and the job has {len(bounds) - 1}, at {bounds[:-1]}"
             )
-        return ShownModel(task, layout, request.optimizer, request.rule, request.tables)
+        return ModelDescription(task, layout, request.optimizer, request.rule, request.tables)
 
-    def senseless(self, worker: int, push: Push) -> str | None:
+    def why_invalid(self, worker: int, push: Push) -> str | None:
         """Returns why a push of a worker makes no sense; None when it does."""
         last, period = self.table.records[worker].sequence, self.rule.period
         if not self.loaded or self.shown is None:
@@ -129,15 +129,15 @@ class ShardState:
         if push.absent and (reason := _nowhere(self.shown.layout, push.absent)) is not None:
             return reason
         if push.examples and (leader := self.leader) is not None:
-            reason = leader.examples.senseless(push.examples)
+            reason = leader.examples.why_invalid(push.examples)
             if reason is not None:
                 return reason
         if push.rows or push.wanted:
-            if (reason := self.rows_misfit((*push.rows, *push.wanted))) is not None:
+            if (reason := self.rows_mismatch((*push.rows, *push.wanted))) is not None:
                 return reason
             if len({each.table for each in push.rows}) < len(push.rows):
                 return "a push names a table twice"
-        return misfit(self.shown.optimizer, push.hyper) if push.hyper is not None else None
+        return mismatch(self.shown.optimizer, push.hyper) if push.hyper is not None else None
 
     def overfull(self, worker: int, push: Push) -> str | None:
         """Returns why the tables have no room for the rows of a new push; None where they have.
@@ -148,15 +148,15 @@ class ShardState:
         record = self.table.records.get(worker)
         if not push.rows or self.tables is None or record is None:
             return None
-        if push.sequence <= record.sequence or self.senseless(worker, push) is not None:
+        if push.sequence <= record.sequence or self.why_invalid(worker, push) is not None:
             return None
         return self.tables.overfull(push.rows)
 
-    def rows_misfit(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
+    def rows_mismatch(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates of rows, or keys, make no sense; None where they do."""
         if self.tables is None:
             return "a request names rows of a sparse table, and the model has none"
-        return self.tables.misfit(rows)
+        return self.tables.mismatch(rows)
 
 
 def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:

@@ -11,7 +11,7 @@ from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.push_table import Decided, Pending
 from trireme.ps.shard.rounds import Mean, RoundHyperparameters, compares
-from trireme.ps.shard.state import ShardState, ShownModel
+from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.gradient_sums import Total
 
 _Change = tuple[Total | None, Sequence[RowUpdates] | None]
@@ -31,7 +31,7 @@ class Updates:
         # that the program has written.
         self._written: tuple[int, int] | None = None
 
-    def begin(self, shown: ShownModel) -> None:
+    def begin(self, shown: ModelDescription) -> None:
         """Takes the model, as the first worker has shown it."""
         self._hyper = RoundHyperparameters(shown.optimizer.groups)
         self._mean = Mean(self._spare, shown.tables)
@@ -146,7 +146,7 @@ class Updates:
             if hyper is not None:
                 state.values.optimizer.set_hyper(before)
             return RejectedVerdict(
-                f"step {step} could not be applied to shard {state.server}: "
+                f"step {step} could not be applied to shard {state.number}: "
                 f"{type(error).__name__}: {error}"
             )
         if hyper is not None:
@@ -174,7 +174,7 @@ class Updates:
         if self._scratch is None:
             shown = self._state.shown
             assert shown is not None
-            self._scratch = PartBuffer(shown.layout, self._state.server)
+            self._scratch = PartBuffer(shown.layout, self._state.number)
         return self._scratch
 
 

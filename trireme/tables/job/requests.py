@@ -73,7 +73,7 @@ def new_space(shard: int, nbytes: int) -> memoryview:
     return memoryview(bytearray(nbytes))
 
 
-def misfit(
+def mismatch(
     specs: Sequence[TableSpec],
     updates: Sequence[RowUpdates | RowKeys],
     slots: tuple[int, int] = (0, SLOTS),

@@ -18,7 +18,7 @@ from trireme.ps.snapshot_messages import TensorSpec
 from trireme.ps.table_spec import TableSpec
 from trireme.ps.tables import ShardTables as TablesOfShard
 from trireme.tables.block import Block
-from trireme.tables.job.requests import hyper_of, keys_of, misfit, updates_of
+from trireme.tables.job.requests import hyper_of, keys_of, mismatch, updates_of
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_optimizers import row_optimizer
@@ -79,9 +79,9 @@ class ShardTables(TablesOfShard):
         """The slots whose rows are here: [start, stop)."""
         return self.slots[0], self.slots[1] - self.lacks
 
-    def misfit(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
+    def mismatch(self, updates: Sequence[RowUpdates | RowKeys]) -> str | None:
         """Returns why updates or keys make no sense here; None where they do."""
-        return misfit(self.specs, updates, self.slots)
+        return mismatch(self.specs, updates, self.slots)
 
     def overfull(self, updates: Sequence[RowUpdates]) -> str | None:
         """Returns why a table has no room for the keys of updates; None where it has."""
@@ -93,7 +93,7 @@ class ShardTables(TablesOfShard):
         return None
 
     def apply(self, updates: Sequence[RowUpdates], step: int) -> None:
-        """Applies updates, which `misfit` has found to make sense."""
+        """Applies updates, which `mismatch` has found to make sense."""
         for each in updates:
             spec, table = self.specs[each.table], self.tables[each.table]
             # A copy, which nobody else writes to. Both are in this machine's byte order.
