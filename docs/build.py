@@ -39,8 +39,8 @@ from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import declared
 from trireme.launch.ray.options import RayOptions
+from trireme.ps import lending_messages, replication_messages, snapshot_messages
 from trireme.ps import messages as ps_messages
-from trireme.ps import replication_messages, snapshot_messages
 from trireme.ps import rule as ps_rule
 from trireme.ps.leader import decisions
 from trireme.wire import handshake
@@ -299,7 +299,7 @@ CONVERSATIONS = (
     ("Tasks and the coordinator", (cluster_messages,)),
     (
         "Workers and parameter servers",
-        (ps_messages, snapshot_messages, decisions, replication_messages),
+        (ps_messages, snapshot_messages, lending_messages, decisions, replication_messages),
     ),
 )
 VALUE_MODULES = (

@@ -35,6 +35,7 @@ from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import FrameError
 from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
 from trireme.ps.leader.decisions import Apply, Cut, Decided, Divide, Held, Measure, Stop
+from trireme.ps.lending_messages import LendMemory
 from trireme.ps.messages import (
     Applied,
     Attach,
@@ -46,7 +47,6 @@ from trireme.ps.messages import (
     GroupSpec,
     Lease,
     Leased,
-    LendMemory,
     Pull,
     PullReply,
     Push,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trireme.ps import messages, replication_messages, snapshot_messages
+from trireme.ps import lending_messages, messages, replication_messages, snapshot_messages
 from trireme.ps.leader import decisions
 from trireme.wire.message import Catalog, Message
 
 PS_MESSAGES: tuple[type[Message], ...] = tuple(
     kind
-    for module in (messages, snapshot_messages, decisions, replication_messages)
+    for module in (messages, lending_messages, snapshot_messages, decisions, replication_messages)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Message)

@@ -435,36 +435,6 @@ class Collected(Message, frozen=True, array_like=True):
     sizes: tuple[int, ...]
 
 
-# Memory lent over shm:// ------------------------------------------------------------------------
-
-
-class LendMemory(FromWorker, frozen=True, array_like=True):
-    """A worker lends this server memory; its descriptor comes along. Answered by `MemoryLent`."""
-
-    kind: ClassVar[int] = 92
-    nbytes: Number  # the memory's size
-    outbound: Pairs  # (offset, length) in bytes of the places that pushes come from
-    inbound: Pairs  # of the places that values go to
-    rows: bool = False  # whether `LendRows` follows
-
-
-class LendRows(FromWorker, frozen=True, array_like=True):
-    """A worker lends this server memory for rows, of so many bytes; its descriptor comes along.
-
-    It belongs to this connection. Answered by `MemoryLent`.
-    """
-
-    kind: ClassVar[int] = 126
-    nbytes: Number
-
-
-class MemoryLent(Message, frozen=True, array_like=True):
-    """The answer to `LendMemory` and `LendRows`: whether the server sees the memory."""
-
-    kind: ClassVar[int] = 93
-    accepted: bool
-
-
 # Anybody to server ------------------------------------------------------------------------------
 
 

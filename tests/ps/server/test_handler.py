@@ -20,12 +20,11 @@ from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import FrameError, OutOfMemory
 from trireme.ps.flat import as_bytes
 from trireme.ps.leader.decisions import Decided, Held
+from trireme.ps.lending_messages import LendRows, MemoryLent
 from trireme.ps.messages import (
     Attach,
     Attached,
     GroupSpec,
-    LendRows,
-    MemoryLent,
     OptimizerSpec,
     Pull,
     PullRows,

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from tests.descriptors import open_descriptors
-from trireme.ps.messages import LendMemory
+from trireme.ps.lending_messages import LendMemory
 from trireme.ps.server.receive_buffer import ReceiveBuffer
 from trireme.ps.shard.state import ShardState
 from trireme.wire.handshake import Identity

@@ -505,11 +505,8 @@ class ClientProtocol:
     def _ask_first(
         self, message: Message, wanted: type[_M], payload: Sequence[Any] = ()
     ) -> Operation[_M]:
-        while True:
-            try:
-                return expect((yield from self._ask({0: Request(message, payload)}))[0], wanted)
-            except Divided:
-                continue
+        answers = yield from self._ask_until({0: Request(message, payload)})
+        return expect(answers[0], wanted)
 
     def _all(self, answers: Answers, wanted: type[_M]) -> list[_M]:
         return [expect(answers[server], wanted) for server in range(self._servers)]

@@ -27,15 +27,8 @@ from trireme.errors import (
 )
 from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
-from trireme.ps.messages import (
-    LendMemory,
-    LendRows,
-    MemoryLent,
-    PulledRows,
-    PullRows,
-    Push,
-    PushReply,
-)
+from trireme.ps.lending_messages import LendMemory, LendRows, MemoryLent
+from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
 from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.row_memory import ROW_BYTES, RowMemory
 from trireme.ps.table_spec import TableSpec

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from trireme.errors import WireError
-from trireme.ps.messages import LendRows, Pairs
+from trireme.ps.lending_messages import LendRows
+from trireme.ps.messages import Pairs
 from trireme.ps.replication.log import Lent
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory

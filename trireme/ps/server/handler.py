@@ -20,12 +20,10 @@ from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
 from trireme.host_memory import check_fits, host_memory
 from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.flat import as_bytes
+from trireme.ps.lending_messages import LendMemory, LendRows, MemoryLent
 from trireme.ps.messages import (
     Attach,
     FromServer,
-    LendMemory,
-    LendRows,
-    MemoryLent,
     PullReply,
     PullRows,
     Push,

@@ -15,7 +15,8 @@ from trireme.errors import FrameError, WireError
 from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
-from trireme.ps.messages import LendMemory, Pairs
+from trireme.ps.lending_messages import LendMemory
+from trireme.ps.messages import Pairs
 from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.service import Link
