@@ -262,8 +262,8 @@ def test_rows_lie_in_lent_memory_and_come_again_over_another_connection(
         with_rows = isinstance(order.message, Push | PullRows) and bool(links.tables)
         if with_rows and next(sent) % 7 == 0:
             seen["broken"] += 1
-            links._broke(order.server, ConnectionBroken("the test has cut it"))
-            assert links.links[order.server].rows is None, "its memory is given up"
+            links._broke(order.shard, ConnectionBroken("the test has cut it"))
+            assert links.links[order.shard].rows is None, "its memory is given up"
 
     def reading(memory: SharedMemory | None, request: Push | PullRows) -> Any:
         entries = [*request.wanted, *(request.rows if isinstance(request, Push) else ())]
