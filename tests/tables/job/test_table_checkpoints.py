@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.session.test_tables import BATCH, make, train
 
 import trireme
 from tests.harness import Cluster, run_job
 from tests.session.checkpoint.samples import assert_same_tensors
+from tests.tables.job.test_tables import BATCH, make, train
 from trireme.ps.table_spec import Adagrad, Normal
 from trireme.session.checkpoint import describe, list_checkpoints, load, step_of, verify
 from trireme.tables.job.connection import Connection
