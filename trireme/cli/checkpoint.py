@@ -86,13 +86,15 @@ def _verify(given: Namespace) -> int:
 
 
 def _export(given: Namespace) -> int:
-    from trireme.session.checkpoint import describe, export
+    from trireme.session.checkpoint import describe, export, export_tables
 
     if given.state and not given.tables:
         raise UsageError("--state goes with --tables: the model's file has no optimizer state")
     path = _chosen(given)
     if given.tables:
-        return _export_tables(path, Path(given.output or "tables"), state=given.state)
+        for file in export_tables(path, Path(given.output or "tables"), state=given.state):
+            print(printable(f"{file}: a table of {path}"))
+        return 0
     output = export(path, Path(given.output or "model.safetensors"))
     print(f"{output}: the model of {path}")
     tables = {key.rpartition("/")[0]: None for key in describe(path).tables}
@@ -102,14 +104,6 @@ def _export(given: Namespace) -> int:
             f"  without the rows of its sparse tables, {names}: export them with "
             f"`trireme checkpoint export {given.run} --tables`"
         )
-    return 0
-
-
-def _export_tables(path: Path | RemotePath, output: Path, *, state: bool) -> int:
-    from trireme.session.checkpoint import export_tables
-
-    for file in export_tables(path, output, state=state):
-        print(printable(f"{file}: a table of {path}"))
     return 0
 
 

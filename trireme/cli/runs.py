@@ -23,7 +23,7 @@ from trireme.stores import open_store
 
 if TYPE_CHECKING:
     from trireme.cluster.member import Observer
-    from trireme.cluster.messages import ClusterStatus, TaskStatus
+    from trireme.cluster.messages import ClusterStatus
 
 ELSEWHERE = "running elsewhere"
 """The state of a job whose uploaded record says that it runs, on another host."""
@@ -128,31 +128,20 @@ def status_line(status: ClusterStatus) -> str:
     if status.missing:
         return f"waiting for {', '.join(status.missing)}"
     workers = [task for task in status.tasks if task.role == "worker" and task.status]
-    parts = [_advance(workers), *_figures(workers), _states(workers)]
-    return "  ".join(part for part in parts if part)
-
-
-def _advance(workers: list[TaskStatus]) -> str:
-    step = max((int(w.status.get("global_step", 0)) for w in workers), default=0)
-    end = max((int(w.status.get("max_steps", 0)) for w in workers), default=0)
-    if not end:
-        return f"global step {step}" if step else ""
-    filled = round(_BAR * min(step / end, 1.0))
-    return f"{'━' * filled}{'╌' * (_BAR - filled)} global step {step}/{end}"
-
-
-def _figures(workers: list[TaskStatus]) -> list[str]:
-    figures = []
+    step, end = (
+        max((int(worker.status.get(name, 0)) for worker in workers), default=0)
+        for name in ("global_step", "max_steps")
+    )
+    parts = [f"global step {step}"] if step and not end else []
+    if end:
+        filled = round(_BAR * min(step / end, 1.0))
+        parts = [f"{'━' * filled}{'╌' * (_BAR - filled)} global step {step}/{end}"]
     if workers and "loss" in workers[0].status:
-        figures.append(f"loss {float(workers[0].status['loss']):.4g}")
-    pace = sum(float(w.status.get("examples_per_second", 0.0)) for w in workers)
-    if pace:
-        figures.append(f"{pace:,.0f} examples/s")
-    return figures
-
-
-def _states(workers: list[TaskStatus]) -> str:
-    states = {f"worker:{w.index}": str(w.status.get("state", w.state)) for w in workers}
+        parts.append(f"loss {float(workers[0].status['loss']):.4g}")
+    if pace := sum(float(worker.status.get("examples_per_second", 0.0)) for worker in workers):
+        parts.append(f"{pace:,.0f} examples/s")
+    states = {f"worker:{each.index}": str(each.status.get("state", each.state)) for each in workers}
     if len(set(states.values())) == 1:
-        return next(iter(states.values()))
-    return ", ".join(f"{name} {state}" for name, state in states.items())
+        return "  ".join([*parts, *{*states.values()}])
+    each_state = ", ".join(f"{name} {state}" for name, state in states.items())
+    return "  ".join([*parts, each_state] if states else parts)

@@ -432,11 +432,6 @@ class Launcher:
         asked, self._requests = members.requests > self._requests, members.requests
         return self._supervision.resized(members.wanted, members.dismissed, asked=asked)
 
-    def _start_new(self, name: str) -> None:
-        role, _, index = name.partition(":")
-        config = msgspec.structs.replace(self._job.task, role=role, index=int(index))
-        self._start(self._tasks.setdefault(name, config))
-
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
@@ -454,7 +449,9 @@ class Launcher:
                 case Kill(name):
                     self._engine.send_signal(name, signal.SIGKILL)
                 case Start(name):
-                    self._start_new(name)
+                    role, _, index = name.partition(":")
+                    new = msgspec.structs.replace(self._job.task, role=role, index=int(index))
+                    self._start(self._tasks.setdefault(name, new))
                     self._record("running", None)
                 case Restart(name):
                     self._start(self._tasks[name])

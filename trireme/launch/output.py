@@ -87,8 +87,10 @@ class Console:
     def _write(self, stream: TextIO, line: str, end: str = "\n") -> None:
         if id(stream) in self._unwritable:
             return
-        try:
-            print(_printable(line, stream), end=end, file=stream, flush=True)
+        encoding = stream.encoding or "utf-8"
+        try:  # a task may print characters that the stream lacks
+            line = line.encode(encoding, "replace").decode(encoding)
+            print(line, end=end, file=stream, flush=True)
         except OSError as error:
             self._unwritable.add(id(stream))
             # Python flushes the stream once more when it ends, which would fail.
@@ -104,12 +106,6 @@ class Console:
 def terminal_console() -> Console:
     """Returns a console of this process's standard output and error."""
     return Console(sys.stdout, sys.stderr, os.environ)
-
-
-def _printable(line: str, stream: TextIO) -> str:
-    """Replaces the characters that the stream's encoding lacks: a task may print anything."""
-    encoding = stream.encoding or "utf-8"
-    return line.encode(encoding, "replace").decode(encoding)
 
 
 class TaskOutputs:

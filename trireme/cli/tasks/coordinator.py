@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,6 @@ from trireme.monitor.background_writer import BackgroundWriter
 from trireme.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prometheus_client.registry import Collector
 
     from trireme.cluster.journal import Journal
@@ -147,12 +145,15 @@ class HostedCoordinator(ServedCoordinator):
             line = f"coordinator: {printable(text)}"
             self._lines.put(partial(self._console.say, line, alarm=True))
 
+        log, handler = logging.getLogger("trireme"), _TakeWarnings(warn)
+        log.addHandler(handler)
         try:
-            with _warnings_to(warn):
-                self.run(say)
+            self.run(say)
         except BaseException as error:
             self._error = error
             self._on_change()
+        finally:
+            log.removeHandler(handler)
 
     def membership(self) -> Membership:
         """Returns the members of the job now; raises what has ended the coordinator's thread."""
@@ -206,17 +207,6 @@ def serve_metrics(
         return nullcontext()
     say(f"metrics: {exposition.address}")
     return exposition
-
-
-@contextmanager
-def _warnings_to(take: Callable[[str], None]) -> Iterator[None]:
-    handler = _TakeWarnings(take)
-    log = logging.getLogger("trireme")
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
 
 
 class _TakeWarnings(logging.Handler):

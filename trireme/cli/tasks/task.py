@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from trireme.atomic_file import write_atomically
 from trireme.cli.parser import TASK
 from trireme.cli.tasks.coordinator import ServedCoordinator, policy_of, serve_metrics
-from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
@@ -25,7 +24,6 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.engines import task_options
 from trireme.launch.environment.classic_flags import classic_strategy, classic_task
 from trireme.launch.environment.detect import detect, manual_task
-from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
@@ -112,7 +110,9 @@ def _run(task: TaskConfig, program: Sequence[str], audience: _Audience) -> int:
         return run_program(program, task=name, launcher=audience.launcher)
     allow_many_descriptors()
     with BackgroundWriter("terminal") as terminal:  # its loop waits for no terminal
-        _log_to_stderr(audience.name, terminal)
+        handler = BackgroundHandler(terminal, sys.stderr)
+        handler.setFormatter(_LineFormatter(f"{audience.name}%(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
         return _serve(task, audience, terminal)
 
 
@@ -145,12 +145,6 @@ class _LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
-
-
-def _log_to_stderr(prefix: str, terminal: BackgroundWriter) -> None:
-    handler = BackgroundHandler(terminal, sys.stderr)
-    handler.setFormatter(_LineFormatter(f"{prefix}%(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _tf_task(given: argparse.Namespace) -> ClusterTask | None:

@@ -94,7 +94,8 @@ def read_certificate(path: Path, task: str, now: datetime | None = None) -> str:
     if problem := facts.problem(now):
         raise ConfigurationError(f"the certificate in {file} {problem}: {again}")
     if now > facts.end - SOON:
-        _log.warning("the certificate in %s ends on %s UTC: %s", file, _date(facts.end), again)
+        end = f"{facts.end:%Y-%m-%d %H:%M}"
+        _log.warning("the certificate in %s ends on %s UTC: %s", file, end, again)
     return text
 
 
@@ -137,7 +138,3 @@ def _write_new(path: Path, text: str) -> Path:
         path.unlink(missing_ok=True)
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
     return path
-
-
-def _date(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M}"
