@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from trireme.atomic_file import write_atomically
 from trireme.cli.parser import TASK
 from trireme.cli.tasks.coordinator import ServedCoordinator, policy_of, serve_metrics
+from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
@@ -24,6 +25,7 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.engines import task_options
 from trireme.launch.environment.classic_flags import classic_strategy, classic_task
 from trireme.launch.environment.detect import detect, manual_task
+from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
