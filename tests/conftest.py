@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.process_state import ProcessState
 
 # Before torch is imported: several test processes with several threads each would fight over cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -120,9 +123,23 @@ def cifar_dir() -> Path:
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """Gives each test the environment that the run began with: a task writes into its own."""
+    """Gives each test the environment that the run began with: a task writes into its own.
+
+    A session that is deterministic makes torch so, for the rest of its process.
+    """
     before = dict(os.environ)
     yield
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    """Fails a test that would spoil others of its process: they run in any order."""
+    state = ProcessState()
+    yield
+    assert state.changes() == []
