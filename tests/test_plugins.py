@@ -16,7 +16,7 @@ from tests.metadata import forget, write_metadata
 from trireme import plugins
 from trireme.cli.command import Command
 from trireme.cli.parser import RUN
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, UsageError
 from trireme.plugins import Plugins
 
 Install = Callable[..., None]
@@ -80,6 +80,15 @@ def test_an_option_of_a_part_that_is_not_installed_names_its_extra() -> None:
         patch.setitem(plugins._EXTRAS, "trireme.hooks", {"trace-all": "tracking"})
         with pytest.raises(ConfigurationError, match=r"pip install 'trireme-train\[tracking\]'"):
             RUN.parser().split(["--trace-all", "1", "program.py"])
+
+
+def test_an_option_that_names_a_part_that_is_not_installed_names_its_extra() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plugins._EXTRAS, "trireme.commands", {"weigh": "doctor"})
+        COMMANDS.check("status")
+        COMMANDS.check("no such name at all")  # which the caller refuses, and lists those there are
+        with pytest.raises(UsageError, match=r"pip install 'trireme-train\[doctor\]'"):
+            COMMANDS.check("weigh")
 
 
 def test_every_extra_that_errors_name_is_declared() -> None:

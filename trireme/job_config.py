@@ -172,8 +172,8 @@ class TrainingOptions(_Options, frozen=True):
     """The strategy and its numbers, and what is pushed."""
 
     strategy: Annotated[str | None, Option("NAME",
-        "{values} (default async with servers, allreduce without)", values=STRATEGIES.names
-        )] = None
+        "{values} (default async with servers, allreduce without)", values=STRATEGIES.names,
+        check=STRATEGIES.check)] = None
     aggregate: Annotated[Positive | None, Option("R",
         "sync, diloco: how many workers' updates make a round (default all; fewer: backups)",
         classic="replicas-to-aggregate")] = None

@@ -23,7 +23,7 @@ from importlib.metadata import (
 )
 from typing import Any, Generic, TypeVar
 
-from trireme.errors import ConfigurationError, suggestion
+from trireme.errors import ConfigurationError, UsageError, suggestion
 
 _T = TypeVar("_T")
 
@@ -94,6 +94,15 @@ class Plugins(Generic[_T]):
                 f"{point.value} must name one; mend or uninstall that package"
             )
         return loaded
+
+    def check(self, name: str) -> None:
+        """Checks that a name is not of a part of Trireme that is not installed here.
+
+        Raises:
+            UsageError: it is; says which extra installs it.
+        """
+        if name not in self and (extra := _EXTRAS.get(self.group, {}).get(name)) is not None:
+            raise UsageError(not_installed(f"the {self._what} {name}", extra))
 
     def find(self, name: str) -> _T | None:
         """Returns the plug-in of a name; None where none of that name is installed.

@@ -201,7 +201,7 @@ class TablesType:
     connect: str
 
 
-TABLES = Plugins("trireme.tables", "part", TablesType)
+TABLES = Plugins("trireme.tables", "implementation of", TablesType)
 """What makes tables, under the name `tables`."""
 
 
