@@ -39,6 +39,7 @@ from trireme.session.checkpoint import (
     list_checkpoints,
     load,
     save,
+    step_of,
     verify,
 )
 
@@ -169,7 +170,7 @@ class CheckpointFuzzer:
         verify(path)
         described = describe(path)
         assert described.step == data.step
-        assert path.name.endswith(f"{data.step:09d}"), "it is of another step than its name says"
+        assert step_of(path) == data.step, "it is of another step than its name says"
         for group in ("model", "optimizer", "average", "local"):
             shapes = {name: tuple(t.shape) for name, t in getattr(data, group).items()}
             assert {name: shape for name, (_, shape) in getattr(described, group).items()} == shapes
@@ -194,7 +195,7 @@ class CheckpointFuzzer:
         assert found is not None
         assert passed == ([path] if ended == "refused" else [])
         if ended == "refused":
-            expected = next(d for d in self._saved.values() if old.name.endswith(f"{d.step:09d}"))
+            expected = next(d for d in self._saved.values() if step_of(old) == d.step)
             assert_same(found, expected)
 
     def _command(self, ended: str, draw: random.Random) -> None:

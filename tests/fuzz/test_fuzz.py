@@ -177,7 +177,7 @@ def test_checkpoints_find_checksums_that_are_not_looked_at(
 def test_checkpoints_find_a_step_that_is_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "step_in", lambda name: None)
+    monkeypatch.setattr(manifest, "order_of", lambda name: None)
     _checkpoints_find(tmp_path)
 
 

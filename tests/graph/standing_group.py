@@ -23,6 +23,9 @@ Work = Callable[..., Any]
 SECONDS = 30.0
 """How long a process of a group waits for another one: a deadlock shows after that."""
 
+PATIENCE = 150.0
+"""How much longer the test waits: a fresh program loads torch first, on busy cores for a minute."""
+
 
 class StandingGroup:
     """The processes. They are started when they are first needed, and again after an error.
@@ -59,7 +62,7 @@ class StandingGroup:
 
     def _answer(self, rank: int) -> tuple[bool, Any]:
         connection = self._connections[rank]
-        if not connection.poll(self._seconds + 30):
+        if not connection.poll(self._seconds + PATIENCE):
             return False, "is not ready in time"
         try:
             answer: tuple[bool, Any] = connection.recv()
