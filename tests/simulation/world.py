@@ -151,7 +151,7 @@ class World:
         def call() -> None:
             if self.coordinator.done or self.coordinator.state.over is not None:
                 self._coming -= 1
-            elif self.view.number:
+            elif self.view.shards:
                 self._launched += 1
                 who = Identity("", f"worker:{_SAVERS + self._launched}", 1, "e")
                 client = self._client(who, OsProcess(self.loop), lambda: self.view, patience=0.5)
