@@ -94,16 +94,6 @@ class LeavesBeforeTheChief(LastChief):
         return False
 
 
-class LeavesWhatIsNewer(LastChief):
-    """A worker that came back late takes any saved step for the last one."""
-
-    def awaits(self, view: View | None, step: int) -> bool:
-        return super().awaits(view, 0)
-
-    def follow(self, view: View | None, step: int) -> bool:
-        return super().follow(view, 0)
-
-
 class NeverTakesOver(LastChief):
     """A worker leaves when the chief is lost."""
 
