@@ -313,6 +313,7 @@ SEEN_AT = {
     "links-reports_no_copy_without_progress": 107,
     "links-reports_no_missing_connection_to_shard_0": 17,
     "links-takes_a_stuck_loop_for_live": 2781,
+    "rows-CopiesRowsLater": 271,
     "rows-counts_on_who_lacks_rows": 48,
     "rows-updates_rows_that_come_later": 80,
     "rows-waits_with_updates_until_it_is_filled": 24,
