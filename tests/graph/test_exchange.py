@@ -137,6 +137,7 @@ def _peak() -> float:
     return int(line) / 1024
 
 
+@pytest.mark.thorough
 def test_1f1b_keeps_fewer_micro_batches_than_gpipe(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else glibc keeps freed memory of this size for itself, with holes.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))

@@ -59,6 +59,7 @@ def all_known(shell: Shell, own: list[int]) -> None:
     assert own == [one["applied"] for one in known] == [one["attempted"] for one in known]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("shared memory",))
 @pytest.mark.parametrize("transport", [(), ("--transport", "tcp")], ids=["shared memory", "tcp"])
 def test_a_killed_worker_s_updates_count_once(shell: Shell, transport: tuple[str, ...]) -> None:

@@ -252,6 +252,7 @@ def learn(cluster: Cluster, seed: int, sweeps: int = 60) -> tuple[float, float]:
     return run_job(cluster, make, program).values[0]  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 5))]
 )
