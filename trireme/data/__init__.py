@@ -8,22 +8,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = [
-    "batch",
-    "bookmarks",
-    "digits",
-    "draws",
-    "evaluation_batches",
-    "intervals",
-    "ledger",
-    "loader",
-    "loading",
-    "order",
-    "request",
-    "seeds",
-    "stream",
-    "stream_loader",
-]
+__all__ = ["batch", "digits", "loading"]
 
 
 def __getattr__(name: str) -> ModuleType:
