@@ -30,8 +30,6 @@ PACKAGES = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), PACKAGES])
 """For the processes that tests start."""
 
-os.environ.setdefault("PYTHONPATH", PYTHONPATH)  # those that say nothing else
-
 
 def python_path(words: Iterable[object]) -> str:
     """Returns `PYTHONPATH` for a command.
@@ -48,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs, but from `tests/gpu` alone; refuses entry points that are not those installed."""
     if not all("gpu" in Path(given).parts for given in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # processes that train together would take them
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", default=None):
+        # Not where pytest starts its own workers, which need the compiler whole.
+        os.environ.setdefault("PYTHONPATH", PYTHONPATH)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for group, named in project["entry-points"].items():
         if not named.items() <= {(each.name, each.value) for each in entry_points(group=group)}:
