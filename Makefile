@@ -4,7 +4,7 @@
 #   make test     tests of everything, some five minutes on two quiet cores
 #                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
-#   make test-all what continuous integration runs: each promise in each way, some twelve minutes
+#   make test-all what continuous integration runs: each promise in each way, some twenty minutes
 #   make test-without   the core's tests without each plug-in, or without one
 #                                                make test-without PLUGIN=graph TESTS=tests/session
 #   make test-slow   further cases of the same, more random schedules, every page's commands

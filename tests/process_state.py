@@ -25,7 +25,9 @@ SHARED = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 def _settings() -> dict[str, object]:
     found: dict[str, object] = {
-        f"the handler of {each.name}": signal.getsignal(each) for each in SIGNALS
+        f"the handler of {each.name}": signal.getsignal(each)
+        for each in SIGNALS
+        if signal.getsignal(each) is not signal.SIG_IGN  # as in the background of a shell
     }
     found["the working directory"] = os.getcwd()
     torch = sys.modules.get("torch")
@@ -67,9 +69,9 @@ class ProcessState:
         """Returns what is not as it was, in words."""
         now = _settings()
         found = [
-            f"{name} was {value} and is {now[name]}"
+            f"{name} was {value} and is {now.get(name, 'ignored')}"
             for name, value in self.settings.items()
-            if now[name] != value
+            if now.get(name) != value
         ]
         for thread in set(threading.enumerate()) - self.threads:
             if not thread.daemon:
