@@ -252,7 +252,7 @@ def where_values_come_from() -> Iterator[str]:
 FOLDERS = {
     "examples": "programs to read and to start from",
     "recipes": "programs with other libraries, each beside the plain one",
-    "benchmarks": "what is measured, beside what it is measured against",
+    "benchmarks": "speed, each figure beside that of a peer or a limit",
     "docs": "design, protocol, operations, decisions",
     "tests": "one folder for each of the package's; integration/ starts real processes",
 }
