@@ -6,8 +6,6 @@ The program is `programs/counting.py`: the values count the updates of each work
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 
 import pytest
 
