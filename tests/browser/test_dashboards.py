@@ -54,8 +54,6 @@ def test_scalars_of_training_and_test_on_one_chart(page: Page) -> None:
         "updates/staleness",
         "updates/applied_total",
         "updates/stale_total",
-        "updates/lag_worker_0",
-        "updates/lag_worker_1",
     } <= set(tags["train"])
     assert steps_of(page, "scalars", "loss") == list(range(5, 101, 5))
     assert steps_of(page, "scalars", "accuracy", "test") == list(range(20, 101, 20))

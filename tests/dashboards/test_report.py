@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from trireme.cli import main
-from trireme.dashboards.charts import bar_chart, line_chart, smoothed, stacked_bars, thinned
+from trireme.dashboards.charts import line_chart, smoothed, stacked_bars, thinned
 from trireme.dashboards.report import ReportData, page
-from trireme.dashboards.totals import slowest, staleness_of, worker_totals
+from trireme.dashboards.totals import slowest, worker_totals
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.curves import read_curves
@@ -37,7 +37,7 @@ RECORD = JobRecord(
 )
 
 
-def start(name: str, compute: float, wait: float, staleness: dict[str, float]) -> Start:
+def start(name: str, compute: float, wait: float) -> Start:
     begin = Begin(task=name, job="abc", time=1000.0, host="here", pid=1, about={"torch": "2.13"})
     records = [
         Record(
@@ -51,7 +51,6 @@ def start(name: str, compute: float, wait: float, staleness: dict[str, float]) -
                 "memory_bytes": 2**20 * second,
             },
             seconds={"data": 0.0, "compute": compute * second, "push": 0.1, "wait": wait * second},
-            staleness=staleness,
         )
         for second in range(1, 4)
     ]
@@ -59,8 +58,8 @@ def start(name: str, compute: float, wait: float, staleness: dict[str, float]) -
 
 
 STARTS = [
-    start("worker:0", 0.2, 0.6, {"0.0": 5, "1.0": 9, "6.0": 10, "+Inf": 10}),
-    start("worker:1", 0.7, 0.1, {"0.0": 1, "1.0": 1, "6.0": 3, "+Inf": 3}),
+    start("worker:0", 0.2, 0.6),
+    start("worker:1", 0.7, 0.1),
 ]
 
 CURVES = {
@@ -163,11 +162,6 @@ def test_workers_are_accounted_for_and_the_slowest_is_who_waits_least() -> None:
     assert slowest([first]) is None
 
 
-def test_staleness_is_summed_over_the_workers_range_by_range() -> None:
-    assert staleness_of(STARTS) == [("0", 6), ("1", 4), ("2-6", 3)]
-    assert staleness_of([]) == []
-
-
 def test_thinned_curves_keep_their_extremes() -> None:
     points = [(float(step), 0.0) for step in range(1000)]
     points[333], points[777] = (333.0, 9.0), (777.0, -9.0)
@@ -200,9 +194,6 @@ def test_a_chart_draws_all_points_inside_its_frame(values: list[float]) -> None:
 
 
 def test_bars_have_their_counts() -> None:
-    svg = ElementTree.fromstring(bar_chart([("0", 10.0), ("1", 5.0)], "x", "y"))
-    heights = [float(each.attrib["height"]) for each in svg.iter("rect")]
-    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2)
     assert 'width:50.00%" title="a 1 ms"' in stacked_bars(
         {"w": {"a": 1.0, "b": 1.0}}, "ms", {"a": 0, "b": 1}
     )

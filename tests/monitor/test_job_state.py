@@ -176,7 +176,6 @@ def record(time: float, step: int, loss: float = 1.0) -> Record:
         time=time,
         status={"state": "training", "global_step": step, "loss": loss},
         seconds={"compute": 0.5},
-        staleness={"0.0": 1.0},
     )
 
 

@@ -26,10 +26,9 @@ import trireme
 from tests.metric_values import metrics_of
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
-from trireme.metrics import COUNT_BUCKETS, BucketCounts
+from trireme.metrics import BucketCounts
 from trireme.monitor.prometheus import MembershipMetrics, expose
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.session.observers.phases import SERVED, Phases
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
@@ -70,13 +69,15 @@ class Counted(NamedTuple):
 
 
 def test_what_is_counted_is_scraped_and_parsed() -> None:
-    counted = Counted(0.25, BucketCounts(COUNT_BUCKETS))
-    counted.staleness.observe_all([0, 1])
+    counted = Counted(0.25, BucketCounts([0, 1, 2]))
+    counted.staleness.observe(0)
+    counted.staleness.observe(1)
     exposition = expose([counted], "worker:1", "127.0.0.1", 0)
     assert exposition is not None
     with exposition:
         assert value(scrape(exposition.address), "trireme_push_staleness_count") == 2
-        counted.staleness.observe_all([1, 200])
+        counted.staleness.observe(1)
+        counted.staleness.observe(200)
         families = scrape(exposition.address)
     assert families["trireme_pushes"].type == "counter"
     assert families["trireme_pushes"].documentation == "Pushes by verdict"
@@ -163,7 +164,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     servers, status = ShardMetrics(), ClusterStatus("running", "", 1, (), ())
     families = [
         metric
-        for one in (session.recorder, Phases(SERVED), servers, MembershipMetrics(lambda: status))
+        for one in (session.recorder, servers, MembershipMetrics(lambda: status))
         for metric in metrics_of(one).values()
     ]
     known = {sample.name for family in families for sample in family.samples}

@@ -115,7 +115,7 @@ def test_nothing_is_traced_before_the_steps_and_after_them(tmp_path: Path) -> No
         data = TensorDataset(inputs, inputs[:, 0].long())
         for batch in session.loader(data, 5):
             session.step(batch)
-            watched.append(session.recorder.phases._observer is not None)
+            watched.append(session.recorder.observer is not None)
     assert watched == [False] * 5  # it was there within the third step alone
     assert (tmp_path / "steps-2-3.json.gz").exists()
 

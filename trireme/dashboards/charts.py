@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from itertools import accumulate, pairwise
 from operator import itemgetter
@@ -62,13 +62,6 @@ def line_chart(
     }
     kind = f"{y_label}{', logarithmic' if log else ''} over {x_label}"
     return str(_macros().line_chart(kind, x_label, up.ticks, across.ticks, curves))
-
-
-def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> str:
-    """Returns a bar chart of pairs (name, count)."""
-    up = _Scale(0.0, max((count for _, count in bars), default=1.0) or 1.0)
-    sized = [(name, number(count), up.place(count)) for name, count in bars]
-    return str(_macros().bar_chart(f"{y_label} by {x_label}", x_label, up.ticks, sized))
 
 
 def stacked_bars(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trireme.dashboards.charts import bar_chart, line_chart, stacked_bars, template
+from trireme.dashboards.charts import line_chart, stacked_bars, template
 from trireme.dashboards.totals import (
     ServerTotals,
     WorkerTotals,
@@ -14,7 +14,6 @@ from trireme.dashboards.totals import (
     paces,
     server_totals,
     slowest,
-    staleness_of,
     worker_totals,
 )
 from trireme.launch.run_directory import JobRecord
@@ -136,9 +135,6 @@ def _times(starts: Sequence[Start], workers: Sequence[WorkerTotals]) -> Iterator
     if pace := paces(starts):
         chart = line_chart(pace, "seconds since the start", "examples/s", from_zero=True)
         yield "Examples per second", chart
-    if bars := staleness_of(starts):
-        chart = bar_chart(bars, "updates between a pull and its push", "pushes")
-        yield "Staleness of pushes", chart
 
 
 def _rows(workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, ...]]:

@@ -73,23 +73,6 @@ def slowest(workers: Sequence[WorkerTotals]) -> WorkerTotals | None:
     return max(workers, key=lambda worker: worker.own) if len(workers) > 1 else None
 
 
-def staleness_of(starts: Sequence[Start]) -> list[tuple[str, float]]:
-    """Returns the histogram of staleness: pairs (range, pushes), without the empty end."""
-    totals: dict[str, float] = {}
-    for start in starts:
-        if start.records:
-            for bound, count in start.records[-1].staleness.items():
-                totals[bound] = totals.get(bound, 0.0) + count
-    before, low, bars = 0.0, -1.0, []
-    for bound, total in totals.items():
-        high = float(bound)
-        bars.append((_range(low, high), total - before))
-        before, low = total, high
-    while bars and not bars[-1][1]:
-        bars.pop()
-    return bars
-
-
 def paces(starts: Sequence[Start]) -> dict[str, Points]:
     """Returns each worker's examples per second over the seconds since the job began."""
     workers = [s for s in starts if s.begin.task.startswith("worker") and len(s.records) > 1]
@@ -108,13 +91,6 @@ def _pace_points(records: Iterable[Record]) -> Iterator[tuple[float, float]]:
         if number_of(record.status, "step") > 1 and record.time - before >= _LEAST_SECONDS:
             yield record.time, number_of(record.status, "examples_per_second")
         before = record.time
-
-
-def _range(low: float, high: float) -> str:
-    first = int(low) + 1
-    if high == float("inf"):
-        return f"{first}+"
-    return str(first) if first == int(high) else f"{first}-{int(high)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record", tag_field=
     time: float
     status: dict[str, StatusValue]
     seconds: dict[str, float] = {}
-    staleness: dict[str, float] = {}
 
 
 _Line = Begin | Record

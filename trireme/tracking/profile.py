@@ -265,7 +265,7 @@ class _Tracing:
             trips = [self._connected.trace("start") for _ in range(1 + _ROUND_TRIPS)]
         self.offset, self.servers = offsets_of(list(zip(*trips, strict=True)))
         self._profiler = _Profiler() if operators else None
-        self._recorder.phases.observe(self._saw)
+        self._recorder.observer = self._saw
 
     def _saw(self, phase: str, began: float, ended: float) -> None:
         span = TraceSpan(phase, "phase", began, ended)
@@ -283,7 +283,6 @@ class _Tracing:
         if self._pipeline is not None:
             operations = self._pipeline.end(self._mark)
             self._stages += _stage_spans(operations, time.monotonic() - time.time())
-        self._recorder.phases.settle()
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
         waits = times.push_began >= times.wait_ended
@@ -295,7 +294,7 @@ class _Tracing:
             self._pushes.append(PushSpan(push.began, push.ended, steps))
 
     def finish(self) -> WorkerPart:
-        self._recorder.phases.observe(None)
+        self._recorder.observer = None
         operators = self._profiler.finish() if self._profiler is not None else ()
         return WorkerPart(
             task=self._task.name,

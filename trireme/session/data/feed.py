@@ -46,7 +46,7 @@ class DataFeed:
     def __init__(self, job: Job) -> None:
         self._worker = worker = job.worker
         self._finish = job.end
-        self._phases = job.recorder.phases
+        self._recorder = job.recorder
         self._idle = IdleSteps(worker, job.complete)
         self._places = StreamPlaces(worker)
         self._epoch: _Epoch | None = None
@@ -293,7 +293,7 @@ class DataFeed:
                 except Fenced:  # the servers deal nothing to a worker that is out of the job
                     worker.come_back()
                     continue
-                self._phases.add(("data", began, time.monotonic()))
+                self._recorder.phase("data", began, time.monotonic())
                 if worker.should_stop:  # the answer to a prefetched push has come
                     break
                 self._idle.over()

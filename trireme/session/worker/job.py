@@ -41,7 +41,6 @@ class Job:
             worker.start()
         except BaseException as error:
             worker.fail(error)
-            worker.progress.close()
             if isinstance(error, JobFailed) and worker.lifecycle.was_interrupted:
                 raise SystemExit(INTERRUPTED) from error
             if isinstance(error, UsageError):  # the traceback through this package helps no user
@@ -97,7 +96,6 @@ class Job:
         self.before_end()
         self.complete()
         if self._recorder is not None:
-            self._recorder.check_progress()
             self._recorder.training_ended()
         finish(self.worker)
         self.announce_checkpoints()
@@ -121,7 +119,6 @@ class Job:
         finally:
             self.exits.close()
             self._signals.restore()
-            self.worker.progress.close()
         if error is None:
             self._exit_if_interrupted()
 

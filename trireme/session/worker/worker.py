@@ -60,7 +60,6 @@ class Worker:
         self.progress = make_progress(
             self.task.display if setup.shows_progress else "none",
             max_steps=settings.max_steps,
-            log_every=settings.options.log_every,
         )
         self.lifecycle = Lifecycle(setup, self.progress)
         self.storage = Storage(settings, self.progress)
