@@ -16,7 +16,7 @@ from benchmarks.exchange.ray_peer import Ray, ray_exchange
 from benchmarks.exchange.torch_peers import gloo_exchange, rpc_exchange
 from benchmarks.pairs import Plan, interleave
 from benchmarks.results import Goal, Kind, Result
-from trireme.wire.shared_memory import available
+from trireme.wire.transport import local_memory
 
 SIZES = (4 << 10, 64 << 10, 318_080, 4 << 20, 32 << 20, 256 << 20)
 SERVERS = (1, 2)
@@ -98,7 +98,7 @@ def _entrants(servers: int, ray: Ray | None) -> list[_Entrant]:
             RPC_TCP, "peer", lambda n, b: rpc_exchange(RPC_TCP, n, b, servers=servers, tcp=True)
         ),
     ]
-    if available():
+    if local_memory() is not None:
         shared = _Entrant(
             SHM,
             "trireme",

@@ -22,7 +22,7 @@ from benchmarks.table_rows import AHEAD, NEVER
 from trireme.ps.layout import equal_bounds
 from trireme.tables.job.requests import Divided
 from trireme.tables.keys import SLOTS, unique
-from trireme.wire.shared_memory import available
+from trireme.wire.transport import local_memory
 
 TCP, SHM = "Trireme tcp", "Trireme shm"
 PLAIN, AHEAD_OF = "one array", "one array, reading ahead"
@@ -105,7 +105,8 @@ def _entrants() -> list[_Entrant]:
         _Entrant(AHEAD_OF, "limit", partial(_array, AHEAD)),
         _Entrant(RPC, "peer", _rpc),
     ]
-    return [_Entrant(SHM, "trireme", partial(_ours, "shm")), *found] if available() else found
+    own = [] if local_memory() is None else [_Entrant(SHM, "trireme", partial(_ours, "shm"))]
+    return [*own, *found]
 
 
 def _ours(

@@ -166,6 +166,6 @@ def assigned(tree: ast.Module) -> set[str]:
 
 
 def test_nobody_asks_whether_a_stream_is_of_shared_memory() -> None:
-    own = PACKAGE / "wire" / "transports" / "shm.py"
+    own = PACKAGE / "shm" / "transport.py"
     users = [path for path in FILES if "ShmStream" in path.read_text(encoding="utf-8")]
     assert users == [own]

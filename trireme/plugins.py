@@ -41,6 +41,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.engines": {"ray": "ray"},
     "trireme.hooks": {"profile": "tracking"},
     "trireme.tables": {"tables": "tables"},
+    "trireme.transports": {"shm": "shm"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
         **{"pipeline": "parallel", "tensor": "parallel"},

@@ -22,9 +22,9 @@ from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.ps.rule import Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.service import beside
+from trireme.shm.transport import shm_address
 from trireme.wire.service import Service
 from trireme.wire.transport import Listener, listen
-from trireme.wire.transports.shm import shm_address
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm:// needs Linux")
 

@@ -71,7 +71,7 @@ def test_a_source_tree_is_only_warned_of() -> None:
 def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = SimpleNamespace(free=60 * MIB, total=64 * MIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda directory: usage)
-    monkeypatch.setattr(checks, "available", lambda: False)
+    monkeypatch.setattr(checks, "local_memory", lambda: None)
     found = list(checks.check_shared_memory(tmp_path))
     assert bad(found) == {"memfd": "warning", "/dev/shm": "warning"}
     assert found[1].finding.startswith("60 MiB free of 64 MiB")

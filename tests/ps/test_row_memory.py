@@ -20,7 +20,7 @@ from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, dat
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.table_spec import Add, TableSpec
-from trireme.wire.shared_memory import SharedMemory, available
+from trireme.shm.memory import SharedMemory, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs Linux")
 

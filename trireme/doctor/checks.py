@@ -29,8 +29,7 @@ from trireme.file_lock import try_lock
 from trireme.launch.environment.detect import detect
 from trireme.launch.run_directory import is_running, read_record
 from trireme.session.checkpoint.run_lock import LocalClaims
-from trireme.wire.shared_memory import available
-from trireme.wire.transport import connect, listen
+from trireme.wire.transport import connect, listen, local_memory
 
 DISTRIBUTION = "trireme-train"
 GIB, MIB = 1 << 30, 1 << 20
@@ -92,7 +91,7 @@ def check_versions(name: str = DISTRIBUTION) -> Iterator[Check]:
 
 def check_shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
     """Checks `memfd`, by which tasks of a host share memory, and /dev/shm, which loaders use."""
-    none, advice = not available(), "nothing: tasks of this host use TCP, which is slower"
+    none, advice = local_memory() is None, "nothing: tasks of this host use TCP, which is slower"
     finding = f"this system has {'no ' * none}memfd_create, by which tasks share memory"
     yield judge("memfd", finding, (none, "warning", "", advice))
     if directory.is_dir():

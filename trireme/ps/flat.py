@@ -17,7 +17,8 @@ from trireme.errors import ConfigurationError
 from trireme.host_memory import check_fits
 from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout, Part
 from trireme.ps.messages import ParameterSpec
-from trireme.wire.shared_memory import SharedMemory, available
+from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.transport import local_memory
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -112,7 +113,8 @@ class FlatModel:
         counted: bool = False,
     ) -> None:
         self._servers, self._slots = servers, slots
-        self._shared, self._counted = shared and available(), counted
+        self._local_memory = local_memory() if shared else None
+        self._counted = counted
         # the device of all parameters
         self.device = _one_device({name: each for group in groups for name, each in group})
         self._staged = staged or self.device.type != "cpu"
@@ -153,7 +155,7 @@ class FlatModel:
         last = self.layout.vectors[-1]
         step = ALIGNMENT // last.item_size
         lead = -(-len(by_name) // step) * step if self._counted else 0
-        lent = self._shared and not self._staged
+        lent = self._local_memory is not None and not self._staged
         self.values, gradients = self._allocate(self.device, lead, lent=lent)
         self.presence = gradients[-1][:lead]
         self.gradients = (*gradients[:-1], gradients[-1][lead:])
@@ -366,7 +368,7 @@ class FlatModel:
             return
         pinned, host = self.device.type == "cuda", torch.device("cpu")
         self._host_values, self._host_gradients = self._allocate(
-            host, lent=self._shared, pinned=pinned
+            host, lent=self._local_memory is not None, pinned=pinned
         )
         if self._copied_out:
             self._host_views = list(self._views(self._host_gradients))
@@ -390,9 +392,9 @@ class FlatModel:
         sizes = [(vector.length, dtype_of(vector.dtype)) for vector in vectors]
         sizes[-1] = sizes[-1][0] + lead, sizes[-1][1]
         made: list[torch.Tensor] = []
-        if lent:
+        if lent and self._local_memory is not None:
             total = sum(length * dtype.itemsize for length, dtype in sizes)
-            self.memory = SharedMemory.create(max(total, 1))
+            self.memory = self._local_memory.create(max(total, 1))
             offset = 0
             for length, dtype in sizes:
                 piece = self.memory.view[offset : offset + length * dtype.itemsize]

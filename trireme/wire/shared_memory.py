@@ -1,136 +1,53 @@
-"""Memory that two processes of one host share, and that is freed when both have ended.
+"""Memory that processes of one host share, as a transport offers it.
 
-It has no name: one process passes its file descriptor to the other over a connection, so that
-nothing is left when a process is killed. It is sealed against changes of its size: a peer cannot
-remove pages that are in use.
-
-The lender of a connection creates it, and names two lists of ranges in it: *outbound* ranges hold
-the payloads that it sends, and *inbound* ranges receive those that the borrower sends. A frame
-whose payload lies there has a flag in its header, and the payload does not cross the connection.
-There are no locks: the order of request and answer keeps one side from writing what the other
-reads.
-
-It gains: a push and pull of 318 KB takes half as long as over TCP on one host, of 4 MB a fifth
-(benchmarks/results/push_pull.md).
+One process lends memory to another over a connection. A frame whose payload lies there has a flag
+in its header, and the payload does not cross the connection.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Self
-
-import numpy as np
-
-from trireme.errors import ConnectionBroken
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Views = tuple[memoryview, ...]
 
-_SEALS = 0
-if sys.platform == "linux":
-    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+class Lending(Protocol):
+    """The lent memory as one side of a connection uses it."""
+
+    incoming: Views  # the ranges that hold the payload of a flagged frame of the peer
+    incoming_bytes: int
+
+    def carry(self, payload: Iterable[Buffer]) -> int:
+        """Passes a payload through the memory; returns its bytes, or 0 if it has to cross."""
 
 
-def available() -> bool:
-    """Returns whether this system supports such memory, as Linux does."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
+class SharedMemory(Protocol):
+    """Shared memory, mapped into this process."""
 
-
-def _address(view: memoryview) -> int:
-    address: int = np.frombuffer(view, dtype=np.uint8).ctypes.data
-    return address
-
-
-class SharedMemory:
-    """Shared memory, mapped into this process. Created with `create` or `attach`.
-
-    Attributes:
-        view: its bytes, writable.
-        identity: tells it from all other such memory of this host; the same in every process.
-    """
-
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.identity = os.fstat(descriptor).st_ino
-        self._descriptor = descriptor
-        self._map = mmap.mmap(descriptor, nbytes)
-        self.view = memoryview(self._map)
-
-    @classmethod
-    def create(cls, nbytes: int) -> Self:
-        """Creates new memory of zeros, at least 1 byte, rounded up to whole pages.
-
-        Raises:
-            OSError: the system is out of memory.
-        """
-        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        descriptor = os.memfd_create("trireme", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(descriptor, size)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(descriptor, size)
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    @classmethod
-    def attach(cls, descriptor: int, nbytes: int) -> Self:
-        """Maps memory that a peer has created, and owns the descriptor from now on.
-
-        Raises:
-            ConnectionBroken: it is not such memory, is smaller than announced, or is not sealed.
-        """
-        try:
-            if os.fstat(descriptor).st_size < nbytes or nbytes < 1:
-                raise ConnectionBroken(f"the peer's memory is smaller than {nbytes} bytes")
-            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise ConnectionBroken("the peer's memory could still change its size")
-            return cls(descriptor, nbytes)
-        except (OSError, ValueError) as error:
-            os.close(descriptor)
-            raise ConnectionBroken(f"the peer's memory cannot be mapped: {error}") from error
-        except ConnectionBroken:
-            os.close(descriptor)
-            raise
+    nbytes: int
+    identity: int  # tells it from all other such memory of this host; the same in every process
+    view: memoryview  # its bytes, writable
 
     def fileno(self) -> int:
-        return self._descriptor
+        """Returns its descriptor, by which another process gets it."""
 
     def place_of(self, view: memoryview) -> tuple[int, int]:
-        """Returns (offset, length) in bytes of a view of this memory.
+        """Returns (offset, length) in bytes of a view of it; raises `ValueError` outside."""
 
-        Raises:
-            ValueError: the view lies outside this memory.
-        """
-        offset = _address(view) - _address(self.view)
-        if not 0 <= offset <= offset + view.nbytes <= self.nbytes:
-            raise ValueError(f"a view of {view.nbytes} bytes does not lie in this memory")
-        return offset, view.nbytes
-
-    def places(self, places: Sequence[tuple[int, int]]) -> tuple[memoryview, ...]:
+    def places(self, places: Sequence[tuple[int, int]]) -> Views:
         """Returns a view of each range (offset, length); raises `ConnectionBroken` outside."""
-        for offset, length in places:
-            if not 0 <= offset <= offset + length <= self.nbytes:
-                raise ConnectionBroken(
-                    f"the peer names {length} bytes at {offset} of {self.nbytes} bytes of memory"
-                )
-        return tuple(self.view[offset : offset + length] for offset, length in places)
 
     def close(self) -> None:
         """Closes the descriptor. The memory stays mapped as long as a view of it exists."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
-class Lending:
-    """The lent memory as one side of a connection uses it.
+class Lend(Protocol):
+    """Makes the `Lending` of one side.
 
     Args:
         incoming: the ranges that hold the payload of a flagged frame of the peer.
@@ -139,34 +56,16 @@ class Lending:
         borrowed: whether this is the borrower's side: the same ranges, mapped in its process.
     """
 
-    def __init__(self, incoming: Views, outgoing: Views, *, borrowed: bool) -> None:
-        self.incoming = incoming
-        self.incoming_bytes = sum(view.nbytes for view in incoming)
-        self._outgoing = outgoing
-        self._borrowed = borrowed
-        self._sizes = [view.nbytes for view in outgoing]
-        self._fitting: Views = ()  # the last payload that fitted
-        self._carried = sum(self._sizes)
+    def __call__(self, incoming: Views, outgoing: Views, *, borrowed: bool) -> Lending: ...
 
-    def carry(self, payload: Iterable[Buffer]) -> int:
-        """Passes a payload through the memory; returns its bytes, or 0 if it has to cross."""
-        if not self._borrowed:
-            return self._carried if payload is self._outgoing else 0
-        if not payload:
-            return 0
-        if payload is not self._fitting:
-            if not isinstance(payload, tuple) or not self._fits(payload):
-                return 0
-            self._fitting = payload
-        for source, target in zip(self._fitting, self._outgoing, strict=True):
-            target[:] = source
-        return self._carried
 
-    def _fits(self, payload: tuple[object, ...]) -> bool:
-        return (
-            all(
-                isinstance(view, memoryview) and view.format == "B" and view.ndim == 1
-                for view in payload
-            )
-            and [view.nbytes for view in payload if isinstance(view, memoryview)] == self._sizes
-        )
+@dataclass(frozen=True, slots=True)
+class LocalMemory:
+    """What a transport between processes of one host has to share memory."""
+
+    available: Callable[[], bool]  # whether this system can
+    create: Callable[[int], SharedMemory]  # new memory of zeros; raises `OSError` for lack of it
+    # maps what a peer has created, by its descriptor and size; raises `ConnectionBroken`
+    attach: Callable[[int, int], SharedMemory]
+    lend: Lend
+    address: Callable[[str], str]  # of the listener beside one at a TCP address of this host

@@ -2,8 +2,7 @@
 
     tcp://host:port    sockets; `trireme.wire.transports.tcp`
     tls://host:port    sockets under TLS 1.3; `trireme.wire.transports.tls`
-    shm://name         one host, by unix socket and shared memory; `trireme.wire.transports.shm`
-    memory://name      inside one process; `trireme.wire.transports.memory`
+    shm://name         one host, by unix socket and shared memory; a plug-in
 
 A transport is an entry point, named as its scheme, whose object is a `Transport`. Every transport
 must pass `tests/conformance.py`.
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from trireme.certificates import Certificates
 from trireme.errors import ConfigurationError, suggestion
 from trireme.plugins import Plugins
+from trireme.wire.shared_memory import LocalMemory
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -145,6 +145,7 @@ class Transport:
         form: how an address is written after the scheme, such as `host:port`.
         between_hosts: whether other hosts can reach an address.
         encrypts: whether both sides prove themselves by certificates, and what is sent is secret.
+        memory: how its processes share memory; None where they cannot.
         serves_jobs: whether `--transport` may name it: a server then listens at `host:0`, and the
             address that it got is the one that others call.
     """
@@ -155,10 +156,18 @@ class Transport:
     between_hosts: bool = False
     encrypts: bool = False
     serves_jobs: bool = False
+    memory: LocalMemory | None = None
 
 
 TRANSPORTS = Plugins("trireme.transports", "transport", Transport)
 """Every installed transport, by its scheme."""
+
+
+def local_memory() -> LocalMemory | None:
+    """Returns how processes of this host share memory; None where they cannot."""
+    transport = TRANSPORTS.find("shm")
+    memory = None if transport is None else transport.memory
+    return memory if memory is not None and memory.available() else None
 
 
 def connect(address: str, *, timeout: float, certificates: Certificates | None = None) -> Stream:

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from trireme.ps.server.borrowed_memory import BorrowedMemory
+from trireme.shm.memory import Lending, SharedMemory, available
 from trireme.wire.service import Link
-from trireme.wire.shared_memory import Lending, SharedMemory, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs Linux")
 

@@ -36,10 +36,10 @@ from trireme.ps.server.service import (
     serve,
 )
 from trireme.ps.snapshot import ModelState
+from trireme.shm.memory import available
+from trireme.shm.transport import shm_address
 from trireme.wire.service import Service
-from trireme.wire.shared_memory import available
 from trireme.wire.transport import connect, listen
-from trireme.wire.transports.shm import shm_address
 
 JOB, SECRET = "job", b"s" * 32
 

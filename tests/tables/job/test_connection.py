@@ -31,8 +31,8 @@ from trireme.ps.table_spec import (
     SparseAdam,
 )
 from trireme.session.checkpoint import list_checkpoints, step_of
+from trireme.shm.memory import SharedMemory, available
 from trireme.tables.job.connection import Connection
-from trireme.wire.shared_memory import SharedMemory, available
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 

@@ -37,9 +37,8 @@ from trireme.wire.frame_reader import Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
 from trireme.wire.polling import SpinWait
-from trireme.wire.shared_memory import Lending, SharedMemory
-from trireme.wire.transport import Stream, connect
-from trireme.wire.transports.shm import shm_address
+from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.transport import Stream, connect, local_memory
 
 _log = logging.getLogger(__name__)
 
@@ -114,9 +113,10 @@ class SharedBuffer:
         )
         offered = LendMemory(self.memory.nbytes, outbound, inbound, rows)
         connection.send(offered, timeout=timeout)
-        accepted = _accepts(connection, timeout)
-        if accepted:
-            connection.lending = Lending(self.inbound, self.outbound, borrowed=False)
+        local = local_memory()
+        accepted = _accepts(connection, timeout) and local is not None
+        if local is not None and accepted:
+            connection.lending = local.lend(self.inbound, self.outbound, borrowed=False)
         return accepted
 
 
@@ -363,11 +363,12 @@ class ServerLinks:
         Any process of this host may have taken the name of the server's socket. It gets no messages
         and no memory, and the worker connects to the server over TCP.
         """
-        if not self.shared_buffers or not link.trusts_memory:
+        local = local_memory()
+        if local is None or not self.shared_buffers or not link.trusts_memory:
             return None
         stream: Stream | None = None
         try:
-            stream = connect(shm_address(entry.address), timeout=1.0)
+            stream = connect(local.address(entry.address), timeout=1.0)
             return self._introduce(link, entry, stream)
         except StaleEpochError:
             raise
@@ -412,8 +413,10 @@ class ServerLinks:
         Raises:
             WireError: the connection failed, or there was no answer in time.
         """
+        local = local_memory()
+        assert local is not None  # as the connection is through it
         try:
-            memory = SharedMemory.create(ROW_BYTES)
+            memory = local.create(ROW_BYTES)
         except OSError as error:
             _log.warning("rows go through messages, as there is no memory to lend: %s", error)
             return None

@@ -11,6 +11,7 @@ from trireme.ps.messages import Pairs
 from trireme.ps.replication.log import Lent
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.transport import local_memory
 
 _log = logging.getLogger(__name__)
 
@@ -71,11 +72,11 @@ class BorrowedRows:
 
     def add(self, link: Link, message: LendRows) -> bool:
         """Maps memory that a worker of this host lends; returns False if it cannot be used."""
-        descriptor = link.connection.stream.take_descriptor()
-        if descriptor is None:
+        descriptor, local = link.connection.stream.take_descriptor(), local_memory()
+        if descriptor is None or local is None:
             return False
         try:
-            memory = SharedMemory.attach(descriptor, message.nbytes)
+            memory = local.attach(descriptor, message.nbytes)
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return False

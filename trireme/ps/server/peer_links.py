@@ -25,8 +25,7 @@ from trireme.ps.replication.replicas import Peer
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.service import Link, Service
-from trireme.wire.transport import Stream, connect
-from trireme.wire.transports.shm import shm_address
+from trireme.wire.transport import Stream, connect, local_memory
 
 _log = logging.getLogger(__name__)
 
@@ -184,9 +183,10 @@ def _connect(
     If it is `local`, it goes through a unix socket where the server listens at one on this host.
     """
     stream: Stream | None = None
-    if local:
+    memory = local_memory() if local else None
+    if memory is not None:
         with suppress(WireError):  # it is on another host, or another user has that name
-            stream = connect(shm_address(server.address), timeout=1.0)
+            stream = connect(memory.address(server.address), timeout=1.0)
     if stream is None:
         stream = connect(server.address, timeout=_CONNECT_SECONDS, certificates=certificates)
     return _introduced(stream, server, identity, secret)

@@ -20,7 +20,8 @@ from trireme.ps.messages import Pairs
 from trireme.ps.shard.state import ShardState
 from trireme.wire.codec import make_codec
 from trireme.wire.service import Link
-from trireme.wire.shared_memory import Lending, SharedMemory
+from trireme.wire.shared_memory import SharedMemory
+from trireme.wire.transport import local_memory
 
 _log = logging.getLogger(__name__)
 
@@ -91,17 +92,17 @@ class ReceiveBuffer:
 
     def borrow(self, link: Link, message: LendMemory) -> SharedMemory | None:
         """Maps memory that a worker of this host lends; returns None if it cannot be used."""
-        stream = link.connection.stream
-        if (descriptor := stream.take_descriptor()) is None:
+        local, stream = local_memory(), link.connection.stream
+        if local is None or (descriptor := stream.take_descriptor()) is None:
             return None
         try:
-            memory = SharedMemory.attach(descriptor, message.nbytes)
+            memory = local.attach(descriptor, message.nbytes)
             memory.close()  # the mapping stays while a view of it exists
             outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
         except WireError as error:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return None
-        link.connection.lending = Lending(outbound, inbound, borrowed=True)
+        link.connection.lending = local.lend(outbound, inbound, borrowed=True)
         if message.rows:
             stream.expect_descriptor()
         return memory

@@ -38,9 +38,7 @@ from trireme.ps.server.peer_links import PeerLinks
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.wire.handshake import Identity
 from trireme.wire.service import Handler, Service
-from trireme.wire.shared_memory import available
-from trireme.wire.transport import Listener, listen
-from trireme.wire.transports.shm import shm_address
+from trireme.wire.transport import Listener, listen, local_memory
 
 _ALONE_SECONDS = 5.0  # without a coordinator, until a server that is asked to end does
 
@@ -135,7 +133,7 @@ class _Server:
             server.secret,
             self._handler.connected,
             server.certificates,
-            local=server.config.shares_memory and available(),
+            local=server.config.shares_memory,
         )
         self._handler.peers_changed = lambda peers, view: self._peers.want(
             peers, view, self._member.epoch
@@ -258,10 +256,11 @@ def _seconds_of(thread: int) -> float:
 
 def beside(address: str) -> list[Listener]:
     """Returns listeners for workers of this host that lend memory; none where that cannot be."""
-    if not available() or not address.startswith(("tcp://", "tls://")):
+    local = local_memory()
+    if local is None or not address.startswith(("tcp://", "tls://")):
         return []
     try:
-        return [listen(shm_address(address))]
+        return [listen(local.address(address))]
     except WireError as error:
         _log.warning("no shared memory with workers of this host: %s", error)
         return []

@@ -3,7 +3,7 @@
 The name is an abstract socket name: it is not in the file system, disappears with its listener, and
 belongs to one network namespace, as a TCP port does. Any process may take a free name, so both
 sides ask the system for the other's user: only processes of one user talk to each other. Control
-frames cross the socket. Payloads that lie in lent memory do not: see `trireme.wire.shared_memory`.
+frames cross the socket. Payloads that lie in lent memory do not: see `trireme.shm.memory`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
+from trireme.shm.memory import Lending, SharedMemory, available
+from trireme.wire.shared_memory import LocalMemory
 from trireme.wire.transport import Listener, Stream, Transport
 from trireme.wire.transports.socket_stream import (
     BUFFER_BYTES,
@@ -186,4 +188,9 @@ def _require_linux() -> None:
         raise ConfigurationError("shm:// needs Linux: use tcp:// on this system")
 
 
-SHM = Transport("name", connect, listen)
+SHM = Transport(
+    "name",
+    connect,
+    listen,
+    memory=LocalMemory(available, SharedMemory.create, SharedMemory.attach, Lending, shm_address),
+)

@@ -15,10 +15,10 @@ from tests.descriptors import open_descriptors
 from trireme.ps.lending_messages import LendMemory
 from trireme.ps.server.receive_buffer import ReceiveBuffer
 from trireme.ps.shard.state import ShardState
+from trireme.shm.memory import SharedMemory
+from trireme.shm.transport import ShmStream
 from trireme.wire.handshake import Identity
 from trireme.wire.service import Link
-from trireme.wire.shared_memory import SharedMemory
-from trireme.wire.transports.shm import ShmStream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm:// needs Linux")
 

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
+from tests import memory_transport as memory
 from tests.conformance import PATIENCE, read_exactly, wait_readable, write_all
 from trireme.errors import ConnectionRefused, ConnectTimeout, PeerClosed, WireError
 from trireme.wire.transport import connect, listen
-from trireme.wire.transports import memory
 
 
 def test_names_are_kept_apart() -> None:
@@ -51,7 +51,7 @@ def test_a_writer_is_told_that_the_peer_closed() -> None:
 
 
 def test_a_listener_that_never_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trireme.wire.transports.memory._BACKLOG", 2)
+    monkeypatch.setattr("tests.memory_transport._BACKLOG", 2)
     listener = memory.listen("")
     waiting = [listener.admit(), listener.admit()]
     with pytest.raises(ConnectTimeout, match="has 2 connections waiting"):

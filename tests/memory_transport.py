@@ -1,4 +1,4 @@
-"""The `memory://name` transport: connections inside one process, under the same rules as TCP."""
+"""The `memory://name` transport of tests: connections inside one process, by the rules of TCP."""
 
 from __future__ import annotations
 

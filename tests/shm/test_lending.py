@@ -7,9 +7,9 @@ from typing import ClassVar
 import pytest
 
 from trireme.errors import FrameError
+from trireme.shm.memory import Lending
 from trireme.wire.connection import Connection
 from trireme.wire.message import Catalog, Message
-from trireme.wire.shared_memory import Lending
 from trireme.wire.transport import Stream, connect, listen
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import ConnectionBroken
-from trireme.wire.shared_memory import SharedMemory, available
+from trireme.shm.memory import SharedMemory, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="memory of this kind needs Linux")
 
@@ -80,7 +80,7 @@ def test_a_killed_owner_leaves_nothing() -> None:
     """What it maps has no name, so nothing of it can outlive it."""
     program = (
         "import sys, time\n"
-        "from trireme.wire.shared_memory import SharedMemory\n"
+        "from trireme.shm.memory import SharedMemory\n"
         "memory = SharedMemory.create(1 << 20)\n"
         "print('made', flush=True)\n"
         "time.sleep(60)\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.descriptors import open_descriptors
-from trireme.wire.transports.shm import ShmStream
+from trireme.shm.transport import ShmStream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm:// needs Linux")
 
