@@ -10,7 +10,9 @@ PRIVATE = 0o600
 """The mode of a file that no other user can read."""
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+def write_atomically(
+    path: Path, content: bytes, mode: int = 0o666, *, durable: bool = False
+) -> None:
     """Replaces a file, or creates it.
 
     The temporary file beside it has an unpredictable name and must not exist before, so that
@@ -20,6 +22,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
         path: the file.
         content: its new content.
         mode: its mode, which the umask limits.
+        durable: whether to wait until the content is on the disk.
 
     Raises:
         OSError: it cannot be written; then the old file stays, and no temporary one.
@@ -30,6 +33,9 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

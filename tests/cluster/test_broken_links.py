@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from tests.cluster.driver import Job
 from trireme.cluster.journal import resumed
 from trireme.cluster.messages import Heartbeat, LinkLost
-from trireme.cluster.placement import parted
 from trireme.cluster.progress import BUSY, STEPS
-from trireme.cluster.view import ShardEntry
 
 
 def report(job: Job, primary: int, server: int) -> None:
@@ -77,7 +75,7 @@ def test_copies_are_placed_there_again_after_a_while_that_doubles() -> None:
         assert any(shard.joining for shard in job.view.next_shards)
         job.switch()
     job.fill()  # the link serves again
-    assert job.state.broken_links == ()
+    assert job.state.shunned == {}
     job.settle()
     assert all(len(shard.copies) == 2 for shard in job.view.shards)
 
@@ -104,16 +102,16 @@ def test_a_server_that_is_silent_itself_is_left_to_the_heartbeats() -> None:
 def test_a_new_process_of_a_server_begins_without_that_note() -> None:
     job = Job(wait_for_restart=300.0)
     report(job, 1, 2)
-    assert [each.servers for each in job.state.broken_links] == [(1, 2)]
+    assert [*job.state.shunned] == [2]
     job.lose("ps:2")
-    assert job.state.broken_links == ()
+    assert job.state.shunned == {}
 
 
 def test_a_coordinator_that_is_started_again_tries_the_link() -> None:
     job = Job(servers=2)
     report(job, 0, 1)
     state = resumed(5.0, job.state)
-    assert [(each.until, each.times) for each in state.broken_links] == [(5.0, 1)]
+    assert state.shunned == {1: (5.0, 1)}
 
 
 @pytest.mark.parametrize("late", ["generation", "incarnation", "shard", "backup"])
@@ -130,14 +128,6 @@ def test_what_comes_too_late_is_ignored(late: str) -> None:
     server = 1 if late == "backup" else 2
     job.say(job.held["ps:1"], LinkLost(generation, shard, server, incarnation))
     assert job.view == before
-
-
-def test_parting_takes_no_last_copy() -> None:
-    shards = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1), ShardEntry(2, 3, 1, (2, 0)))
-    assert parted(shards, 0, 1) == (*shards[:2], ShardEntry(2, 3, 0, (2,)))
-    filling = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1, (), (0,)))
-    assert parted(filling, 0, 1) == (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1))
-    assert parted(shards, 1, 2) == (*shards[:2], ShardEntry(2, 3, 1, (0,)))
 
 
 @given(

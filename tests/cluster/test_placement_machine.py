@@ -9,11 +9,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trireme.cluster.placement import (
-    MAX_RUNS,
     Shards,
     balanced,
     caught_up,
-    completed,
     first_division,
     is_whole,
     step_towards,
@@ -109,19 +107,6 @@ class Placement(RuleBasedStateMachine):
         if planned:
             self.switch(planned)
 
-    @precondition(lambda self: not any(shard.joining for shard in self.shards))
-    @rule()
-    def complete(self) -> None:
-        """Fills what is missing, while a lost server may come back."""
-        if self.leaving & {shard.primary for shard in self.shards}:
-            return
-        hosts = self.staying_hosts
-        planned = step_towards(self.shards, completed(self.shards, hosts, self.replicas))
-        if planned:
-            bounds = [(shard.start, shard.stop, shard.primary) for shard in self.shards]
-            assert [(s.start, s.stop, s.primary) for s in planned] == bounds
-            self.switch(planned)
-
     @property
     def staying(self) -> set[int]:
         return set(self.hosts) - self.leaving
@@ -191,7 +176,7 @@ class Placement(RuleBasedStateMachine):
             assert len(apart) == min(len(shard.copies), len(set(hosts.values())))
         assert set(load) == set(hosts)
         assert max(load.values()) - min(load.values()) <= 1
-        assert max(runs.values()) <= MAX_RUNS
+        assert max(runs.values()) == 1
 
 
 def copies_of(shards: Shards) -> list[int]:

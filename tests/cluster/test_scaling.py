@@ -163,7 +163,7 @@ class TestShrinking:
             assert needed or job.view.next_shards or told
             assert not (needed and told)
         assert told
-        assert job.placement == [(0, 85, (0, 1)), (85, 213, (1, 0)), (213, 256, (0, 1))]
+        assert job.placement == [(0, 128, (0, 1)), (128, 256, (1, 0))]
         assert job.view.server(2) is not None
         job.leave(server, "finished")
         assert job.view.server(2) is None and job.state.over is None

@@ -30,19 +30,16 @@ def hears_of_no_broken_link() -> AbstractContextManager[Any]:
 
 def places_copies_there_at_once() -> AbstractContextManager[Any]:
     """A copy that was dropped is filled again over the same link, again and again."""
-    return patch.object(reconfiguration, "_apart", lambda builder: frozenset())
+    return patch.multiple(reconfiguration, SHUNNED_TIMEOUTS=0, MOST_SHUNNED_TIMEOUTS=0)
 
 
 def takes_the_copies_alone() -> AbstractContextManager[Any]:
     """A primary that does not reach that of shard 0 stays, and only its copies are dropped."""
 
-    def parted(shards: Shards, one: int, other: int) -> Shards:
-        for number, shard in enumerate(shards):
-            if shard.primary in (one, other):
-                shards = emptied(shards, number, other if shard.primary == one else one)
-        return shards
+    def emptied_of_copies(shards: Shards, number: int, server: int) -> Shards:
+        return shards if shards[number].primary == server else emptied(shards, number, server)
 
-    return patch.object(reconfiguration, "parted", parted)
+    return patch.object(reconfiguration, "emptied", emptied_of_copies)
 
 
 def takes_a_stuck_loop_for_live() -> AbstractContextManager[Any]:

@@ -11,124 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
 from msgspec.structs import replace
 
 from trireme.cluster.view import ShardEntry
-
-MAX_RUNS = 3
-"""In how many runs of contiguous slots a server may own its part. A run is a message per step."""
-
-
-class Run(NamedTuple):
-    """Contiguous slots [start, stop) with one owner; None where nobody owns them yet."""
-
-    start: int
-    stop: int
-    owner: int | None
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
-
-
-def runs_of(owners: Sequence[int | None]) -> list[Run]:
-    """Returns the runs of a division, in the order of their slots."""
-    runs, start = [], 0
-    for owner, slots in groupby(owners):
-        stop = start + len(list(slots))
-        runs.append(Run(start, stop, owner))
-        start = stop
-    return runs
-
-
-def equal_bounds(slots: int, parts: int) -> list[int]:
-    """Returns the slots at which equal parts begin, and the number of slots."""
-    return [part * slots // parts for part in range(parts + 1)]
-
-
-def divide(owners: Sequence[int], servers: Collection[int]) -> list[int]:
-    """Returns the owner of each slot: equal parts of the servers, with few moves and runs.
-
-    Servers with more than their part give slots up at the ends of their runs; those with less take
-    them, next to their own where they can. If that leaves a server with more than `MAX_RUNS` runs,
-    each server gets one run, and more slots move. A division that is so already stays.
-    """
-    load = Counter(owners)
-    part, remainder = divmod(len(owners), len(servers))
-    ordered = sorted(servers, key=lambda server: (-load[server], server))
-    quotas = {server: part + (at < remainder) for at, server in enumerate(ordered)}
-    held: list[int | None] = [owner if owner in quotas else None for owner in owners]
-    for place, server in enumerate(dict.fromkeys(owners)):
-        if server in quotas:  # neighbours in turn, so that what two of them give up adjoins
-            _release(held, server, held.count(server) - quotas[server], at_end=place % 2 == 0)
-    divided = _assign(held, quotas)
-    if max(Counter(run.owner for run in runs_of(divided)).values()) > MAX_RUNS:
-        return _one_run_each(owners, servers)
-    return divided
-
-
-def _release(held: list[int | None], server: int, surplus: int, *, at_end: bool) -> None:
-    """Takes slots from a server: whole runs if they are short, else an end of a run."""
-    while surplus > 0:
-        own = [run for run in runs_of(held) if run.owner == server]
-        run = min(own, key=lambda run: run.length)
-        if run.length > surplus:
-            run = own[-1] if at_end else own[0]
-        length = min(surplus, run.length)
-        start = run.stop - length if at_end else run.start
-        held[start : start + length] = [None] * length
-        surplus -= length
-
-
-def _assign(held: list[int | None], quotas: dict[int, int]) -> list[int]:
-    """Gives the free slots to the servers that lack some, their neighbours first."""
-    lacks = Counter(quotas)
-    lacks.subtract(owner for owner in held if owner is not None)
-    slots = list(held)
-
-    def rank(run: Run) -> tuple[bool, int, Run]:
-        beside = *slots[max(0, run.start - 1) : run.start], *slots[run.stop : run.stop + 1]
-        return run.owner not in beside, -run.length, run
-
-    while free := [run for run in runs_of(slots) if run.owner is None]:
-        taken = min((taking for run in free for taking in _takings(slots, run, lacks)), key=rank)
-        slots[taken.start : taken.stop] = [taken.owner] * taken.length
-        lacks[taken.owner or 0] -= taken.length
-    return [owner for owner in slots if owner is not None]
-
-
-def _takings(slots: list[int | None], free: Run, lacks: Counter[int]) -> list[Run]:
-    """Returns what each server could take of a free run: at its end, where it is a neighbour."""
-    takings = []
-    for server, lack in lacks.items():
-        length = min(lack, free.length)
-        first = free.stop - length if slots[free.stop : free.stop + 1] == [server] else free.start
-        if length > 0:
-            takings.append(Run(first, first + length, server))
-    return takings
-
-
-def _one_run_each(owners: Sequence[int], servers: Collection[int]) -> list[int]:
-    """Gives each server one run: the one in which it owns most already."""
-    bounds = equal_bounds(len(owners), len(servers))
-    parts = list(pairwise(bounds))
-    overlaps = sorted(
-        (-Counter(owners[start:stop])[server], start, stop, server)
-        for start, stop in parts
-        for server in servers
-    )
-    divided, placed = [0] * len(owners), set[int]()
-    taken = set[int]()
-    for _, start, stop, server in overlaps:
-        if start not in taken and server not in placed:
-            divided[start:stop] = [server] * (stop - start)
-            taken.add(start)
-            placed.add(server)
-    return divided
-
 
 Hosts = Mapping[int, str]
 """The name of the host of each server, by the server's index."""
@@ -136,18 +23,14 @@ Hosts = Mapping[int, str]
 Shards = tuple[ShardEntry, ...]
 """Shards that together are all slots, in their order."""
 
-Apart = Collection[tuple[int, int]]
-"""Pairs of servers, the lower index first, that do not reach each other."""
-
 
 def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:
     """Divides the slots equally: one shard for each server, which is its primary."""
-    if not hosts:
-        return ()
-    servers = sorted(hosts)
-    bounds = pairwise(equal_bounds(slots, len(servers)))
-    runs = [Run(*bound, server) for bound, server in zip(bounds, servers, strict=True)]
-    return _with_backups(runs, (), hosts, replicas)
+    primaries = [
+        ShardEntry(start, stop, server)
+        for (start, stop), server in zip(_parts(slots, len(hosts)), sorted(hosts), strict=True)
+    ]
+    return _with_backups(primaries, (), hosts, replicas)
 
 
 def surviving(shards: Shards, live: Collection[int]) -> Shards | None:
@@ -182,42 +65,6 @@ def emptied(shards: Shards, number: int, server: int) -> Shards:
     return (*shards[:number], *rest, *shards[number + 1 :])
 
 
-def parted(shards: Shards, one: int, other: int) -> Shards:
-    """Returns the shards of which no copies of two servers need each other, as far as can be.
-
-    Every primary needs the one of shard 0. So if one of the two is that, it takes over from the
-    other what it has a copy of, and the other gives all roles up that need it.
-    """
-    leader = shards[0].primary
-    if one == leader or other == leader:
-        other = other if one == leader else one
-        for number, shard in enumerate(shards):
-            if leader in shard.backups and shard.primary == other:
-                backups = (leader, *(each for each in shard.backups if each != leader))
-                shards = (*shards[:number], replace(shard, backups=backups), *shards[number + 1 :])
-            if other == shard.primary or leader == shard.primary:
-                shards = emptied(shards, number, other)
-            if other == shards[number].primary:  # it has the last copy
-                shards = emptied(shards, number, leader)
-        return shards
-    for number, shard in enumerate(shards):
-        if shard.primary in (one, other):
-            shards = emptied(shards, number, other if shard.primary == one else one)
-    return shards
-
-
-def needs(shards: Shards, apart: Apart) -> bool:
-    """Returns whether copies are to be filled by servers that do not reach them."""
-    return any(
-        pair_of(shard.primary, server) in apart for shard in shards for server in shard.joining
-    )
-
-
-def pair_of(one: int, other: int) -> tuple[int, int]:
-    """Returns two servers as they are in `Apart`."""
-    return min(one, other), max(one, other)
-
-
 def is_whole(shards: Shards, servers: int, replicas: int) -> bool:
     """Returns whether every shard has its copies and none is being filled."""
     filled = not any(shard.joining for shard in shards)
@@ -230,28 +77,21 @@ def missing_copies(shards: Shards, servers: int, replicas: int) -> tuple[int, ..
     return tuple(max(0, wanted - len(shard.copies)) for shard in shards)
 
 
-def completed(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> Shards:
-    """Returns the shards with the backups that are missing, and otherwise as they are."""
-    choice = _Choice(shards, hosts, replicas, apart)
-    for shard in shards:
-        choice.add_load(shard, shard.backups)
-    return tuple(
-        replace(shard, backups=choice.copies(shard, [s for s in shard.copies if s in hosts])[1:])
-        for shard in shards
-    )
-
-
-def balanced(shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()) -> Shards:
-    """Returns the wanted placement: equal parts, few runs, copies on different hosts.
+def balanced(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
+    """Returns the wanted placement: equal parts, one for each server, copies on different hosts.
 
     It moves few slots, and is stable. Servers of `hosts` may hold nothing yet, and servers that
     hold copies may be missing there, because they are to leave.
     """
-    owners = [shard.primary for shard in shards for _ in range(shard.start, shard.stop)]
-    runs = runs_of(divide(owners, hosts.keys()))
-    if _is_balanced(shards, runs, hosts, replicas):
-        return shards
-    return _with_backups(runs, shards, hosts, replicas, apart)
+    primaries = _primaries(shards, hosts)
+    copies, apart = min(replicas, len(hosts)), len(set(hosts.values()))
+    stays = primaries == [replace(shard, backups=(), joining=()) for shard in shards] and all(
+        len(shard.copies) == copies
+        and all(server in hosts for server in shard.copies)
+        and len({hosts[server] for server in shard.copies}) == min(copies, apart)
+        for shard in shards
+    )
+    return shards if stays else _with_backups(primaries, shards, hosts, replicas)
 
 
 def step_towards(shards: Shards, wanted: Shards) -> Shards:
@@ -270,15 +110,26 @@ def step_towards(shards: Shards, wanted: Shards) -> Shards:
     return () if now == then else wanted
 
 
-def _is_balanced(shards: Shards, runs: Sequence[Run], hosts: Hosts, replicas: int) -> bool:
-    """Returns whether shards are these runs, each with its copies on as many hosts as can be."""
-    count, apart = min(replicas, len(hosts)), len(set(hosts.values()))
-    return [Run(shard.start, shard.stop, shard.primary) for shard in shards] == runs and all(
-        len(shard.copies) == count
-        and all(server in hosts for server in shard.copies)
-        and len({hosts[server] for server in shard.copies}) == min(count, apart)
-        for shard in shards
+def _parts(slots: int, parts: int) -> list[tuple[int, int]]:
+    return list(pairwise(part * slots // parts for part in range(parts + 1))) if parts else []
+
+
+def _primaries(shards: Shards, servers: Collection[int]) -> list[ShardEntry]:
+    """Gives each server an equal part: the one of which it is primary most already."""
+    overlaps = sorted(
+        (-sum(_overlap(shard, *part) for shard in shards if shard.primary == server), part, server)
+        for part in _parts(shards[-1].stop, len(servers))
+        for server in servers
     )
+    owners: dict[tuple[int, int], int] = {}
+    for _, part, server in overlaps:
+        if part not in owners and server not in owners.values():
+            owners[part] = server
+    return [ShardEntry(*part, owners[part]) for part in sorted(owners)]
+
+
+def _overlap(shard: ShardEntry, start: int, stop: int) -> int:
+    return max(0, min(shard.stop, stop) - max(shard.start, start))
 
 
 def _pieces(shard: ShardEntry, wanted: Shards) -> Shards:
@@ -296,77 +147,45 @@ def _pieces(shard: ShardEntry, wanted: Shards) -> Shards:
     return tuple(pieces)
 
 
-# Backups -----------------------------------------------------------------------------------------
-
-
 def _with_backups(
-    runs: Sequence[Run], shards: Shards, hosts: Hosts, replicas: int, apart: Apart = ()
+    primaries: Sequence[ShardEntry], shards: Shards, hosts: Hosts, replicas: int
 ) -> Shards:
-    """Returns the shards that runs are, with backups."""
-    choice, placed = _Choice(shards, hosts, replicas, apart), list[ShardEntry]()
-    for run in runs:
-        assert run.owner is not None
-        shard = ShardEntry(run.start, run.stop, run.owner)
-        shard = replace(shard, backups=choice.copies(shard, [run.owner])[1:])
-        placed.append(shard)
+    """Returns the shards with backups.
+
+    Servers on other hosts come first; then those that hold the shard already, as long as none gets
+    much more than its part; then those with the least; then the next on the ring.
+    """
+    ring, load = _ring(hosts), Counter[int]()
+    fair = (replicas - 1) * (shards[-1].stop if shards else 0) / max(1, len(hosts))
+    placed = []
+    for shard in primaries:
+        size, copies = shard.stop - shard.start, [shard.primary]
+        holders = _holders(shard, shards)
+        while len(copies) < min(replicas, len(hosts)):
+            ranks = [
+                (
+                    any(hosts[server] == hosts[copy] for copy in copies),
+                    server not in holders or load[server] + size / 2 > fair,
+                    load[server],
+                    (ring.index(server) - ring.index(shard.primary)) % len(ring),
+                    server,
+                )
+                for server in ring
+                if server not in copies
+            ]
+            chosen = min(ranks)[-1]
+            load[chosen] += size
+            copies.append(chosen)
+        placed.append(replace(shard, backups=tuple(copies[1:])))
     return tuple(placed)
 
 
-class _Choice:
-    """Chooses the backups of one shard after the other.
-
-    Servers on other hosts come first; then those that hold the shard already, as long as none gets
-    much more than its part; then those with the least; then the next on the ring. Never one that
-    does not reach the primary.
-    """
-
-    def __init__(self, shards: Shards, hosts: Hosts, replicas: int, apart: Apart) -> None:
-        self._shards = shards
-        self._apart = apart
-        self._hosts = hosts
-        self._ring = _ring(hosts)
-        self._count = min(replicas, len(hosts))
-        slots = shards[-1].stop if shards else 0
-        self._part = (replicas - 1) * slots / len(hosts)
-        self._load = Counter[int]()
-
-    def add_load(self, shard: ShardEntry, servers: Sequence[int]) -> None:
-        for server in servers:
-            self._load[server] += shard.stop - shard.start
-
-    def copies(self, shard: ShardEntry, kept: Sequence[int]) -> tuple[int, ...]:
-        """Returns the servers that shall hold a shard: those kept, and as many more."""
-        copies, holders = list(kept), self._holders(shard)
-        while len(copies) < self._count:
-            others = [
-                server
-                for server in self._ring
-                if server not in copies and pair_of(server, shard.primary) not in self._apart
-            ]
-            if not others:
-                break
-            used = {self._hosts[server] for server in copies}
-            chosen = min(others, key=lambda server: self._rank(server, shard, used, holders))
-            self.add_load(shard, [chosen])
-            copies.append(chosen)
-        return tuple(copies)
-
-    def _rank(
-        self, server: int, shard: ShardEntry, used: set[str], holders: set[int]
-    ) -> tuple[bool, bool, int, int]:
-        ring, load = self._ring, self._load[server]
-        much = load + (shard.stop - shard.start) / 2 > self._part
-        distance = (ring.index(server) - ring.index(shard.primary)) % len(ring)
-        return self._hosts[server] in used, server not in holders or much, load, distance
-
-    def _holders(self, wanted: ShardEntry) -> set[int]:
-        """Returns the servers that hold all slots of a shard already."""
-        overlap = [
-            set(shard.copies)
-            for shard in self._shards
-            if shard.start < wanted.stop and wanted.start < shard.stop
-        ]
-        return set[int].intersection(*overlap) if overlap else set()
+def _holders(wanted: ShardEntry, shards: Shards) -> set[int]:
+    """Returns the servers that hold all slots of a shard already."""
+    overlap = [
+        set(shard.copies) for shard in shards if _overlap(shard, wanted.start, wanted.stop)
+    ]
+    return set[int].intersection(*overlap) if overlap else set()
 
 
 def _ring(hosts: Hosts) -> list[int]:
@@ -374,5 +193,5 @@ def _ring(hosts: Hosts) -> list[int]:
     by_host: dict[str, list[int]] = {}
     for server in sorted(hosts):
         by_host.setdefault(hosts[server], []).append(server)
-    turns = max(map(len, by_host.values()))
+    turns = max(map(len, by_host.values()), default=0)
     return [held[turn] for turn in range(turns) for held in by_host.values() if turn < len(held)]

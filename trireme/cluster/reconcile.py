@@ -52,9 +52,8 @@ def lose_task(builder: DecisionBuilder, task: Task, why: str, *, silent: bool = 
 
 def lose_server(builder: DecisionBuilder, server: Task, why: str) -> None:
     """Forgets a server; ends a running job if it needs its copies, and does not survive that."""
-    links = builder.state.broken_links  # another process of it may have a better network
-    links = tuple(each for each in links if server.index not in each.servers)
-    state = builder.state = replace(builder.state, broken_links=links)
+    shunned = {s: note for s, note in builder.state.shunned.items() if s != server.index}
+    state = builder.state = replace(builder.state, shunned=shunned)
     if not state.policy.survives_loss and lacks_copies(state):
         builder.end(JobOver("failed", server.name, f"{server} was lost: {why}"))
 

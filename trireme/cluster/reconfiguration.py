@@ -7,8 +7,9 @@ the next shards, their primaries stop at a common cut and say that they are read
 switches.
 
 Two servers may not reach each other, though both reach the coordinator. A primary that makes no
-progress with another server says so: that copy is dropped in the next view. For a while, which
-doubles each time, no copy is placed that needs the link.
+progress with another server says so. Then one of the two gives its copies up in the next view, and
+gets none for a while, which doubles each time: the other one, or the primary itself where that is
+the primary of shard 0, which all need.
 """
 
 from __future__ import annotations
@@ -17,27 +18,22 @@ from msgspec.structs import replace
 
 from trireme.cluster.messages import CaughtUp, CopyLost, LinkLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.placement import (
-    Apart,
     Shards,
     balanced,
     caught_up,
-    completed,
     emptied,
     first_division,
-    needs,
-    pair_of,
-    parted,
     step_towards,
     surviving,
 )
 from trireme.cluster.progress import BUSY
 from trireme.cluster.spec import task_name
-from trireme.cluster.state import BrokenLink, DecisionBuilder, Reconfiguration, State, Task
+from trireme.cluster.state import DecisionBuilder, Reconfiguration, State, Task
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
 
 REBALANCE_SECONDS = 30.0
-"""The slots of a lost server stay with those that were promoted for so long, at most, if its
-process is started anew. So they do not move twice."""
+"""Nothing is planned for so long, at most, after the loss of a server whose process is started
+anew. So its slots do not move twice."""
 
 SWITCH_SECONDS = 30.0
 """A reconfiguration that takes longer is given up, and planned again after as long."""
@@ -45,8 +41,8 @@ SWITCH_SECONDS = 30.0
 _SILENT_INTERVALS = 3
 """A server that has sent nothing for so many heartbeat intervals is no matter of a link."""
 
-BROKEN_TIMEOUTS, MOST_BROKEN_TIMEOUTS = 3, 60
-"""For so many heartbeat timeouts nothing is placed that needs a broken link: first, and at most."""
+SHUNNED_TIMEOUTS, MOST_SHUNNED_TIMEOUTS = 3, 60
+"""For so many heartbeat timeouts a server with a broken link gets no copy: first, and at most."""
 
 
 def renew_view(builder: DecisionBuilder) -> bool:
@@ -85,9 +81,9 @@ def take_caught_up(builder: DecisionBuilder, task: Task, message: CaughtUp) -> N
     shard = _shard_of(builder.state, task, message)
     if shard is not None and message.server in shard.joining:
         builder.shards = caught_up(_shards(builder.state), message.shard, message.server)
-        server, pair = task_name("ps", message.server), pair_of(task.index, message.server)
-        links = tuple(link for link in builder.state.broken_links if link.servers != pair)
-        builder.state = replace(builder.state, broken_links=links)
+        shunned = {s: note for s, note in builder.state.shunned.items() if s != message.server}
+        builder.state = replace(builder.state, shunned=shunned)
+        server = task_name("ps", message.server)
         builder.add_reason(f"{server} holds all of shard {message.shard} now")
 
 
@@ -103,37 +99,29 @@ def take_copy_lost(builder: DecisionBuilder, task: Task, message: CopyLost) -> N
 def take_link_lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> None:
     """A primary says that it makes no progress with another server. What comes late is ignored."""
     state = builder.state
-    shard = _shard_of(state, task, message)
-    needed = (*(shard.backups if shard else ()), *(shard.joining if shard else ()))
-    if shard is None or message.server not in (*needed, _shards(state)[0].primary):
+    shard, leader = _shard_of(state, task, message), _shards(state)[0].primary
+    if shard is None or message.server not in (*shard.backups, *shard.joining, leader):
         return
     other = state.tasks[task_name("ps", message.server)]
     if builder.now - other.heard > _SILENT_INTERVALS * state.policy.heartbeat_interval:
         return  # it is about to be lost
     if BUSY in other.status:
         return  # no matter of a link either: the primary repeats it with its next heartbeats
-    pair = pair_of(task.index, message.server)
-    before = next((link for link in state.broken_links if link.servers == pair), None)
-    shards = parted(_shards(state), *pair)
-    if before is not None and builder.now < before.until and shards == _shards(state):
-        return  # it is known, and there is no other copy: their workers wait for the link
+    loser = task if message.server == leader else other
+    shards = _shards(state)
+    for number in range(len(shards)):
+        shards = emptied(shards, number, loser.index)
+    until, times = state.shunned.get(loser.index, (0.0, 0))
     builder.shards = shards
-    if before is None or builder.now >= before.until:
-        _note_broken_link(builder, pair, 1 if before is None else before.times + 1)
-
-
-def _note_broken_link(builder: DecisionBuilder, pair: tuple[int, int], times: int) -> None:
-    state = builder.state
-    timeouts = min(BROKEN_TIMEOUTS << (times - 1), MOST_BROKEN_TIMEOUTS)
-    seconds = timeouts * state.policy.heartbeat_timeout
-    link = BrokenLink(pair, builder.now + seconds, times)
-    others = tuple(each for each in state.broken_links if each.servers != pair)
-    builder.state = replace(state, broken_links=(*others, link))
-    one, other = (task_name("ps", server) for server in pair)
-    builder.add_reason(
-        f"{one} and {other} make no progress with each other: for {seconds:.0f} s no copy needs "
-        "their link"
-    )
+    if builder.now >= until:
+        timeouts = min(SHUNNED_TIMEOUTS << times, MOST_SHUNNED_TIMEOUTS)
+        seconds = timeouts * state.policy.heartbeat_timeout
+        note = {loser.index: (builder.now + seconds, times + 1)}
+        builder.state = replace(state, shunned={**state.shunned, **note})
+        builder.add_reason(
+            f"{task.name} and {other.name} make no progress with each other: {loser.name} gets no "
+            f"copy for {seconds:.0f} s"
+        )
 
 
 def take_ready(builder: DecisionBuilder, task: Task, message: ReadyToSwitch) -> None:
@@ -228,32 +216,22 @@ def _another_life(builder: DecisionBuilder, view: View) -> View:
 
 def _with_plan(builder: DecisionBuilder, view: View) -> View:
     """Returns a view that announces the next reconfiguration, if one is due."""
-    state = builder.state
+    state, now = builder.state, builder.now
+    patience = min(REBALANCE_SECONDS, state.policy.wait_for_restart)
+    comes_back = any(
+        task.state == "disconnected" or (task.state == "lost" and now - task.since < patience)
+        for task in state.of("ps")
+        if not task.dismissed
+    )
     busy = view.next_shards or any(shard.joining for shard in view.shards)
-    away = any(task.state == "disconnected" for task in state.of("ps"))
-    if not view.shards or busy or away or builder.now < state.plan_after:
+    if not view.shards or busy or comes_back or now < state.plan_after:
         return view
-    hosts, replicas, apart = _hosts(state), state.policy.replicas, _apart(builder)
-    stays = all(shard.primary in hosts for shard in view.shards)
-    leader = view.shards[0].primary
-    far = {server for server in hosts if pair_of(server, leader) in apart}
-    if any(shard.primary in far for shard in view.shards):
+    shunned = {server for server, (until, _) in state.shunned.items() if now < until}
+    hosts = {server: host for server, host in _hosts(state).items() if server not in shunned}
+    if not hosts or any(shard.primary in shunned for shard in view.shards):
         return view  # no cut can be made
-    if stays and _awaits_server(builder):
-        wanted = completed(view.shards, hosts, replicas, apart)
-    else:
-        near = {server: host for server, host in hosts.items() if server not in far}
-        wanted = balanced(view.shards, near, replicas, apart)
-    step = step_towards(view.shards, wanted)
-    if stays and needs(step, apart):
-        step = step_towards(view.shards, completed(view.shards, hosts, replicas, apart))
-    return view if needs(step, apart) else replace(view, next_shards=step)
-
-
-def _apart(builder: DecisionBuilder) -> Apart:
-    """Returns the servers whose link is taken for broken now."""
-    links = builder.state.broken_links
-    return {link.servers for link in links if builder.now < link.until}
+    wanted = balanced(view.shards, hosts, state.policy.replicas)
+    return replace(view, next_shards=step_towards(view.shards, wanted))
 
 
 def _hosts(state: State) -> dict[int, str]:
@@ -261,15 +239,6 @@ def _hosts(state: State) -> dict[int, str]:
     live = state.left_to_go_on("ps")
     staying = [task for task in live if not task.dismissed]
     return {task.index: task.host for task in staying or live}
-
-
-def _awaits_server(builder: DecisionBuilder) -> bool:
-    """Returns whether a server was lost a short while ago, and may be started anew."""
-    patience = min(REBALANCE_SECONDS, builder.state.policy.wait_for_restart)
-    return any(
-        task.state == "lost" and builder.now - task.since < patience
-        for task in builder.state.wanted("ps")
-    )
 
 
 def _shards(state: State) -> Shards:

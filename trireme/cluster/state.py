@@ -108,14 +108,6 @@ class Reconfiguration(msgspec.Struct, frozen=True):
     ready: tuple[int, ...] = ()  # the shards that have stopped at the cut of the newest view
 
 
-class BrokenLink(msgspec.Struct, frozen=True):
-    """Two servers that make no progress with each other, though both reach the coordinator."""
-
-    servers: tuple[int, int]
-    until: float  # no copy is placed that needs the link
-    times: int = 1  # it was found broken since it last served
-
-
 class State(msgspec.Struct, frozen=True):
     """Everything that the coordinator knows. `initial_state` makes the first one."""
 
@@ -135,7 +127,8 @@ class State(msgspec.Struct, frozen=True):
     requests: int = 0  # how often somebody has asked for other numbers of tasks
     stopping: str = ""  # why the job stops before its end
     resumed: float | None = None  # when this coordinator took over from an earlier one
-    broken_links: tuple[BrokenLink, ...] = ()
+    shunned: Mapping[int, tuple[float, int]] = msgspec.field(default_factory=dict)
+    """The servers with a broken link: until when they get no copies, and how often in a row."""
 
     def of(self, role: str) -> list[Task]:
         """Returns the tasks of a role, by index."""

@@ -174,7 +174,7 @@ def _journal(path: Path | None) -> Journal | None:
 
     if path is None:
         return None
-    journal = Journal(path, resumes=path.exists())
+    journal = Journal(path)
     if journal.state is not None and journal.state.over is not None:
         journal.state = None
     return journal
