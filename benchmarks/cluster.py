@@ -24,7 +24,6 @@ from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import JobFailed
 from trireme.job_config import JobConfig
-from trireme.launch.config.authority import Authority
 from trireme.ps.client.client import Client
 from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel
@@ -33,6 +32,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
 from trireme.ps.table_spec import TableSpec
+from trireme.tls.authority import JobAuthority
 
 Transport = Literal["tcp", "tls", "shm"]
 
@@ -82,7 +82,7 @@ def start_servers(
     coordinator: str | None = None
     names = [f"ps:{index}" for index in range(servers)]
     names += [f"worker:{index}" for index in range(workers)]
-    authority = Authority.make() if tls else None
+    authority = JobAuthority.make() if tls else None
     certificates = {name: Certificates(authority.issue(name)) for name in names if authority}
     for index in range(servers):
         config = ServerConfig(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from trireme.certificates import Certificates
-from trireme.launch.config.authority import Authority
+
+if TYPE_CHECKING:
+    from trireme.tls.authority import JobAuthority
 
 
-def authority(name: str = "ours") -> Authority:
+def authority(name: str = "ours") -> JobAuthority:
     """The authority of that name; others do not trust it."""
     return _authority(name)
 
 
 @cache
-def _authority(name: str) -> Authority:
-    return Authority.make()
+def _authority(name: str) -> JobAuthority:
+    from trireme.tls.authority import JobAuthority  # tests of the core do without this plug-in
+
+    return JobAuthority.make()
 
 
 @cache

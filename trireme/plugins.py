@@ -37,11 +37,14 @@ _EXTRAS: dict[str, dict[str, str]] = {
     },
     "trireme.backends": {"graph": "graph", "parallel": "parallel"},
     "trireme.boards": {"tensorboard": "dashboards"},
-    "trireme.commands": {"doctor": "doctor", "graph": "graph", "report": "dashboards"},
+    "trireme.commands": {
+        **{"certs": "tls", "doctor": "doctor", "graph": "graph", "report": "dashboards"},
+    },
+    "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},
     "trireme.hooks": {"profile": "tracking"},
     "trireme.tables": {"tables": "tables"},
-    "trireme.transports": {"shm": "shm"},
+    "trireme.transports": {"shm": "shm", "tls": "tls"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
         **{"pipeline": "parallel", "tensor": "parallel"},
@@ -51,7 +54,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
 
 _OPTIONAL = frozenset(
     f"trireme.{group}"
-    for group in ("backends", "boards", "hooks", "row_optimizers", "stores", "tables")
+    for group in ("backends", "boards", "encryption", "hooks", "row_optimizers", "stores", "tables")
 )
 """The groups in which the core itself has nothing."""
 

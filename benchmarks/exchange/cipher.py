@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 
 from benchmarks.exchange.contender import Exchange, answer, fork_client
 from trireme.certificates import Certificates
-from trireme.launch.config.authority import Authority
+from trireme.tls.authority import JobAuthority
+from trireme.tls.transport import ssl_context
 
 _RECORD = 1 << 14
 
@@ -19,10 +20,11 @@ def cipher_exchange(name: str, nbytes: int, burst: float) -> Exchange:
 
 
 def _client(pipe: Connection, nbytes: int) -> None:
-    authority = Authority.make()
+    authority = JobAuthority.make()
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    worker = Certificates(authority.issue("worker:0")).client.wrap_bio(back, there)
-    server = Certificates(authority.issue("ps:0")).server.wrap_bio(there, back, server_side=True)
+    own, its = (Certificates(authority.issue(task)) for task in ("worker:0", "ps:0"))
+    worker = ssl_context(own, server_side=False).wrap_bio(back, there)
+    server = ssl_context(its, server_side=True).wrap_bio(there, back, server_side=True)
     for end in (worker, server, worker, server):
         try:
             end.do_handshake()

@@ -104,7 +104,7 @@ def _by_hand(shell: Shell, near: Host, far: Host) -> None:
     )
     assert shell.run("certs", "init", "certs").status == 0
     issued = [f"--task={task}" for task in ("ps:0", "worker:0", "worker:1")]
-    assert shell.run("certs", "issue", "certs", *issued, "--host", near.address).status == 0
+    assert shell.run("certs", "issue", "certs", *issued).status == 0
 
     def task(host: Host, role: str, index: int, *words: object) -> Running:
         words = ("task", f"--job_name={role}", f"--task_index={index}", *hosts, *words)

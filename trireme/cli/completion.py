@@ -20,7 +20,6 @@ _WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("task", "job_name"): ROLES,
     ("task", "sync_replicas"): ("true", "false"),
     ("checkpoint", "action"): ("ls", "show", "verify", "export"),
-    ("certs", "action"): ("init", "issue", "show"),
     ("certs", "task"): ("coordinator:0", "ps:0", "ps:1", "worker:0", "worker:1"),
     ("completion", "shell"): SHELLS,
 }

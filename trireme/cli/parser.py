@@ -161,35 +161,6 @@ def _checkpoint() -> Parser:
     return parser
 
 
-def _certs() -> Parser:
-    parser = Parser(
-        "certs",
-        "init|issue|show DIR [--task TASK ...] [--host HOST ...] [--days N]",
-        "Makes the certificates with which the tasks of a job on several hosts prove to each other "
-        "who they are, by TLS. init makes the job's own authority and its secret in DIR; issue "
-        "makes a key and a certificate for each task; show lists them. No file is overwritten.",
-    )
-    parser.add("ACTION", "init, issue or show")
-    parser.add("DIR", "the directory of the certificates")
-    parser.add(
-        "--task TASK",
-        "issue: for this task, such as worker:0; may be repeated. ps:0 may be the coordinator",
-        action="append",
-        default=[],
-    )
-    parser.add(
-        "--host HOST",
-        "issue: a name or address that the task is called by; may be repeated (default: any)",
-        action="append",
-        default=[],
-    )
-    parser.add(
-        "--days N",
-        "how long it is valid (default: the authority 365, others as long as the authority)",
-    )
-    return parser
-
-
 def _completion() -> Parser:
     parser = Parser(
         "completion",
@@ -214,9 +185,6 @@ TASK = Command(
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")
 STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")
-CERTS = Command(
-    "make certificates for the tasks of a job on several hosts", _certs, "trireme.cli.certs:main"
-)
 SCALE = Command(
     "change the number of servers and workers of a running job", _scale, "trireme.cli.scale:main"
 )

@@ -72,9 +72,8 @@ def _running(run: Path) -> JobRecord:
 
 
 def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
-    from trireme.certificates import Certificates
+    from trireme.certificates import Certificates, encryption
     from trireme.cluster.member import Observer
-    from trireme.launch.config.certificates import read_certificate
 
     if given.coordinator is None:
         raise UsageError(
@@ -83,7 +82,7 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
     check_address("the coordinator", given.coordinator)
     certificates, scheme = None, "tcp"
     if given.certs is not None:
-        certificates, scheme = Certificates(read_certificate(given.certs, OBSERVER)), "tls"
+        certificates, scheme = Certificates(encryption().read(given.certs, OBSERVER)), "tls"
     secret = find_secret(
         given.secret_file,
         os.environ,

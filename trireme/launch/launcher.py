@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from trireme.certificates import Authority, encryption
 from trireme.cluster.spec import OBSERVER
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import INTERRUPTED, ExitReason
@@ -37,9 +38,6 @@ from trireme.launch.supervision_state import (
 )
 from trireme.launch.verdict import failure_report
 from trireme.process_birth import process_birth
-
-if TYPE_CHECKING:
-    from trireme.launch.config.authority import Authority
 
 COORDINATOR = "coordinator:0"
 _KEPT_EVENTS = 50
@@ -102,9 +100,7 @@ class Job:
 
     def with_authority(self) -> Job:
         """Returns the job with an authority of its own, whose key stays in this process."""
-        from trireme.launch.config.authority import Authority  # slow to load
-
-        return replace(self, authority=Authority.make())
+        return replace(self, authority=encryption().make_authority())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Byte streams between processes, and the choice of a transport by the address.
 
     tcp://host:port    sockets; `trireme.wire.transports.tcp`
-    tls://host:port    sockets under TLS 1.3; `trireme.wire.transports.tls`
-    shm://name         one host, by unix socket and shared memory; a plug-in
+    tls://host:port    sockets under TLS 1.3; the plug-in `tls`
+    shm://name         one host, by unix socket and shared memory; the plug-in `shm`
 
 A transport is an entry point, named as its scheme, whose object is a `Transport`. Every transport
 must pass `tests/conformance.py`.
@@ -219,6 +219,7 @@ def _resolve(address: str, certificates: Certificates | None) -> tuple[Transport
         raise ConfigurationError(
             f"the address {address!r} has no scheme: write it as tcp://host:port"
         )
+    TRANSPORTS.check(scheme)
     if scheme not in TRANSPORTS:
         known = (f"{name}://{each.form}" for name, each in TRANSPORTS.all().items())
         raise ConfigurationError(

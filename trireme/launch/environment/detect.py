@@ -22,6 +22,7 @@ from typing import cast
 
 import msgspec
 
+from trireme.certificates import encryption
 from trireme.cluster.spec import LOOPBACK, ClusterSpec, ClusterTask, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.job_config import JobConfig
@@ -214,9 +215,7 @@ def manual_task(
     certs = _certificates_path(config)
     certificates = ""
     if certs is not None:
-        from trireme.launch.config.certificates import read_certificate  # slow to load
-
-        certificates = read_certificate(certs, f"{role}:{index}")
+        certificates = encryption().read(certs, f"{role}:{index}")
     if not loopback and not certificates and not config.network.allow_plaintext:
         raise ConfigurationError(
             "the tasks of this job are on several hosts, and this one has no certificate to "

@@ -8,18 +8,21 @@ and hands the system 256 KB at a time. What the system does not take then is kep
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from select import POLLIN, POLLOUT, poll
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trireme.certificates import Certificates, names
+from trireme.certificates import Certificates
 from trireme.errors import (
     AuthenticationError,
+    ConfigurationError,
     ConnectionBroken,
     ConnectionClosed,
     ConnectTimeout,
@@ -34,6 +37,9 @@ from trireme.wire.transports.tcp import bind, dial
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+TASK_URI = "trireme:"
+"""The beginning of the URI that names a task in a certificate."""
 
 RECORD_BYTES = 1 << 14  # the most that one record of TLS holds
 
@@ -51,10 +57,11 @@ _UNVERIFIED = {  # by X509_V_ERR_NOT_YET_VALID, X509_V_ERR_HAS_EXPIRED
     9: "is not valid yet: check the clocks of both hosts",
     10: "has expired: issue a new one with `trireme certs issue`, and check the clocks",
 }
+_PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
 _VERDICTS = {
-    "UNKNOWN_CA": "it is of another job's authority",
-    "CERTIFICATE_EXPIRED": "it has expired, by the clock there",
-    "CERTIFICATE_REQUIRED": "it is missing",
+    "unknown ca": "it is of another job's authority",
+    "certificate expired": "it has expired, by the clock there",
+    "certificate required": "it is missing",
 }
 
 
@@ -62,44 +69,27 @@ def connect(rest: str, *, timeout: float, certificates: Certificates | None) -> 
     """Connects to `host:port` and shakes hands; see `trireme.wire.transport.connect`.
 
     Raises:
-        AuthenticationError: the peer's certificate is of another authority, has expired, or names
-            other hosts than the one that was called.
+        AuthenticationError: the peer's certificate is of another authority, or has expired.
         FrameError: the peer does not speak TLS.
     """
     assert certificates is not None  # checked by `trireme.wire.transport.connect`
+    context = ssl_context(certificates, server_side=False)
     deadline = time.monotonic() + timeout
     connected, called = dial(rest, timeout, "tls")
-    stream = TlsStream(
-        connected, f"tls://{rest}", called, context=certificates.client, server_side=False
-    )
+    stream = TlsStream(connected, f"tls://{rest}", called, context=context, server_side=False)
     try:
         while not stream.shake_hands():
-            _wait(stream, deadline, timeout)
-        _check_host(stream, rest)
+            poller = poll()
+            poller.register(stream, POLLIN | (POLLOUT if stream.unsent else 0))
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise ConnectTimeout(
+                    f"tls://{rest} did not complete the TLS handshake within {timeout:g} s: the "
+                    "process there hangs, or does not speak TLS"
+                )
     except WireError:
         stream.close()
         raise
     return stream
-
-
-def _wait(stream: TlsStream, deadline: float, timeout: float) -> None:
-    poller = poll()
-    poller.register(stream, POLLIN | (POLLOUT if stream.unsent else 0))
-    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise ConnectTimeout(
-            f"{stream.peer} did not complete the TLS handshake within {timeout:g} s: the process "
-            "there hangs, or does not speak TLS"
-        )
-
-
-def _check_host(stream: TlsStream, rest: str) -> None:
-    host = rest.rpartition(":")[0].strip("[]").lower()
-    called = stream.called.removeprefix("tls://").rpartition(":")[0].strip("[]")
-    if stream.hosts and not {host, called} & {name.lower() for name in stream.hosts}:
-        raise AuthenticationError(
-            f"the certificate of {stream.peer} is for {' and '.join(stream.hosts)}, and not for "
-            f"{host}: call it by that name, or issue one with --host {host}"
-        )
 
 
 def listen(
@@ -107,15 +97,56 @@ def listen(
 ) -> Listener:
     """Listens at `host:port`; see `trireme.wire.transport.listen`."""
     assert certificates is not None  # checked by `trireme.wire.transport.listen`
-    context = certificates.server
+    context = ssl_context(certificates, server_side=True)
     return bind(rest, "tls", partial(TlsStream, context=context, server_side=True))
+
+
+@cache
+def ssl_context(certificates: Certificates, *, server_side: bool) -> ssl.SSLContext:
+    """Returns the context of connections that a task opens, or accepts; a task has one of each."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+    if server_side:
+        context.num_tickets = 0  # each connection proves anew who its ends are
+    context.check_hostname = False  # which task answers is checked, by the handshake
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    own, begin, authority = certificates.pem.rpartition("-----BEGIN CERTIFICATE-----")
+    try:
+        # The system's authorities are not loaded: the job's own is the only one.
+        context.load_verify_locations(cadata=begin + authority)
+        with _file(own) as path:
+            context.load_cert_chain(path)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(
+            f"a task's certificate cannot be used ({error}): make another with `trireme certs "
+            "issue`"
+        ) from error
+    return context
+
+
+@contextmanager
+def _file(text: str) -> Iterator[str]:
+    """Gives the path of a file that holds a text while the block runs, and has no other name.
+
+    OpenSSL's keys come from files only. Where the system has memory files, nothing reaches a disk.
+    """
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("trireme-certificate"), "wb", buffering=0) as file:
+            file.write(text.encode())
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as named:  # only this user can read it
+            named.write(text.encode())
+            named.flush()
+            yield named.name
 
 
 class TlsStream(Stream):
     """A connected socket, which this object owns from now on, under TLS.
 
     The handshake of the accepting side is driven by its reads. Before it is complete nothing can be
-    written. `hosts` are those that the peer's certificate names, once the handshake is complete.
+    written.
     """
 
     def __init__(
@@ -131,7 +162,6 @@ class TlsStream(Stream):
         self.peer = peer
         self.called = called
         self.certified = ()
-        self.hosts: tuple[str, ...] = ()
         self.pending = False
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -171,7 +201,7 @@ class TlsStream(Stream):
                 if not self._receive():
                     return False
             except ssl.SSLError as error:
-                failure = self._fail(_explain_handshake(error, self.peer))
+                failure = self._fail(_explain(error, self.peer, shaking_hands=True))
                 if isinstance(failure, ProtocolMismatch):
                     self._sealed = memoryview(_WRONG_VERSION)  # which OpenSSL does not say
                 with suppress(WireError):
@@ -179,10 +209,19 @@ class TlsStream(Stream):
                 raise failure from error
             else:
                 self._established = True
-                self.certified, self.hosts = names(self._tls.getpeercert() or {})
+                self.certified = self._named_tasks()
                 self._space = memoryview(bytearray(_CHUNK))
                 self._seal()
         return self._established
+
+    def _named_tasks(self) -> tuple[str, ...]:
+        """Returns the tasks that the peer's certificate names."""
+        names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
+        return tuple(
+            name.removeprefix(TASK_URI)
+            for kind, name in names
+            if kind == "URI" and name.startswith(TASK_URI)
+        )
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -330,62 +369,46 @@ def _records(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
         yield b"".join(parts)
 
 
-def _explain(error: ssl.SSLError, peer: str) -> WireError:
-    """Returns the `WireError` for a failed read, after the handshake as this side sees it."""
-    reason = error.reason or ""
-    if "ALERT" in reason:
-        # The peer reads this side's certificate after this side has completed its handshake.
-        return _refused(reason, peer)
-    if _is_cut(error):
-        return ConnectionBroken(f"the connection to {peer} was cut: its end did not say that it is")
-    return ConnectionBroken(
-        f"the connection to {peer} broke: what arrived is not what was sent ({_words(reason)})"
-    )
+def _explain(error: ssl.SSLError, peer: str, *, shaking_hands: bool = False) -> WireError:
+    """Returns the `WireError` for a failure of OpenSSL.
 
-
-def _explain_handshake(error: ssl.SSLError, peer: str) -> WireError:
+    A peer reads this side's certificate after this side has completed its handshake, so that its
+    verdict may come with the first read.
+    """
     reason = error.reason or ""
+    words = reason.rpartition("ALERT_")[2].lower().replace("_", " ") or "no reason given"
     if isinstance(error, ssl.SSLCertVerificationError):
         others = (
             f"is not of this job's authority ({error.verify_message}): issue the certificates of "
             "all tasks from one directory, and check the address"
         )
-        return AuthenticationError(
-            f"the certificate of {peer} {_UNVERIFIED.get(error.verify_code, others)}"
-        )
+        why = _UNVERIFIED.get(error.verify_code, others)
+        return AuthenticationError(f"the certificate of {peer} {why}")
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return AuthenticationError(f"{peer} has no certificate")
-    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"):
+    if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
+        return AuthenticationError(f"{peer} speaks an older TLS than 1.3")
+    if shaking_hands and reason in _PLAIN_TEXT:
         return ProtocolMismatch(
             f"{peer} speaks in plain text, and this task only by TLS: give every task of the job "
             "its certificate (`trireme certs`), or none"
         )
-    if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
-        return AuthenticationError(f"{peer} speaks an older TLS than 1.3")
-    if _is_cut(error):
+    if isinstance(error, ssl.SSLEOFError) or reason == "UNEXPECTED_EOF_WHILE_READING":
+        when = " during the TLS handshake" if shaking_hands else ""
         return ConnectionBroken(
-            f"{peer} closed the connection during the TLS handshake: it ends, is busy, or does not "
-            "speak TLS; see its log"
+            f"the connection to {peer} was cut{when}: its end did not say that it is; see its log"
         )
     if "ALERT" in reason:
-        return _refused(reason, peer)
-    return FrameError(f"{peer} does not speak TLS as this side does ({_words(reason)})")
-
-
-def _is_cut(error: ssl.SSLError) -> bool:
-    return isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING"
-
-
-def _refused(reason: str, peer: str) -> WireError:
-    alert = reason.partition("ALERT_")[2]
-    if alert in ("INTERNAL_ERROR", "USER_CANCELLED", "CLOSE_NOTIFY"):
-        return ConnectionBroken(f"{peer} gave the connection up ({_words(alert)})")
-    why = _VERDICTS.get(alert, _words(alert))
-    return AuthenticationError(f"{peer} refused this task's certificate: {why}")
-
-
-def _words(reason: str) -> str:
-    return reason.lower().replace("_", " ") or "no reason given"
+        if words in ("internal error", "user cancelled", "close notify"):
+            return ConnectionBroken(f"{peer} gave the connection up ({words})")
+        return AuthenticationError(
+            f"{peer} refused this task's certificate: {_VERDICTS.get(words, words)}"
+        )
+    if shaking_hands:
+        return FrameError(f"{peer} does not speak TLS as this side does ({words})")
+    return ConnectionBroken(
+        f"the connection to {peer} broke: what arrived is not what was sent ({words})"
+    )
 
 
 TLS = Transport("host:port", connect, listen, between_hosts=True, encrypts=True)

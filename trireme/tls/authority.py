@@ -7,9 +7,7 @@ the authority's certificate. The authority's own key stays where it was made.
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -24,13 +22,17 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from trireme.certificates import TASK_URI
 from trireme.cluster.spec import ROLES
 from trireme.errors import ConfigurationError
+from trireme.tls.transport import TASK_URI
 
 AUTHORITY_DAYS = 365
 _NAME = re.compile(rf"({'|'.join((*ROLES, 'observer'))}):(0|[1-9][0-9]{{0,4}})", re.ASCII)
 _EARLIER = timedelta(hours=1)  # clocks of other hosts may be behind by so much
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,6 @@ class CertificateFacts:
     """What a certificate says."""
 
     tasks: tuple[str, ...]  # that it is for; none: it is an authority's
-    hosts: tuple[str, ...]  # that may be called; none: any
     begin: datetime
     end: datetime
 
@@ -49,7 +50,7 @@ class CertificateFacts:
         return f"expired on {self.end:%Y-%m-%d %H:%M} UTC" if now >= self.end else ""
 
 
-class Authority:
+class JobAuthority:
     """A job's certificate authority."""
 
     def __init__(self, certificate: str, key: str) -> None:
@@ -62,39 +63,30 @@ class Authority:
             raise ConfigurationError(
                 f"this is no authority's certificate and key: {error}"
             ) from error
-        if not isinstance(own, ec.EllipticCurvePrivateKey):
-            raise ConfigurationError("the authority's key is not of an elliptic curve")
-        if own.public_key() != self._certificate.public_key():
+        if (
+            not isinstance(own, ec.EllipticCurvePrivateKey)
+            or own.public_key() != self._certificate.public_key()
+        ):
             raise ConfigurationError("the authority's key is not that of its certificate")
         self._key = own
 
     def __repr__(self) -> str:
         """Shows nothing of the key."""
-        return "Authority(...)"
+        return "JobAuthority(...)"
 
     @classmethod
-    def make(cls, days: float = AUTHORITY_DAYS) -> Authority:
+    def make(cls, days: float = AUTHORITY_DAYS) -> JobAuthority:
         """Makes a new authority, which no task of another job trusts."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _named("trireme job authority")
-        certificate = (
-            _builder(name, name, key.public_key(), _now() + timedelta(days=days))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .sign(key, hashes.SHA256())
-        )
+        builder = _builder(name, name, key, _now() + timedelta(days=days), "key_cert_sign")
+        certificate = builder.add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        ).sign(key, hashes.SHA256())
         return cls(_pem(certificate), _key_pem(key))
 
-    @property
-    def facts(self) -> CertificateFacts:
-        """What its certificate says."""
-        return _facts(self._certificate)
-
-    def issue(self, task: str, hosts: Sequence[str] = (), days: float | None = None) -> str:
-        """Returns a new key and certificate of a task, and the authority's certificate.
-
-        The task may be called by any of the hosts; by any at all where none is named.
-        """
+    def issue(self, task: str, days: float | None = None) -> str:
+        """Returns a new key and certificate of a task, and the authority's certificate."""
         if _NAME.fullmatch(task) is None:
             raise ConfigurationError(
                 f"{task!r} is no task: name one as ROLE:INDEX, such as worker:0; the roles are "
@@ -108,18 +100,15 @@ class Authority:
                 "fewer days, or make a new authority"
             )
         tasks = (task, "coordinator:0") if task == "ps:0" else (task,)
-        names: list[x509.GeneralName] = [
-            x509.UniformResourceIdentifier(f"{TASK_URI}{each}") for each in tasks
-        ]
-        names += map(_host, hosts)
+        names = [x509.UniformResourceIdentifier(f"{TASK_URI}{each}") for each in tasks]
         key = ec.generate_private_key(ec.SECP256R1())
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        subject = self._certificate.subject
         certificate = (
-            _builder(_named(task), self._certificate.subject, key.public_key(), end)
+            _builder(_named(task), subject, key, end, "digital_signature")
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(both), critical=False)
             .add_extension(authority, critical=False)
             .sign(self._key, hashes.SHA256())
@@ -127,67 +116,39 @@ class Authority:
         return _key_pem(key) + _pem(certificate) + self.certificate
 
 
-def read_facts(pem: str) -> list[CertificateFacts]:
-    """Returns what each certificate in a text says, in their order."""
+def read_facts(pem: str) -> CertificateFacts:
+    """Returns what the first certificate in a text says."""
     try:
-        return [_facts(each) for each in x509.load_pem_x509_certificates(pem.encode())]
+        certificate = x509.load_pem_x509_certificate(pem.encode())
     except ValueError as error:
         raise ConfigurationError(f"this is no certificate: {error}") from error
-
-
-def _facts(certificate: x509.Certificate) -> CertificateFacts:
-    tasks: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        pass
-    else:
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-        tasks = tuple(each.removeprefix(TASK_URI) for each in uris if each.startswith(TASK_URI))
-        addresses = map(str, names.get_values_for_type(x509.IPAddress))
-        hosts = (*names.get_values_for_type(x509.DNSName), *addresses)
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return CertificateFacts(tasks, hosts, begin, end)
+    except x509.ExtensionNotFound:
+        uris = []
+    tasks = tuple(each.removeprefix(TASK_URI) for each in uris if each.startswith(TASK_URI))
+    return CertificateFacts(
+        tasks, certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    )
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime, use: str
 ) -> x509.CertificateBuilder:
+    public = key.public_key()
+    usage = x509.KeyUsage(**{each: each == use for each in _USES})
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(_now() - _EARLIER)
         .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(usage, critical=True)
     )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
-    except ValueError:
-        pass
-    if "*" in name or not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}", name):
-        raise ConfigurationError(f"{name!r} is no host: give a name or an address, no wildcard")
-    return x509.DNSName(name)
 
 
 def _named(text: str) -> x509.Name:
