@@ -144,9 +144,10 @@ def test_an_expired_client() -> None:
 
 
 def test_a_certificate_of_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = authority()  # of now: other tests share it
     with monkeypatch.context() as later:
         later.setattr(authority_module, "_now", lambda: datetime.now(UTC) + timedelta(days=2))
-        early = Certificates(authority().issue("ps:0"))
+        early = Certificates(ours.issue("ps:0"))
     told, _ = refused(certificates("worker:0"), early)
     assert isinstance(told, AuthenticationError)
     assert "is not valid yet: check the clocks" in str(told)
