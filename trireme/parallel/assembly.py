@@ -33,8 +33,7 @@ from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
 from trireme.ps.module_names import named_parameters, own_name
 from trireme.session.backends.base import Backend
-from trireme.session.backends.processes import Processes
-from trireme.session.backends.together import Together
+from trireme.session.backends.together import Processes, Together
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import examples_in

@@ -15,7 +15,7 @@ from trireme.ps.messages import Applied, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import joined_spans
-from trireme.session.backends.local_sgd import LocalSteps, period_length
+from trireme.session.backends.local_sgd import period_length
 from trireme.session.backends.parameter_server import ParameterServer
 
 EVERY = 2
@@ -79,9 +79,7 @@ class Trainer:
         self.model = nn.Linear(1, 1, bias=False)
         self.flat = FlatModel([list(self.model.named_parameters())], servers=1)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=1.0)
-        self.backend = BoardSgd(
-            cast(Any, board), cast(Any, worker), self.flat, local=LocalSteps(self.flat, optimizer)
-        )
+        self.backend = BoardSgd(cast(Any, board), cast(Any, worker), self.flat, optimizer=optimizer)
         self.backend.start(cast(OptimizerSpec, None), Rule(0, 0, every=EVERY), lambda: None)
 
     def push(self, *, wants_save: bool = False) -> None:
@@ -127,8 +125,8 @@ def test_all_leave_the_state_of_the_step_that_the_chief_saves(
             other.push()
         assert chief.wait() == saves
         if saved is not None:  # this exchange is over: all have left the one before
-            assert chief.backend.local_optimizers is not None
-            left = chief.backend.local_optimizers.states(saved)
+            assert chief.backend.local is not None
+            left = chief.backend.local.states(saved)
             counted = {name: tensor.item() for name, tensor in left.items()}
             assert counted == {f"{w}/weight/momentum_buffer": float(saved) for w in (0, 1)}
         saved = number * EVERY if saves else None

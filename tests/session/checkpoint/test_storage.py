@@ -205,19 +205,14 @@ def test_a_chief_of_another_job_publishes_nothing(
     lock.release()
 
 
-def test_what_fails_beside_the_values_does_not_lose_them(
+def test_an_odd_optimizers_state_does_not_lose_the_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> dict[str, torch.Tensor]:
         raise KeyError(140_000)
 
     with monkeypatch.context() as patched:
-        for place in (
-            "trireme.session.backends.local.named_state",
-            "trireme.session.worker.checkpoints.WorkerCheckpoints._described",
-            "trireme.session.worker.buffers.Buffers.average",
-        ):
-            patched.setattr(place, broken)
+        patched.setattr("trireme.session.backends.local.named_state", broken)
         train(session(tmp_path))
     assert steps_in(tmp_path)[-1] == 6
     said = capsys.readouterr().out
@@ -227,7 +222,7 @@ def test_what_fails_beside_the_values_does_not_lose_them(
     assert "test_storage.py:" in said  # where it happened
     with session(tmp_path, 8) as again:
         assert again.restored_from == 6
-        assert "without the optimizer's state" in capsys.readouterr().out
+        assert "lacks the optimizer's state" in capsys.readouterr().out
         assert next(again.loader(DATA, 10)).spans == ((60, 70),)
 
 

@@ -459,33 +459,3 @@ def test_nobody_waits_for_long_for_a_coordinator_that_is_gone(
     ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
     assert not ran.raised
     assert any("does not know whether worker:0 has saved the last step" in text for text in shown)
-
-
-def test_a_worker_that_is_interrupted_while_the_chief_saves_says_what_it_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "_WAIT_SHOWN", 0.05)
-    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
-    said, shown, sessions = Event(), list[str](), dict[int, Session]()
-
-    def program(session: Session) -> None:
-        if session.is_chief:
-            before_the_last_save(session, interrupt)
-        else:
-            session.worker.progress.message = show  # type: ignore[method-assign]
-        session.step(batch)
-
-    def interrupt() -> None:
-        sessions[1].worker.lifecycle.interrupt("SIGTERM")
-        assert said.wait(30)
-
-    def show(text: str) -> None:
-        shown.append(text)
-        if text.startswith("SIGTERM to worker:1: training has ended"):
-            said.set()
-
-    cluster = Cluster(2, 1, "async", run_dir=tmp_path)
-    ran = run_job(cluster, lambda worker: sessions.setdefault(worker, session(worker)), program)
-    ended = {worker: repr(error) for worker, error in ran.raised.items()}
-    assert ended == {0: "SystemExit(130)", 1: "SystemExit(130)"}
-    assert "Ctrl-C (SIGINT) ends it at once" in "".join(shown)

@@ -8,7 +8,6 @@ the same ledger.
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,10 +52,6 @@ class _Action(enum.Enum):
 _ACTIONS = tuple(_Action)
 _UNEVEN = ({_Action.STEP, _Action.END}, {_Action.STEP, _Action.OPEN})
 """What processes do apart that have not made the same number of steps."""
-
-_LEFT = "left"  # the topic of what processes have consumed that make no further step together
-_LEFT_SECONDS = 5.0  # for all of them to say so
-_POLL_SECONDS = 0.05
 
 
 class Collective(Local):
@@ -314,30 +309,6 @@ class Collective(Local):
             yield replace(head, values=values, average=average, optimizer=optimizer)
         finally:
             stream.close()
-
-    def state_without_others(self) -> ModelState | None:
-        if self.streams or self.group.mesh.sharded or not self._watch.unequal:
-            return None
-        if self._vote_totals is not None:
-            return None  # the optimizer may have made its step, of which the others have not heard
-        mine = msgspec.msgpack.encode((self.step, self._ledgers.consumed()))
-        self._shared.put(f"{_LEFT}/{self.group.rank}", mine)
-        if not self.group.is_chief:
-            return None
-        deadline, left = time.monotonic() + _LEFT_SECONDS, dict[int, bytes]()
-        while len(left) < self.group.size:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(_POLL_SECONDS)
-            left = self.collect(_LEFT)
-        reports = [
-            msgspec.msgpack.decode(data, type=tuple[int, list[Span]]) for data in left.values()
-        ]
-        if {step for step, _ in reports} != {self.step}:
-            return None
-        tensors, lacks = self._tensors(state=True)
-        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        return self._state(copies, joined_spans(s for _, spans in reports for s in spans), lacks)
 
     def _all_consumed(self) -> tuple[Span, ...]:
         """Returns the positions that all replicas have finished."""

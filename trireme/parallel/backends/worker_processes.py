@@ -20,7 +20,7 @@ from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState, TableMark
 from trireme.session.backends.base import Backend, FirstState
-from trireme.session.backends.processes import Processes
+from trireme.session.backends.together import Processes
 from trireme.session.model.training_setup import TrainingSetup
 
 _WEIGHS = 1e-6

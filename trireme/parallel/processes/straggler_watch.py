@@ -253,11 +253,6 @@ class StragglerWatch:
             pass
         self.check()
 
-    @property
-    def unequal(self) -> bool:
-        """Whether the process group is broken by unequal numbers of steps: all processes live."""
-        return self._broken is not None and self._broken.usage
-
     def check(self) -> None:
         """Returns where the process group is whole, as far as this process knows."""
         if self._broken is not None:

@@ -22,7 +22,7 @@ from trireme.ps.table_spec import TableSpec
 
 if TYPE_CHECKING:
     from trireme.ps.tables import Rows
-    from trireme.session.backends.local_optimizers import LocalOptimizers
+    from trireme.session.backends.local_sgd import LocalSgd
     from trireme.session.model.process_group import ProcessGroup
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
@@ -51,12 +51,9 @@ class Backend(ABC):
 
     bytes_sent: int = 0  # of gradients or deltas to servers, as packed
     bytes_received: int = 0  # of values that servers have answered with
-    together: bool = False
-    """Whether all processes of the job make each step together, without servers."""
-    group: ProcessGroup | None = None
-    """The processes that step together with this one, which must all call `mean`."""
-    wants_save: bool = False
-    """Whether this process, as chief, requests to save the step of the next exchange."""
+    together: bool = False  # whether all processes make each step together, without servers
+    group: ProcessGroup | None = None  # the processes that must all call `mean`
+    wants_save: bool = False  # whether the chief requests to save the step of the next exchange
     saves: bool | None = None
     """Whether the last exchange agreed to save the step that it made; None where the chief saves
     without the other workers."""
@@ -66,10 +63,8 @@ class Backend(ABC):
     streams: bool = False
     """Whether the tensors of `saving` can be read within its block only, one at a time, and all
     processes take part in the last save."""
-    local_optimizers: LocalOptimizers | None = None
-    """The optimizers of workers that train locally between exchanges, where it is here."""
-    grows: bool = False
-    """Whether the optimizer may get other parameters while it trains: see `grow`."""
+    local: LocalSgd | None = None  # where workers train locally between exchanges
+    grows: bool = False  # whether the optimizer may get other parameters: see `grow`
     closure: Callable[[], Any] | None = None  # that the optimizer calls in the next step
     returned: Any = None  # what the optimizer's last step returned, where this process makes it
     tables: Sequence[TableSpec] = ()  # the model's sparse tables; set before `start`
@@ -184,19 +179,14 @@ class Backend(ABC):
             return
         mine = msgspec.msgpack.encode((dataset, size, batch, order))
         for rank, other in enumerate(self.group.exchange(mine)):
-            if other == mine:
-                continue
-            theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
-            if theirs[:3] == (dataset, size, batch):
+            if other != mine:
+                theirs = msgspec.msgpack.decode(other, type=tuple[str, int, int, int])
                 raise Rejected(
-                    f"rank {rank} and rank {self.group.rank} deal the examples of {dataset!r} in "
-                    f"different orders: {SAME_ORDER}"
+                    f"rank {rank} deals {theirs[0]!r} ({theirs[1]} examples, batches of "
+                    f"{theirs[2]}), and rank {self.group.rank} {dataset!r} ({size} examples, "
+                    f"batches of {batch}), or they deal in different orders: every process must "
+                    f"load the same data. Or {SAME_ORDER}"
                 )
-            raise Rejected(
-                f"rank {rank} has the data set {theirs[0]!r} of {theirs[1]} examples in batches "
-                f"of {theirs[2]}, rank {self.group.rank} {dataset!r} of {size} in batches of "
-                f"{batch}: every process must load the same data"
-            )
 
     @abstractmethod
     def stop(self, reason: str) -> int:
@@ -224,9 +214,7 @@ class Backend(ABC):
         """Copies the values of one consistent step.
 
         Processes that hold the model together must all call it, or the chief alone between steps.
-
-        Raises:
-            WaitTimeout: no consistent copy could be completed in time.
+        Raises `WaitTimeout` where no consistent copy could be completed in time.
         """
 
     @contextmanager
@@ -246,14 +234,6 @@ class Backend(ABC):
         All processes must enter it, each with the part that it holds.
         """
         yield
-
-    def state_without_others(self) -> ModelState | None:
-        """Returns, in the chief, the state of the last step of processes that make none together.
-
-        Every process that has made as many steps calls it, after they have failed to make another
-        one. Returns None elsewhere, and where the state is not known exactly.
-        """
-        return None
 
     def end(self) -> None:
         """Makes `stopping` true for this worker alone: the job goes on without it."""

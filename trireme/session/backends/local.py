@@ -82,7 +82,6 @@ class Local(Backend):
             self._rows = table_support().shard(self.tables, None, 0)
         self._ledgers.interleave = self.together or rule.synchronous
         self._take(self._agreed(first()))
-        self.stopping = self._ended
 
     def _agreed(self, state: ModelState | None) -> ModelState:
         assert state is not None, "a lone process is chief"
@@ -107,6 +106,7 @@ class Local(Backend):
         if self._rows is not None and state.tables:
             self._rows.load(table_support().tensors(state.tables, None, 0), state.step)
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
+        self.stopping = self._ended
 
     def grow(self, digest: int) -> None:
         parameters = self._held.parameters
@@ -125,13 +125,6 @@ class Local(Backend):
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""
         return [(n, p) for n, p in self._held.parameters.items() if n in self._names]
-
-    def _saved(self) -> list[tuple[str, nn.Parameter]]:
-        """Returns the parameters whose values are saved from here; the model has the frozen ones.
-
-        Where no process holds the whole model, each saves what it has, trained or not.
-        """
-        return list(self._held.parameters.items()) if self.streams else self._trained()
 
     # -- training -------------------------------------------------------------------------------
 
@@ -221,9 +214,9 @@ class Local(Backend):
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         """Returns what this process holds, by `KIND/NAME`, and what it could not read."""
-        tensors: dict[str, torch.Tensor] = {
-            f"values/{name}": parameter.detach() for name, parameter in self._saved()
-        }
+        # The model has the frozen ones; where no process holds all of it, each saves what it has.
+        saved = self._held.parameters.items() if self.streams else self._trained()
+        tensors = {f"values/{name}": parameter.detach() for name, parameter in saved}
         if self._average:
             tensors |= {f"average/{name}": self._average[name] for name, _ in self._trained()}
         if state:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Unpack
 
 import msgspec
+import torch
 
 from trireme.ps.client.client import Client
 from trireme.ps.client.server_links import ClientOptions, Membership
@@ -14,9 +15,8 @@ from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import Backend, FirstState, joined_spans
-from trireme.session.backends.local_optimizers import LocalOptimizers
-from trireme.session.backends.local_sgd import LocalSteps
-from trireme.session.backends.processes import Processes
+from trireme.session.backends.local_sgd import LocalSgd
+from trireme.session.backends.together import Processes
 
 
 class ParameterServer(Client, Backend):
@@ -26,7 +26,7 @@ class ParameterServer(Client, Backend):
         options: the identity of this worker, and how it connects.
         membership: knows the newest view.
         flat: the worker's model.
-        local: makes the steps between two exchanges, where the worker trains locally.
+        optimizer: makes the steps between two exchanges, where the worker trains locally.
         processes: the processes that compute this worker's updates together; this is rank 0.
     """
 
@@ -39,19 +39,16 @@ class ParameterServer(Client, Backend):
         membership: Membership,
         flat: FlatModel,
         *,
-        local: LocalSteps | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         processes: Processes | None = None,
     ) -> None:
         super().__init__(options, membership, flat)
-        self._local = local
         self._processes = processes
         if processes is not None:
             self.group = processes.group
-        if local is not None:
+        if optimizer is not None:
             self.saves = False
-            self.local_optimizers = LocalOptimizers(self, flat, local.optimizer)
-
-    # -- joining --------------------------------------------------------------------------------
+            self.local = LocalSgd(self, flat, optimizer)
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         loaded = self.attach(optimizer, rule, self.tables)
@@ -61,26 +58,22 @@ class ParameterServer(Client, Backend):
         if self._stop_reason is not None:
             super().stop(self._stop_reason)
         self.pull()
-        if self._local is not None:
-            self._local.rule = rule
-            self._local.begin(self.step)
-        if self.local_optimizers is not None:
-            self.local_optimizers.rule = rule
+        if self.local is not None:
+            self.local.rule = rule
+            self.local.begin(self.step)
         self._spread(None)
 
     def come_back(self, incarnation: int) -> None:
         if incarnation > self.options.incarnation:
             self.renew(incarnation)
 
-    # -- training -------------------------------------------------------------------------------
-
     @property
     def global_step(self) -> int:
-        return self.step + self.pending_steps if self._local is not None else self.step
+        return self.step if self.local is None else self.step + self.local.made
 
     @property
     def pending_steps(self) -> int:
-        return 1 if self._local is None else self._local.made
+        return 1 if self.local is None else self.local.made
 
     def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         """As `Backend.push`; a worker that trains locally sends a delta at the end of a period.
@@ -95,33 +88,31 @@ class ParameterServer(Client, Backend):
             terms["examples"] = examples
             for reason in reasons:
                 self.stop(reason)
-        if self._local is None:
+        if self.local is None:
             super().push(weight, **terms)
             return
         if self.stopping:
             raise after_the_end(self.options.worker, self.global_step)
         self.check()  # else a failure would show only at the next exchange
-        if self._local.step(weight, terms.get("examples", ())):
-            self._exchange(self._local)
+        if self.local.step(weight, terms.get("examples", ())):
+            self._exchange(self.local)
 
     def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges
-        local = self._local
-        result = super().wait() if local is None else self._exchanged(local)
+        result = super().wait() if self.local is None else self._exchanged(self.local)
         self._spread(result)
         return result
 
     def complete(self) -> PushResult | None:
-        local = self._local
+        local = self.local
         if local is None:
             return None
         if local.made and not self.stopping:
             self._exchange(local)
         return self.wait()
 
-    def _exchange(self, local: LocalSteps) -> None:
-        assert self.local_optimizers is not None
+    def _exchange(self, local: LocalSgd) -> None:
         if self.wants_save:  # all workers of this round know of it before the round closes
-            self.local_optimizers.request_save(self.step)
+            local.request_save(self.step)
         local.write_delta()
         super().push(
             local.weight,
@@ -131,25 +122,22 @@ class ParameterServer(Client, Backend):
         )
         local.sent = True
 
-    def _exchanged(self, local: LocalSteps) -> PushResult | None:
+    def _exchanged(self, local: LocalSgd) -> PushResult | None:
         """Returns the result of an exchange, after which the next period begins; None for none."""
-        assert self.local_optimizers is not None
         self.saves = False
         if not local.sent:
             return None
         began = self.step
         result = msgspec.structs.replace(super().wait(), steps=local.made)
         local.begin(self.step)
-        self.saves = self.local_optimizers.save_requested(began)
+        self.saves = local.save_requested(began)
         if self.saves:
-            self.local_optimizers.leave()
+            local.leave()
         return result
 
     def _spread(self, result: PushResult | None) -> None:
         if self._processes is not None:
             self._processes.spread(self.global_step, self.stopping, result)
-
-    # -- agreement in the job -------------------------------------------------------------------
 
     def lease(
         self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
@@ -162,8 +150,8 @@ class ParameterServer(Client, Backend):
     def stop(self, reason: str) -> int:
         """As `Backend.stop`; in synchronous jobs a local period ends with its next step."""
         self._stop_reason = reason
-        if self._local is not None:
-            self._local.hurries = True
+        if self.local is not None:
+            self.local.hurries = True
         return super().stop(reason)
 
     def drain(self) -> int:

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from trireme.errors import CheckpointError, TriremeError
+from trireme.errors import CheckpointError
 from trireme.ps.joined_table import JoinedTable
-from trireme.ps.snapshot import lacking
 from trireme.session.checkpoint.streamed import StreamedTensors, renamed, shapes_of
 from trireme.session.checkpoint.tensors import dtype_name
 
-_T = TypeVar("_T")
-
 
 class Parts:
-    """Collects the parts of a checkpoint; parts that fail are left out and listed.
-
-    The values are saved even if other parts fail.
-    """
+    """Collects the parts of a checkpoint; what it cannot hold is left out and listed."""
 
     def __init__(self, lacks: Sequence[str]) -> None:
         self.lacks = list(lacks)
-
-    def get(self, what: str, make: Callable[[], dict[str, _T]]) -> dict[str, _T]:
-        """Returns the result of `make`; {} where it fails with an error other than Trireme's."""
-        try:
-            return make()
-        except TriremeError:
-            raise
-        except Exception as error:
-            self.lacks.append(lacking(what, error))
-            return {}
 
     def held(self, group: str, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Returns the tensors that a checkpoint can hold."""

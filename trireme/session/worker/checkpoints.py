@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from trireme.ps.module_names import named_parameters, state_of
 from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState
 from trireme.ps.table_spec import optimizer_name
-from trireme.session.backends.local_optimizers import LocalOptimizers
+from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
 from trireme.session.checkpoint.parts import Parts, streamed_tables, tables_of
 from trireme.session.checkpoint.restored import (
@@ -61,7 +60,7 @@ class WorkerCheckpoints:
     # -- at the beginning -----------------------------------------------------------------------
 
     def first_state(self) -> ModelState:
-        """Returns the chief's initial values, or those of the newest undamaged checkpoint.
+        """Returns the chief's initial values, or those of the checkpoint to begin from.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or a named one cannot be read.
@@ -92,19 +91,14 @@ class WorkerCheckpoints:
             state = self._restore(checkpoint)
         else:
             self._storage.forget_base()
-            fresh = "the servers' optimizer, the moving average and the record of examples"
+            goes_on = f"the job goes on from this worker's values of step {step}"
             if self._backend.tables:
-                self._progress.warn(
-                    "there is no checkpoint, and the rows of sparse tables are lost: the job "
-                    f"begins again at step 0 with empty tables and this worker's values of step "
-                    f"{step}; {fresh} begin anew too"
-                )
+                goes_on = "the rows of sparse tables are lost, and the job begins again at step 0"
                 step = 0
-            else:
-                self._progress.warn(
-                    f"there is no checkpoint: the job goes on from this worker's values of step "
-                    f"{step}, and {fresh} begin anew"
-                )
+            self._progress.warn(
+                f"there is no checkpoint: {goes_on}; the servers' optimizer, the moving average "
+                "and the record of examples begin anew"
+            )
             state = self._own_state(step)
         self.buffers.hand_out()
         return state
@@ -118,7 +112,7 @@ class WorkerCheckpoints:
     def take_first(self) -> None:
         if not self._lifecycle.is_chief:
             self.buffers.take()
-        local, step = self._backend.local_optimizers, self._backend.global_step
+        local, step = self._backend.local, self._backend.global_step
         if local is not None and not local.take() and step:
             self._progress.message(
                 f"this worker's optimizer begins with fresh state at step {step}"
@@ -166,17 +160,17 @@ class WorkerCheckpoints:
         check_tables(data, self._backend.tables)
         then = job_state(data)
         if then.lacks:
+            lacks = ", ".join(then.lacks)
             self._progress.warn(
-                f"the checkpoint of step {data.step} holds values without {', '.join(then.lacks)}: "
-                "these begin anew"
+                f"the checkpoint of step {data.step} lacks {lacks}: these begin anew"
             )
         self.buffers.set_constants(data.model)
         self.known_places, self.known_kept = then.places, then.states
         for topic, known in (("stream", then.places), ("kept", then.states)):
             for name, value in known.items():
                 self._backend.share(f"{topic}/{name}", value)
-        if self._backend.local_optimizers is not None:
-            self._hand_out_local_state(data, then, self._backend.local_optimizers)
+        if self._backend.local is not None:
+            self._hand_out_local_state(data, then, self._backend.local)
         # The chief hands out frozen parameters as constants, unless it does not hold them.
         held = named_parameters(self._setup.model) if self._setup.lean else flat.parameters.items()
         return ModelState(
@@ -202,9 +196,7 @@ class WorkerCheckpoints:
             )
         return {}
 
-    def _hand_out_local_state(
-        self, data: CheckpointData, then: JobState, local: LocalOptimizers
-    ) -> None:
+    def _hand_out_local_state(self, data: CheckpointData, then: JobState, local: LocalSgd) -> None:
         """Shares with each worker the state of its optimizer."""
         count = self._setup.settings.task.workers
         if then.applies == "gradients":
@@ -255,7 +247,7 @@ class WorkerCheckpoints:
             storage.begun(backend.global_step)
             if self._lifecycle.is_chief or backend.together:
                 self._copy()
-        if backend.local_optimizers is None:
+        if backend.local is None:
             self._write()
 
     def save_due(self, step: int) -> None:
@@ -276,13 +268,9 @@ class WorkerCheckpoints:
         self._write()
 
     def leave_local_state(self) -> None:
-        """Shares the state of this worker's own optimizer with the chief, where it has one.
-
-        After steps since the last exchange it would be of a step that no server has.
-        """
-        local = self._backend.local_optimizers
-        if local is not None and not self._backend.pending_steps:
-            local.leave()
+        """Shares the state of this worker's own optimizer with the chief, where it has one."""
+        if self._backend.local is not None:
+            self._backend.local.leave()
 
     def _copy(self, *, last: bool = False) -> None:
         """Copies a consistent state; an earlier copy is written first.
@@ -306,14 +294,12 @@ class WorkerCheckpoints:
 
     def _write(self, *, last: bool = False) -> None:
         """Writes the copy in the background; with `last`, before it returns."""
-        data, local = self._copied, self._backend.local_optimizers
+        data, local = self._copied, self._backend.local
         if data is None:
             return
         self._copied = None
         if local is not None:
-            parts = Parts(())
-            states = parts.get("the workers' optimizers", partial(local.states, data.step))
-            data = self._say_lacking(replace(data, local=parts.held("local", states)), parts)
+            data = replace(data, local=local.states(data.step))
         write = self._storage.submit_last if last else self._storage.submit
         write(data, self._lifecycle.view_number)
 
@@ -332,90 +318,61 @@ class WorkerCheckpoints:
             self._copy()  # sends this process's part
 
     def fail(self, error: BaseException) -> None:
-        """Says what is lost if a server was lost, and adds that to the error.
-
-        Where processes without servers have made unequal numbers of steps, the chief saves the last
-        step that all have made.
-        """
+        """Says what is lost if a server was lost, and adds that to the error."""
         lifecycle = self._lifecycle
-        if self._backend.together and not lifecycle.left:
-            self._save_last_common_step()
         lost = lifecycle.lost_with(error)
-        if (
-            lost.startswith(("ps:", "coordinator:"))
-            and not lifecycle.left
-            and isinstance(error, JobFailed | WireError)
-        ):
+        with_server = lost.startswith(("ps:", "coordinator:"))
+        if with_server and not lifecycle.left and isinstance(error, JobFailed | WireError):
             copies = 1 if lifecycle.view is None else lifecycle.view.copies
-            try:
-                error.loss = self._storage.loss(lost, self._backend.global_step, copies)
-            except Exception as failure:  # the job's own error must stay visible
-                error.loss = f"what is lost is not known: {type(failure).__name__}: {failure}"
+            error.loss = self._storage.loss(lost, self._backend.global_step, copies)
             if lifecycle.is_chief:
                 self._progress.warn(error.loss)
-
-    def _save_last_common_step(self) -> None:
-        try:
-            self.buffers.publish()
-            state = self._backend.state_without_others()
-            if state is None or not self._storage.scheduled or self._storage.has(state.step):
-                return
-            self._storage.settle(at_the_end=True)
-            self._storage.submit_last(self._checkpoint_of(state), self._lifecycle.view_number)
-            self._progress.message(f"saved step {state.step}, the last one that all have made")
-        except Exception as failure:  # the job's own error must stay visible
-            self._progress.warn(f"the last step is not saved: {type(failure).__name__}: {failure}")
 
     # -- describing -----------------------------------------------------------------------------
 
     def _checkpoint_of(self, state: ModelState) -> CheckpointData:
         """Returns a checkpoint of a state, complete but for the workers' own optimizers."""
         parts = Parts(state.lacks)
-        described = parts.get("how the job was launched", self._described)
         consumed: dict[str, list[list[int]]] = {}  # positions by data set
         for span in state.consumed:
             consumed.setdefault(span.dataset, []).append([span.start, span.stop])
-        described |= {"epoch": self._lifecycle.epoch, "consumed": consumed}
-        described |= {"sizes": dict(state.sizes), "orders": dict(state.orders)}
-        if places := parts.get("where streams are read", self.places):
-            described["streams"] = places
-        if kept := parts.get("what the program keeps", self.kept):
-            described["kept"] = kept
-        constants = parts.get("buffers and frozen parameters", self.buffers.constants)
+        described = {
+            **self._described(),
+            "consumed": consumed,
+            "sizes": dict(state.sizes),
+            "orders": dict(state.orders),
+            "pushes": [msgspec.to_builtins(row) for row in state.workers],
+        }
+        for name, made in (("streams", self.places()), ("kept", self.kept())):
+            if made:
+                described[name] = made
+        constants = self.buffers.constants()
         # Only what `state_dict` has: not the model's non-persistent buffers.
-        means = parts.get("the mean of the buffers", self.buffers.average)
-        averages = {name: mean for name, mean in means.items() if name in constants}
-        aliases = parts.get(
-            "the further names of tied parameters", lambda: self._aliases(state.values)
-        )
-        tied = renamed(state.values, aliases)
-        described["pushes"] = [msgspec.to_builtins(row) for row in state.workers]
+        means = self.buffers.average().items()
+        averages = {name: mean for name, mean in means if name in constants}
+        tied = renamed(state.values, self._aliases(state.values))
         data = CheckpointData(
             state.step,
             parts.held("model", joined(constants, averages, state.values, tied)),
             parts.held("optimizer", state.optimizer),
-            parts.held("average", state.average),
+            state.average,
             described,
             tables=streamed_tables(state.tables),
             mark=state.mark,
         )
-        return self._say_lacking(data, parts)
-
-    def _say_lacking(self, data: CheckpointData, parts: Parts) -> CheckpointData:
-        """Returns a checkpoint that lists the parts that it lacks; warns of them."""
-        if not parts.lacks:
-            return data
-        self._progress.warn(
-            f"the checkpoint of step {data.step} is saved without {'; '.join(parts.lacks)}. The "
-            "values are in it. Please report this"
-        )
-        lacks = [*data.state.get(LACKS, ()), *parts.lacks]
-        return replace(data, state={**data.state, LACKS: lacks})
+        if parts.lacks:
+            described[LACKS] = parts.lacks
+            self._progress.warn(
+                f"the checkpoint of step {data.step} is saved without {'; '.join(parts.lacks)}. "
+                "The values are in it. Please report this"
+            )
+        return data
 
     def _described(self) -> dict[str, Any]:
         setup, settings = self._setup, self._setup.settings
         return {
             "job": settings.task.job,
+            "epoch": self._lifecycle.epoch,
             "seed": settings.options.seed,
             "rule": msgspec.to_builtins(settings.rule),
             "applies": _applied(setup.outer),
@@ -434,11 +391,8 @@ class WorkerCheckpoints:
     def _aliases(self, values: Mapping[str, torch.Tensor]) -> dict[str, str]:
         """Returns the further names of tied parameters, each with the name that values have."""
         own = {id(p): name for name, p in named_parameters(self._setup.model) if name in values}
-        return {
-            name: own[id(tensor)]
-            for name, tensor in state_of(self._setup.model).items()
-            if id(tensor) in own and name not in values
-        }
+        everything = state_of(self._setup.model).items()
+        return {n: own[id(t)] for n, t in everything if id(t) in own and n not in values}
 
 
 def _applied(outer: OptimizerSpec | None) -> str:

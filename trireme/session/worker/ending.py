@@ -17,7 +17,7 @@ def finish(worker: Worker) -> None:
     """
     lifecycle, backend, checkpoints = worker.lifecycle, worker.backend, worker.checkpoints
     worker.end()
-    lifecycle.settle_chief()
+    lifecycle.last_chief.settle(lifecycle.is_chief)
     lifecycle.liveness.excuse = "it has ended training"
     if not backend.stopping:
         checkpoints.buffers.publish()
@@ -58,7 +58,8 @@ def _wait_for_chief(worker: Worker) -> bool:
 
 def _follow_chief(worker: Worker) -> None:
     """Takes over from a chief that was lost, or hands over to one that came back."""
-    if worker.lifecycle.follow_chief():
+    lifecycle = worker.lifecycle
+    if lifecycle.last_chief.follow(lifecycle.view, worker.global_step):
         worker.checkpoints.follow_view()
 
 

@@ -133,7 +133,8 @@ class Job:
         except BaseException as failure:
             self._fail(failure)
             raise
-        lifecycle.leave_well()
+        reason = lifecycle.ended_early
+        lifecycle.leave("interrupted" if reason else "finished", reason or "")
 
     def _fail(self, error: BaseException) -> None:
         if self._recorder is not None:

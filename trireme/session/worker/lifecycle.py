@@ -29,7 +29,6 @@ from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.ps.client.server_links import ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
-from trireme.session.backends.local_sgd import LocalSteps
 from trireme.session.backends.parameter_server import ParameterServer
 from trireme.session.backends.together import together
 from trireme.session.model.training_setup import TrainingSetup
@@ -80,7 +79,7 @@ class Lifecycle:
         self.departed = False  # whether this worker leaves alone, as a signal has asked it to
         self._signal = ""  # that asks this process to end
         self._signalled_at = 0.0
-        self._last_chief = LastChief(self.task.index)
+        self.last_chief = LastChief(self.task.index)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -137,9 +136,9 @@ class Lifecycle:
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
         )
-        local = None if setup.outer is None else LocalSteps(flat, setup.optimizer)
+        own = None if setup.outer is None else setup.optimizer
         processes = None if group is None else together(setup.settings).processes(setup)
-        return ParameterServer(options, self.member, flat, local=local, processes=processes)
+        return ParameterServer(options, self.member, flat, optimizer=own, processes=processes)
 
     def _unreached(self) -> str:
         """Returns the servers for which this worker stays out of its job; "" where it takes part.
@@ -190,31 +189,17 @@ class Lifecycle:
 
         After its last update, whether it saves the last step; see `LastChief`.
         """
-        if self._last_chief.saves is not None:
-            return self._last_chief.saves
+        if self.last_chief.saves is not None:
+            return self.last_chief.saves
         group = self.setup.process_group
         if group is not None and not group.is_chief:
             return False
-        if self.member is None:
-            return True
-        return self.leads
+        return self.member is None or self.leads
 
     @property
     def leads(self) -> bool:
         """Whether this is the live worker with the lowest index by the newest view."""
         return self.view is not None and self.view.chief == self.task.index
-
-    def settle_chief(self) -> None:
-        """Settles whether this worker saves the last step, before the chief may have saved it."""
-        self._last_chief.settle(self.is_chief)
-
-    def follow_chief(self) -> bool:
-        """Takes over from a chief that was lost, or hands over, after this worker's last update."""
-        return self._last_chief.follow(self.view, self.backend.global_step)
-
-    def reopen_chief(self) -> None:
-        """Lets the chief be another worker again, as training goes on."""
-        self._last_chief.reopen()
 
     @property
     def awaits_chief(self) -> bool:
@@ -223,11 +208,11 @@ class Lifecycle:
         In a job that has failed it never will: `wait_for_chief` raises that.
         """
         member = self.member
-        if member is None or self.dismissed or self._cut_off(member):
+        if member is None or self.dismissed or self._cut_off or self.last_step_is_saved:
             return False
-        if self.last_step_is_saved or (member.ended and member.over is None):
+        if member.ended and member.over is None:
             return False
-        return self._last_chief.awaits(self.view, self.backend.global_step)
+        return self.last_chief.awaits(self.view, self.backend.global_step)
 
     @property
     def last_step_is_saved(self) -> bool:
@@ -237,14 +222,15 @@ class Lifecycle:
             return True
         return self.view is not None and self.view.has_saved(self.backend.global_step)
 
-    def _cut_off(self, member: Member) -> bool:
-        since = member.away_since
+    @property
+    def _cut_off(self) -> bool:
+        since = None if self.member is None else self.member.away_since
         return since is not None and time.monotonic() - since >= _REJOIN_SECONDS
 
     def wait_for_chief(self) -> bool:
         """Waits, after training, until another worker has saved the last step.
 
-        It also returns where that worker is lost and this one is chief: see `follow_chief`.
+        It also returns where that worker is lost and this one is chief: see `LastChief.follow`.
         """
         member, began = self.member, time.monotonic()
         assert member is not None  # else this worker awaits nobody
@@ -254,15 +240,9 @@ class Lifecycle:
             replaced = (member.incarnation, self.life) != before
             return replaced or self.leads or bool(member.over) or not self.awaits_chief
 
-        shown, warned = began, False
+        shown = began
         while not member.wait_until(changed, time.monotonic() + _WAIT_SHOWN):
             now = time.monotonic()
-            if self.interrupted is not None and not warned:
-                warned = True
-                self.progress.message(
-                    f"{self.interrupted}: training has ended, and this worker ends when the last "
-                    "step is saved; Ctrl-C (SIGINT) ends it at once"
-                )
             if now - shown >= _WAIT_SHOWN_AGAIN:
                 shown = now
                 self.progress.waiting_for_update("the last checkpoint", self._chief, now - began)
@@ -274,8 +254,7 @@ class Lifecycle:
 
     def warn_if_unheard(self) -> None:
         """Warns where this worker ends though it has not heard that the last step is saved."""
-        unheard = self._last_chief.awaits(self.view, self.backend.global_step)
-        if unheard and self.member is not None and self._cut_off(self.member):
+        if self._cut_off and self.last_chief.awaits(self.view, self.backend.global_step):
             self.progress.warn(
                 f"the coordinator has been away for {_REJOIN_SECONDS:.0f} s: this worker ends, and "
                 f"does not know whether {', '.join(self._chief)} has saved the last step"
@@ -368,9 +347,7 @@ class Lifecycle:
     @property
     def exit_status(self) -> int:
         """The exit status of this worker's process, if it has not failed."""
-        if self.departed:
-            return LEFT
-        return 0 if self.interrupted is None else INTERRUPTED
+        return LEFT if self.departed else INTERRUPTED if self.interrupted else 0
 
     def depart(self) -> bool:
         """Returns whether the job goes on without this worker, and notes if a signal is why."""
@@ -396,11 +373,6 @@ class Lifecycle:
 
     # -- leaving --------------------------------------------------------------------------------
 
-    def leave_well(self) -> None:
-        """Ends this worker's part in the job, which has ended or goes on without it."""
-        reason = self.ended_early
-        self.leave("interrupted" if reason else "finished", reason or "")
-
     def leave(self, outcome: Outcome, reason: str = "", *, reported: bool = True) -> None:
         """Ends this worker's part in the job. Only the first call has an effect.
 
@@ -411,6 +383,7 @@ class Lifecycle:
         self.left = True
         # The error itself is shown elsewhere.
         self.enter(outcome, "" if outcome == "failed" else reason)
+        group = self.setup.process_group
         try:
             self.exits.close()
         finally:
@@ -420,9 +393,8 @@ class Lifecycle:
                 self.member.close()
             if self._joined:
                 self.backend.close()
-            process_group = self.setup.process_group
-            if process_group is not None and outcome != "failed":
-                process_group.close(together=True)
+            if group is not None and outcome != "failed":
+                group.close(together=True)
 
     def fail(self, error: BaseException) -> None:
         """Tells the job that this worker failed, and why.

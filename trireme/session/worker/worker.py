@@ -322,13 +322,13 @@ class Worker:
         The chief may finish and leave at any moment afterwards, so which worker is chief is settled
         before.
         """
-        self.lifecycle.settle_chief()
+        self.lifecycle.last_chief.settle(self.lifecycle.is_chief)
         try:
             self.checkpoints.buffers.publish()
             self.checkpoints.leave_local_state()
             self.backend.retire()
         except Fenced:
-            self.lifecycle.reopen_chief()
+            self.lifecycle.last_chief.reopen()
             return False
         return True
 
@@ -340,7 +340,7 @@ class Worker:
         """Rejoins the job, which had given this worker up, with the present values."""
         self._under_way = False
         backend, lifecycle, before = self.backend, self.lifecycle, self.backend.global_step
-        lifecycle.reopen_chief()
+        lifecycle.last_chief.reopen()
         lifecycle.come_back()
         steps = backend.pending_steps  # `start` resets it
         checkpoints = self.checkpoints
