@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import ClassVar
 
 from trireme.errors import WireError
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Catalog, Message
 from trireme.wire.service import Link, Service

@@ -57,20 +57,20 @@ class Station:
 STATIONS = (
     Station("the push is given its sequence number", "worker:0", "ClientProtocol.push"),
     Station("the gradient is sent", "worker:0", "SocketStream.write"),
-    Station("the gradient arrives", "ps:0", "SocketStream.read_into", "FrameReader.poll"),
+    Station("the gradient arrives", "ps:0", "SocketStream.read_into", "Connection.poll"),
     Station("the push becomes an entry of the log", "ps:0", "ReplicationLog.append"),
     Station("the entry is sent to the backup", "ps:0", "SocketStream.write"),
     Station("the update is applied", "ps:0", "SegmentOptimizer.step", "Replica.request"),
     Station("the verdict is remembered", "ps:0", "PushTable.decide", "Replica.request"),
     Station("the answer is withheld", "ps:0", "ReplicationLog.hold"),
-    Station("the entry arrives", "ps:1", "SocketStream.read_into", "FrameReader.poll"),
+    Station("the entry arrives", "ps:1", "SocketStream.read_into", "Connection.poll"),
     Station("the backup applies the update", "ps:1", "SegmentOptimizer.step", "Replica.replicate"),
     Station(
         "the backup confirms the entry", "ps:1", "SocketStream.write", "ShardHandler.turn_over"
     ),
     Station("the confirmation releases the answer", "ps:0", "ReplicationLog.confirm"),
     Station("the new values are sent", "ps:0", "SocketStream.write", "ShardHandler._replicate"),
-    Station("the values arrive", "worker:0", "SocketStream.read_into", "FrameReader.poll"),
+    Station("the values arrive", "worker:0", "SocketStream.read_into", "Connection.poll"),
     Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
 )
 """In the order of time, within each task: the primary and its backup work at the same time."""

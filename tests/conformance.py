@@ -27,8 +27,7 @@ from trireme.errors import (
     PeerClosed,
     WireTimeout,
 )
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.message import Catalog, Limits, Message, pack_header
 from trireme.wire.transport import Listener, Stream, connect, listen
 

@@ -38,6 +38,7 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session
+from trireme.wire.refusals import ServiceLimits
 from trireme.wire.service import Service
 from trireme.wire.transport import listen
 
@@ -193,7 +194,7 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
         job=JOB,
         secret=SECRET,
         epoch=coordinator.state.epoch,
-        tick_seconds=0.02,
+        limits=ServiceLimits(tick_seconds=0.02),
     )
     address = service.address
     threads.start("coordinator", service.run)

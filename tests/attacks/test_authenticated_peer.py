@@ -74,7 +74,7 @@ from trireme.ps.replication_messages import (
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, TensorSpec
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Denied, Hello, Identity, ServerHandshake
 from trireme.wire.message import Catalog, Message
 from trireme.wire.service import Link

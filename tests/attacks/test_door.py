@@ -282,7 +282,7 @@ def test_a_handshake_that_comes_byte_by_byte_ends_in_time(scheme: str) -> None:
     own = certificates("ps:0") if scheme == "tls" else None
     listener = listen(f"{scheme}://127.0.0.1:0", certificates=own)
     limits = ServiceLimits(handshake_seconds=10.0)
-    with running(handler, listener=listener, clock=clock, service_limits=limits) as run:
+    with running(handler, listener=listener, clock=clock, limits=limits) as run:
         address = run.service.address.replace("tls", "tcp")
         slow = connect(address, timeout=PATIENCE)
         beginning = b"\x16\x03\x01\x02\x00\x01\x00\x01" if scheme == "tls" else b"TRIR\x01\x01\0\0"
@@ -309,7 +309,7 @@ def test_many_who_say_nothing_keep_nobody_out(scheme: str) -> None:
     own = certificates("ps:0") if scheme == "tls" else None
     listener = listen(f"{scheme}://127.0.0.1:0", certificates=own)
     limits = ServiceLimits(unauthenticated=8)
-    with running(handler, listener=listener, service_limits=limits) as run:
+    with running(handler, listener=listener, limits=limits) as run:
         address = run.service.address.replace("tls", "tcp")
         silent = [connect(address, timeout=PATIENCE) for _ in range(40)]
         mine = certificates("worker:0") if scheme == "tls" else None

@@ -93,8 +93,8 @@ def serving(listener: Listener) -> Iterator[View]:
         job=JOB,
         secret=SECRET,
         serves=("ps:0",),
-        beside=beside(listener.address),
     )
+    service.listeners += beside(listener.address)
     service.call_soon(lambda: handler.view(view))
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()

@@ -18,10 +18,10 @@ from trireme.cluster.messages import CLUSTER_CATALOG, JobOver, Join, Joined
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import WireError
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Message
+from trireme.wire.refusals import ServiceLimits
 from trireme.wire.service import Link, Service
 from trireme.wire.transport import connect, listen
 
@@ -87,7 +87,7 @@ class Host:
             job=JOB,
             secret=SECRET,
             epoch=self.coordinator.state.epoch,
-            tick_seconds=0.01,
+            limits=ServiceLimits(tick_seconds=0.01),
         )
         self.address = self.service.address
         self._failure: BaseException | None = None

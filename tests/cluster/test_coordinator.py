@@ -35,7 +35,7 @@ from trireme.errors import (
     ConnectionRefused,
     PeerClosed,
 )
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

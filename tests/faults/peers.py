@@ -29,6 +29,7 @@ from trireme.cluster.state import Policy
 from trireme.errors import WireError
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
+from trireme.wire.refusals import ServiceLimits
 from trireme.wire.service import Service
 from trireme.wire.transport import Stream, connect, listen
 
@@ -64,7 +65,7 @@ def half_open(scheme: str, way: str, timeout: float) -> float:
         secret=SECRET,
         epoch=epoch,
         serves=serves,
-        tick_seconds=0.01,
+        limits=ServiceLimits(tick_seconds=0.01),
     )
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ from tests.fuzz.values import message_of
 from trireme.cluster.messages import CLUSTER_CATALOG, CLUSTER_MESSAGES
 from trireme.errors import ConnectionBroken, FrameError, PeerClosed, WireError
 from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
-from trireme.wire.frame_reader import FrameReader
+from trireme.wire.connection import Connection
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Challenge, Denied, Hello, Proof, Welcome
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message, pack_header
 from trireme.wire.transport import Stream
@@ -126,7 +126,7 @@ _Found = tuple[Message, int, bytes]
 
 def _read(stream: Stream, catalog: Catalog, limits: Limits) -> tuple[list[_Found], WireError]:
     """Returns all messages with sequence and payload, and the error that ends every stream."""
-    reader, found = FrameReader(stream, catalog, limits, None), list[_Found]()
+    reader, found = Connection(stream, catalog, limits=limits), list[_Found]()
     error: WireError | None = None
     for _ in range(1 << 20):
         try:

@@ -22,7 +22,6 @@ from tests.fuzz.frames import Pieces, framed
 from tests.fuzz.values import message_of
 from trireme.errors import PeerClosed, WireError
 from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import FrameReader
 from trireme.wire.handshake import (
     HANDSHAKE_CATALOG,
     Challenge,
@@ -91,7 +90,7 @@ def _against_server(draw: random.Random) -> str:
 
 def _received(data: bytes) -> list[Message]:
     """Returns what a server reads before the bytes end or are no frame."""
-    reader = FrameReader(Pieces(data, (1 << 16,)), HANDSHAKE_CATALOG, HANDSHAKE_LIMITS, None)
+    reader = Connection(Pieces(data, (1 << 16,)), HANDSHAKE_CATALOG, limits=HANDSHAKE_LIMITS)
     found: list[Message] = []
     while True:
         try:

@@ -18,8 +18,8 @@ from tests.fuzz.values import message_of
 from trireme.cluster.messages import CLUSTER_CATALOG
 from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
 from trireme.session.checkpoint import manifest, tensors
-from trireme.wire import frame_reader, handshake, message
-from trireme.wire.frame_reader import FrameReader
+from trireme.wire import connection, handshake, message
+from trireme.wire.connection import Connection
 from trireme.wire.message import Header
 
 SEED = 20
@@ -95,7 +95,7 @@ def test_frames_find_a_version_that_is_not_looked_at(monkeypatch: pytest.MonkeyP
         fields = frames.HEADER.unpack_from(data, offset)
         return Header(fields[2], fields[4], fields[5], fields[6])
 
-    monkeypatch.setattr(frame_reader, "unpack_header", careless)
+    monkeypatch.setattr(connection, "unpack_header", careless)
     _frames_find(monkeypatch, "")
 
 
@@ -106,15 +106,15 @@ def test_frames_find_an_error_that_is_not_the_projects(monkeypatch: pytest.Monke
 
 
 def test_frames_find_a_payload_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = FrameReader.poll
+    real = Connection.poll
 
-    def poll(self: FrameReader) -> Any:
+    def poll(self: Connection) -> Any:
         incoming = real(self)
         if incoming is not None and incoming.nbytes > 50:
             incoming.payload = [view[:50] for view in incoming.payload]
         return incoming
 
-    monkeypatch.setattr(FrameReader, "poll", poll)
+    monkeypatch.setattr(Connection, "poll", poll)
     _frames_find(monkeypatch, "AssertionError")
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.process import Process
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

@@ -21,7 +21,7 @@ from trireme.cluster.spec import OBSERVER
 from trireme.cluster.state import Decision, Policy, State
 from trireme.cluster.view import View
 from trireme.errors import FrameError
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

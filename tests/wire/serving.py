@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from tests.conformance import PATIENCE
 from trireme.clock import Clock
 from trireme.errors import WireError
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Catalog, Message
 from trireme.wire.refusals import ServiceLimits
@@ -96,7 +95,7 @@ def running(
     address: str = "tcp://127.0.0.1:0",
     listener: Listener | None = None,
     clock: Clock | None = None,
-    service_limits: ServiceLimits | None = None,
+    limits: ServiceLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Runs a service with these handlers; stops it after the block and reraises its failure."""
@@ -106,7 +105,7 @@ def running(
         job=JOB,
         secret=SECRET,
         clock=clock,
-        service_limits=service_limits or ServiceLimits(),
+        limits=limits or ServiceLimits(),
         **options,
     )
     run = Running(service)

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.clocks import VirtualClock
 from tests.conformance import CATALOG, PATIENCE, Note, frame_of, pattern
 from trireme.errors import FrameError, PeerClosed, WireTimeout
-from trireme.wire.connection import Connection, SharedPayload
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming, SharedPayload
 from trireme.wire.message import Limits, Message, pack_header
 from trireme.wire.polling import SpinWait
 from trireme.wire.transport import Stream

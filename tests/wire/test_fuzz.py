@@ -18,6 +18,7 @@ from trireme.errors import ConnectionBroken, PeerClosed
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Denied, Hello, Identity
 from trireme.wire.message import HEADER_SIZE, Limits, Message, pack_header
+from trireme.wire.refusals import ServiceLimits
 from trireme.wire.transport import Stream
 
 LIMITS = Limits(metadata=1 << 16, payload=1 << 20)
@@ -75,7 +76,7 @@ class Victim:
 @pytest.fixture(scope="module")
 def victim() -> Iterator[Victim]:
     handler, clock = EchoHandler(), VirtualClock()
-    with running(handler, clock=clock, limits=LIMITS) as run:
+    with running(handler, clock=clock, limits=ServiceLimits(frame=LIMITS)) as run:
         tracemalloc.start()
         yield Victim(run, handler, clock)
         tracemalloc.stop()

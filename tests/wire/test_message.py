@@ -168,7 +168,7 @@ def test_a_kind_is_taken_once() -> None:
     class Unnumbered(Message, frozen=True, array_like=True):
         pass
 
-    with pytest.raises(ValueError, match="kind 201 of Twin is not free: Other"):
+    with pytest.raises(ValueError, match="kind 201 of Twin is not free"):
         Catalog([Other, Twin])
     with pytest.raises(ValueError, match="kind 0 of Unnumbered"):
         Catalog([Unnumbered])

@@ -128,7 +128,7 @@ def refuse(run: Running, times: int) -> None:
 def test_a_service_does_not_listen_to_a_host_that_was_refused_too_often() -> None:
     listener, clock = Renamed(listen("tcp://127.0.0.1:0")), VirtualClock()
     limits = ServiceLimits(tries=3, try_seconds=5.0)
-    with running(EchoHandler(), listener=listener, clock=clock, service_limits=limits) as run:
+    with running(EchoHandler(), listener=listener, clock=clock, limits=limits) as run:
         refuse(run, 3)
         with pytest.raises((PeerClosed, ConnectionBroken)):
             run.client()  # who knows the secret is turned away too
@@ -144,7 +144,7 @@ def test_a_service_does_not_listen_to_a_host_that_was_refused_too_often() -> Non
 
 
 def test_a_service_has_so_many_connections_and_no_more() -> None:
-    with running(EchoHandler(), service_limits=ServiceLimits(connections=3)) as run:
+    with running(EchoHandler(), limits=ServiceLimits(connections=3)) as run:
         good = [run.client(f"worker:{index}") for index in range(3)]
         with pytest.raises((PeerClosed, ConnectionBroken)):
             run.client("worker:3")

@@ -30,8 +30,7 @@ from trireme.errors import (
     WireError,
 )
 from trireme.wire import refusals, service
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import (
     HANDSHAKE_CATALOG,
     Challenge,
@@ -101,7 +100,10 @@ def test_many_clients_are_served_at_once() -> None:
 
 def test_messages_sent_in_a_heap_are_all_served() -> None:
     # No tick comes to its help.
-    with running(EchoHandler(), tick_seconds=3600.0) as run, run.client() as client:
+    with (
+        running(EchoHandler(), limits=ServiceLimits(tick_seconds=3600.0)) as run,
+        run.client() as client,
+    ):
         for number in range(500):
             client.offer(Echo(str(number)), sequence=number)
         for number in range(500):
@@ -109,7 +111,9 @@ def test_messages_sent_in_a_heap_are_all_served() -> None:
 
 
 def test_messages_that_came_in_one_read_need_no_event() -> None:
-    with running(EchoHandler(), address="memory://", tick_seconds=3600.0) as run:
+    with running(
+        EchoHandler(), address="memory://", limits=ServiceLimits(tick_seconds=3600.0)
+    ) as run:
         client = run.client()
         with held(run):
             for number in range(33):  # one more than are handled in a turn
@@ -239,7 +243,7 @@ def test_a_stranger_that_stalls_is_closed_at_its_deadline(
 
 def test_too_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        running(EchoHandler(), service_limits=ServiceLimits(unauthenticated=3)) as run,
+        running(EchoHandler(), limits=ServiceLimits(unauthenticated=3)) as run,
         run.client() as good,
     ):
         strangers = [run.stranger() for _ in range(4)]
@@ -269,7 +273,7 @@ def test_who_is_refused_too_often_costs_no_look_at_all_connections(
     for module in (refusals, service):
         monkeypatch.setattr(module, "network", parse)
     limits = ServiceLimits(tries=1, try_seconds=1e9)
-    with running(EchoHandler(), service_limits=limits) as run:
+    with running(EchoHandler(), limits=limits) as run:
         tasks = [run.client(f"worker:{index}") for index in range(8)]
         for task in tasks:
             ask(task, "it is known by now")
@@ -323,7 +327,10 @@ def test_a_peer_that_has_said_that_it_goes_may_break_off(
 
 def test_a_known_peer_that_sends_too_much() -> None:
     handler = EchoHandler()
-    with running(handler, limits=Limits(payload=1000)) as run, run.client() as client:
+    with (
+        running(handler, limits=ServiceLimits(frame=Limits(payload=1000))) as run,
+        run.client() as client,
+    ):
         ask(client, "fits", bytes(1000))
         client.send(Echo(), [bytes(1001)], timeout=PATIENCE)
         _, error = handler.closings.get(timeout=PATIENCE)
@@ -350,7 +357,7 @@ def test_a_handler_may_refuse_a_message() -> None:
 def test_a_peer_that_does_not_read_is_closed() -> None:
     handler = EchoHandler()
     with (
-        running(handler, service_limits=ServiceLimits(unsent_bytes=1 << 20)) as run,
+        running(handler, limits=ServiceLimits(unsent_bytes=1 << 20)) as run,
         run.client() as good,
     ):
         bad = run.client("worker:1")
@@ -370,7 +377,7 @@ def test_a_peer_of_whom_a_handler_waits_for_confirmations_may_read_late() -> Non
             super().received(link, incoming)
 
     limits = ServiceLimits(unsent_bytes=1 << 20)
-    with running(Windowed(), service_limits=limits) as run, run.client() as late:
+    with running(Windowed(), limits=limits) as run, run.client() as late:
         late.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
         late.send(Echo("then"), timeout=PATIENCE)
         assert late.receive(timeout=PATIENCE).message == Echo()
@@ -496,7 +503,7 @@ def test_offering_what_no_handler_has() -> None:
 
 def test_ticks_follow_the_clock() -> None:
     handler, clock = EchoHandler(), VirtualClock(100.0)
-    with running(handler, clock=clock, tick_seconds=0.5) as run:
+    with running(handler, clock=clock, limits=ServiceLimits(tick_seconds=0.5)) as run:
         run.turn()
         for step in (0.3, 0.3, 5.0):
             clock.advance(step)
@@ -506,7 +513,7 @@ def test_ticks_follow_the_clock() -> None:
 
 def test_calls_are_made_in_order_in_the_loops_thread() -> None:
     calls: list[tuple[int, str]] = []
-    with running(EchoHandler(), tick_seconds=3600.0) as run:
+    with running(EchoHandler(), limits=ServiceLimits(tick_seconds=3600.0)) as run:
         for number in range(5000):
             run.service.call_soon(
                 lambda number=number: calls.append((number, threading.current_thread().name))
@@ -584,8 +591,8 @@ def test_stop_sends_what_was_offered_and_closes_all() -> None:
 
 def test_stop_does_not_wait_for_who_does_not_read() -> None:
     handler = EchoHandler()
-    service_limits, clock = ServiceLimits(linger_seconds=0.2), VirtualClock()
-    options = {"service_limits": service_limits, "clock": clock, "tick_seconds": 3600.0}
+    limits, clock = ServiceLimits(linger_seconds=0.2, tick_seconds=3600.0), VirtualClock()
+    options = {"limits": limits, "clock": clock}
     with running(handler, address="memory://", **options) as run, run.client() as client:
         client.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
         wait_readable(client.stream)
@@ -605,7 +612,12 @@ def test_it_rests_when_nothing_happens() -> None:
     rests: list[float] = []
     rested = threading.Event()
     service = Service(
-        listen("memory://"), [handler], job=JOB, secret=SECRET, clock=clock, tick_seconds=0.05
+        listen("memory://"),
+        [handler],
+        job=JOB,
+        secret=SECRET,
+        clock=clock,
+        limits=ServiceLimits(tick_seconds=0.05),
     )
     original = service._poller.events
 

@@ -28,7 +28,7 @@ from trireme.cluster.messages import (
 from trireme.cluster.spec import OBSERVER, task_name
 from trireme.cluster.state import Close, Policy, cluster_status, everybody_informed, initial_state
 from trireme.errors import FrameError, NetworkLost, WireError
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.handshake import new_epoch
 from trireme.wire.service import Link
 

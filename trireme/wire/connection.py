@@ -1,6 +1,6 @@
 """Typed messages with payloads over a `Stream`: blocking for workers, non-blocking for servers.
 
-Payloads are written from, and read into, the caller's own memory. Only `offer` copies what the
+Payloads are written from, and read into, the memory where they belong. Only `offer` copies what the
 stream does not take at once, and a reader copies what came in one read with the header.
 """
 
@@ -8,46 +8,91 @@ from __future__ import annotations
 
 import math
 import select
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
     ConnectionBroken,
     ConnectionClosed,
+    FrameError,
+    PeerClosed,
+    ProtocolMismatch,
     WireError,
     WireTimeout,
 )
-from trireme.wire.frame_reader import Destination, FrameReader, Incoming, again, skip_bytes
-from trireme.wire.message import Catalog, Limits, Message, pack_header
+from trireme.wire.message import (
+    HEADER_SIZE,
+    Catalog,
+    Header,
+    Limits,
+    Message,
+    pack_header,
+    unpack_header,
+)
 from trireme.wire.polling import SpinWait
+from trireme.wire.shared_memory import Lending
 from trireme.wire.transport import Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+Destination = Callable[[Message, int], Sequence[memoryview]]
+"""Returns the memory for a payload, from the message that it belongs to and its length in bytes."""
+
 _DEFAULT_LIMITS = Limits()
 _COPIED_BYTES = 1 << 16  # metadata of fewer is copied behind its header, to be one view
 _REUSED_BYTES = 1 << 20  # copies of at least this size use one memory, one after the other
-_FRONT_PIECES = 64  # how many queued copies are written at once
+_PIECES = 1024  # how many queued pieces are written at once
 _CHECK_SECONDS = 0.1  # at most, between two checks while a send waits
+_READ_AHEAD = 1024  # header and metadata of nearly every message, in one read
+_TLS_ALERT = b"\x15\x03"  # if that is all that comes, a listener has answered plain text
+_GROWS_FASTER = 1 << 16  # from so many bytes of metadata on the buffer grows eightfold
 
 
-class Connection(FrameReader, AbstractContextManager["Connection", None]):
+class Incoming(msgspec.Struct):
+    """A message that arrived, with the memory that the destination returned, now filled."""
+
+    message: Message
+    sequence: int
+    payload: Sequence[memoryview]
+    nbytes: int
+
+
+class SharedPayload(tuple[memoryview, ...]):
+    """A payload for several connections, which share the copy of what their streams do not take.
+
+    When its memory has changed, make another one. `kept` is the copy of its end, in pieces, as much
+    as some connection has needed.
+    """
+
+    kept: Sequence[memoryview] = ()
+
+    def end(self, views: Sequence[memoryview]) -> list[memoryview]:
+        """Returns a copy of its end, which `views` are."""
+        missing = sum(map(len, views)) - sum(map(len, self.kept))
+        if missing <= 0:
+            return _skip_bytes([*self.kept], -missing)
+        first = list[memoryview]()
+        for view in views:
+            if missing <= 0:
+                break
+            first.append(view[:missing])
+            missing -= len(first[-1])
+        self.kept = (memoryview(b"".join(first)), *self.kept)
+        return [*self.kept]
+
+
+class Connection(AbstractContextManager["Connection", None]):
     """Messages over one stream, which the connection owns. Used by one thread at a time.
 
     After a failed receive nothing more can be received, and after a failed send nothing more can be
     sent: later calls raise the same error again. The two directions fail independently, so that
     messages which a peer sent before it went away can still be received. Errors are those of
     `Stream`, and `ValueError` for a message that is not in the catalog, of which nothing is sent.
-
-    Attributes, besides those of `FrameReader`:
-        clock: the clock that deadlines are measured with.
-        spin: how a receive spins before it blocks; None blocks at once.
-        bytes_sent: how many bytes the stream has taken.
     """
 
     def __init__(
@@ -59,14 +104,42 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         clock: Clock | None = None,
         destination: Destination | None = None,
     ) -> None:
-        super().__init__(stream, catalog, limits, destination)
-        self.clock = clock or MonotonicClock()
-        self.spin: SpinWait | None = None
-        self.bytes_sent = 0
-        self._queue = SendQueue()
+        self.stream = stream
+        # The next four may be replaced between two frames.
+        self.catalog = catalog  # the messages that may be sent and received
+        self.limits = limits  # the largest frame that is accepted
+        # Called for each payload that is not empty, before it is read, to get the memory for it. It
+        # may raise `FrameError` to refuse the payload. None allocates a `bytearray`.
+        self.destination = destination
+        self.lending: Lending | None = None  # memory that both sides share
+        self.peer = stream.peer  # the name of the other end, for messages
+        self.clock = clock or MonotonicClock()  # that deadlines are measured with
+        self.spin: SpinWait | None = None  # how a receive spins before it blocks; None for not
+        self.bytes_sent = self.bytes_received = 0  # that the stream has taken and brought
         self._poller = select.poll()
         self._polled_events = 0  # the events that it waits for
-        self._send_failure: WireError | None = None  # the error that every later call raises
+        # The errors that every later call raises.
+        self._send_failure: WireError | None = None
+        self._receive_failure: WireError | None = None
+        # What the stream has not taken: all but what a `send` waits with are copies.
+        self._queue: list[memoryview] = []
+        self._queued = 0  # its bytes
+        # The memory of the last large copy, for the next one: new pages take longer than the copy.
+        self._reused = bytearray()
+        # The bytes that were read and not decoded yet are _buffer[_start:_stop]. When there are
+        # none, the next read goes into _first_read. Where payloads follow, that is only as long as
+        # the last header and metadata were, so that the payload need not be copied from here.
+        self._buffer = memoryview(bytearray(_READ_AHEAD))
+        self._first_read = self._buffer
+        self._start = self._stop = 0
+        # The current frame: how much of it the buffer must hold next, its header until the
+        # metadata is decoded, then the message, and how much of its payload is missing and where
+        # that goes.
+        self._need = HEADER_SIZE
+        self._header: Header | None = None
+        self._incoming: Incoming | None = None
+        self._missing = 0
+        self._space: list[memoryview] = []
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -77,13 +150,21 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
     @property
     def unsent(self) -> int:
         """How many offered bytes the system has not taken; see `flush`."""
-        return self._queue.nbytes + self.stream.unsent
+        return self._queued + self.stream.unsent
+
+    @property
+    def buffered(self) -> bool:
+        """Whether bytes were read that belong to messages not yet returned.
+
+        If there are none, the descriptor becomes readable before the next message can be there.
+        """
+        return self._start != self._stop or self.stream.pending
 
     def close(self) -> None:
         """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
-        self._receive_failure = self._send_failure = closed
-        self._queue.clear()
+        self._receive_failure = closed
+        self._send_failed(closed)
         self.stream.close()
 
     # Sending -----------------------------------------------------------------------------------
@@ -113,14 +194,10 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         Raises:
             WireTimeout: the peer did not take all of it in time; nothing more can be sent.
         """
-        views = self._frame(message, payload, sequence)
-        rest = views if self._queue else self._write(views)
-        if rest or self.stream.unsent:
+        self._queue += self._frame(message, payload, sequence)
+        if not self.flush():
             deadline = self.clock.now() + timeout
-            while not self.flush():
-                self._wait_to_send(deadline, timeout, check)
-            while rest and (rest := self._write(rest)):
-                self._wait_to_send(deadline, timeout, check)
+            self._wait_to_send(deadline, timeout, check)
             while not self.flush():
                 self._wait_to_send(deadline, timeout, check)
 
@@ -132,24 +209,24 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
         keep the rest of it. Returns whether the stream has taken all so far.
         """
         views = self._frame(message, payload, sequence)
-        rest = views if self._queue and not self.flush() else self._write(views)
-        if rest:
-            if isinstance(payload, SharedPayload) and self.lending is None:
-                self._queue.append(rest, payload)
-            else:
-                self._queue.append(rest)
-        return not self.unsent
+        self._queue += views
+        if self.flush():
+            return True
+        if left := min(len(views), len(self._queue)):
+            self._queue[-left:] = self._copied(self._queue[-left:], payload)
+        return False
 
     def flush(self) -> bool:
         """Sends more of what was offered; returns whether nothing is left."""
         if self._send_failure is not None:
             raise again(self._send_failure)
-        if self._queue:
-            front = self._queue.front()
-            before = self.bytes_sent
-            rest = self._write(front)
-            self._queue.written(front, rest, self.bytes_sent - before)
         try:
+            if self._queue:
+                front = self._queue[:_PIECES]
+                count = self.stream.write(front)
+                self.bytes_sent += count
+                self._queued -= count
+                self._queue[:_PIECES] = _skip_bytes(front, count)
             return self.stream.flush() and not self._queue
         except WireError as error:
             self._send_failed(error)
@@ -158,33 +235,40 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
-        """Returns the next frame as views of its bytes."""
+        """Returns the next frame as views of its bytes, which count as queued."""
         if self._send_failure is not None:
             raise again(self._send_failure)
         metadata = self.catalog.encode(message)
-        if self.lending is not None and (carried := self.lending.carry(payload)):
-            header = pack_header(message.kind, len(metadata), carried, sequence, lent=True)
-            return _head(header, metadata)
         views: list[memoryview] = []
-        length = 0
-        for buffer in payload:
-            view = memoryview(buffer)
-            if size := view.nbytes:
-                flat = view.format == "B" and view.ndim == 1
-                views.append(view if flat else view.cast("B"))
-                length += size
-        header = pack_header(message.kind, len(metadata), length, sequence)
-        return _head(header, metadata) + views
+        length = carried = 0
+        if self.lending is not None:
+            carried = self.lending.carry(payload)
+        if not carried:
+            views, length = _flat(payload)
+        header = pack_header(
+            message.kind, len(metadata), carried or length, sequence, lent=carried > 0
+        )
+        self._queued += HEADER_SIZE + len(metadata) + length
+        if len(metadata) < _COPIED_BYTES:
+            return [memoryview(header + metadata), *views]
+        return [memoryview(header), memoryview(metadata), *views]
 
-    def _write(self, views: list[memoryview]) -> list[memoryview]:
-        """Writes what the stream takes, once; returns what is left."""
-        try:
-            count = self.stream.write(views)
-        except WireError as error:
-            self._send_failed(error)
-            raise
-        self.bytes_sent += count
-        return [] if count == sum(map(len, views)) else skip_bytes(views, count)
+    def _copied(self, views: list[memoryview], payload: Iterable[Buffer]) -> list[memoryview]:
+        """Returns a copy of what is left of the newest frame, which is last in the queue."""
+        if isinstance(payload, SharedPayload) and self.lending is None:
+            first = max(0, len(views) - len(payload))
+            head = [memoryview(bytes(view)) for view in views[:first]]
+            return [*head, *payload.end(views[first:])]
+        size = sum(map(len, views))
+        if size < _REUSED_BYTES or len(self._queue) > len(views):
+            return [memoryview(b"".join(views))]
+        if len(self._reused) < size:  # it is free, as nothing else is queued
+            self._reused = bytearray(size)
+        copy, offset = memoryview(self._reused)[:size], 0
+        for view in views:
+            copy[offset : offset + len(view)] = view
+            offset += len(view)
+        return [copy]
 
     def _wait_to_send(self, deadline: float, timeout: float, check: Callable[[], object]) -> None:
         left = deadline - self.clock.now()
@@ -203,7 +287,7 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
 
     def _send_failed(self, failure: WireError) -> None:
         self._send_failure = failure
-        self._queue.clear()
+        self._queue, self._queued, self._reused = [], 0, bytearray()
 
     # Receiving ---------------------------------------------------------------------------------
 
@@ -245,92 +329,160 @@ class Connection(FrameReader, AbstractContextManager["Connection", None]):
             return self.spin.wait(self._poller.poll, seconds, look=events == select.POLLIN)
         return bool(self._poller.poll(math.ceil(seconds * 1000)))
 
+    def poll(self) -> Incoming | None:
+        """Returns a message if a complete one is there. Never blocks.
 
-def _head(header: bytes, metadata: bytes) -> list[memoryview]:
-    """Returns the views of a header and its metadata: one, unless that copies much."""
-    if len(metadata) < _COPIED_BYTES:
-        return [memoryview(header + metadata)]
-    return [memoryview(header), memoryview(metadata)]
+        It reads a bounded amount, so that the descriptor may still be readable after None. Messages
+        may also be there when the descriptor is not readable: before you wait on it, call this
+        until it returns None, or until nothing is `buffered`.
+
+        Raises:
+            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
+        """
+        if self._receive_failure is not None:
+            raise again(self._receive_failure)
+        try:
+            if self._incoming is None:
+                if self._stop - self._start < self._need:
+                    count = self.stream.read_into([self._room()])
+                    self._stop += count
+                    self.bytes_received += count
+                if not self._decode():
+                    return None
+            if self._missing:
+                count = self.stream.read_into(self._space)
+                self.bytes_received += count
+                self._missing -= count
+                if self._missing:
+                    self._space = _skip_bytes(self._space, count)
+                    return None
+                self._space = []
+        except WireError as error:
+            self._receive_failure = failure = self._explained(error)
+            raise failure from error
+        incoming, self._incoming = self._incoming, None
+        return incoming
+
+    def _explained(self, error: WireError) -> WireError:
+        """Returns the error of a failed receive, with what the bytes so far say of it."""
+        came = bytes(self._buffer[self._start : self._stop])
+        if self._header is None and len(came) < HEADER_SIZE and came[:2] == _TLS_ALERT:
+            return ProtocolMismatch(
+                f"{self.peer} speaks TLS only, and this task in plain text: give it its "
+                "certificate (`trireme certs issue`, and --certs)"
+            )
+        if isinstance(error, PeerClosed) and (self._incoming is not None or self.buffered):
+            return ConnectionBroken(f"{self.peer} closed the connection inside a message")
+        if isinstance(error, FrameError) and not str(error).startswith(self.peer):
+            return type(error)(f"{self.peer}: {error}")
+        return error
+
+    def _room(self) -> memoryview:
+        """Returns where to read more of a header and its metadata.
+
+        The buffer grows with the bytes that came, not with the announced length, which a peer may
+        set to anything.
+        """
+        have, buffer = self._stop - self._start, self._buffer
+        if not have:
+            self._start = self._stop = 0
+            return self._first_read
+        if len(buffer) - self._start < self._need:
+            if have == len(buffer):
+                factor = 2 if have < _GROWS_FASTER else 8
+                buffer = memoryview(bytearray(min(factor * have, self._need)))
+            buffer[:have] = bytes(self._buffer[self._start : self._stop])  # places may overlap
+            self._buffer = self._first_read = buffer
+            self._start, self._stop = 0, have
+        return buffer[self._stop :]
+
+    def _decode(self) -> bool:
+        """Decodes header and metadata, once they are complete; returns whether they are."""
+        if self._stop - self._start < self._need:
+            return False
+        header = self._header
+        if header is None:
+            header = self._header = unpack_header(self._buffer, self.limits, self._start)
+            self._need += header.metadata_length
+            if self._stop - self._start < self._need:
+                return False
+        end = self._start + self._need
+        message = self.catalog.decode(header.kind, self._buffer[self._start + HEADER_SIZE : end])
+        payload = self._payload(message, header)
+        self._incoming = Incoming(message, header.sequence, payload, header.payload_length)
+        self._header = None
+        self._start = end
+        if self._missing:
+            if end != self._stop:
+                self._first_read = self._buffer[: self._need]
+                self._take_from_buffer()
+        else:  # reads ahead as far as usual again, and frees a buffer that has grown
+            if len(self._buffer) > _READ_AHEAD and end == self._stop:
+                self._buffer = memoryview(bytearray(_READ_AHEAD))
+            self._first_read = self._buffer
+        self._need = HEADER_SIZE
+        return True
+
+    def _payload(self, message: Message, header: Header) -> Sequence[memoryview]:
+        """Returns the memory for a payload, which is missing, or lies there already."""
+        length = header.payload_length
+        if header.lent:
+            if self.lending is None or length != self.lending.incoming_bytes:
+                raise FrameError(f"{length} bytes lie in lent memory, and none such was lent")
+            return self.lending.incoming
+        if not length:
+            return ()
+        try:
+            if self.destination is None:
+                payload: Sequence[memoryview] = (memoryview(bytearray(length)),)
+            else:
+                payload = self.destination(message, length)
+        except MemoryError as error:
+            raise FrameError(
+                f"a payload of {length} bytes is announced, for which there is no memory"
+            ) from error
+        self._space, room = _flat(payload)
+        if room != length:
+            raise FrameError(
+                f"{length} bytes come with {type(message).__name__}, and there is room for {room}: "
+                "the two sides disagree on what it holds"
+            )
+        self._missing = length
+        return payload
+
+    def _take_from_buffer(self) -> None:
+        """Copies the part of the payload that was read together with the header."""
+        while self._missing and self._start != self._stop:
+            view = self._space[0]
+            count = min(len(view), self._stop - self._start)
+            view[:count] = self._buffer[self._start : self._start + count]
+            self._start += count
+            self._missing -= count
+            self._space = _skip_bytes(self._space, count)
 
 
-class SharedPayload(tuple[memoryview, ...]):
-    """A payload for several connections, which share the copy of what their streams do not take.
-
-    When its memory has changed, make another one. `kept` is the copy of its end, in pieces, as much
-    as some connection has needed.
-    """
-
-    kept: Sequence[memoryview] = ()
-
-    def end(self, views: Sequence[memoryview]) -> list[memoryview]:
-        """Returns a copy of its end, which `views` are."""
-        missing = sum(map(len, views)) - sum(map(len, self.kept))
-        if missing <= 0:
-            return skip_bytes([*self.kept], -missing)
-        first = list[memoryview]()
-        for view in views:
-            if missing <= 0:
-                break
-            first.append(view[:missing])
-            missing -= len(first[-1])
-        self.kept = (memoryview(b"".join(first)), *self.kept)
-        return [*self.kept]
+def _flat(payload: Iterable[Buffer]) -> tuple[list[memoryview], int]:
+    """Returns views of the bytes of buffers that are not empty, and how many these are."""
+    views, length = list[memoryview](), 0
+    for buffer in payload:
+        view = memoryview(buffer)
+        if size := view.nbytes:
+            flat = view.format == "B" and view.ndim == 1 and view.contiguous
+            views.append(view if flat else view.cast("B"))
+            length += size
+    return views, length
 
 
-class SendQueue:
-    """The bytes that a connection has to send and its stream has not taken yet: copies, in order.
+def _skip_bytes(views: list[memoryview], count: int) -> list[memoryview]:
+    """Returns the views without their first `count` bytes."""
+    for index, view in enumerate(views):
+        size = len(view)
+        if count < size:
+            return [view[count:], *views[index + 1 :]]
+        count -= size
+    return []
 
-    The memory of the last large copy is kept for the next one: new pages each time would take
-    longer than the copy itself.
-    """
 
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._pieces: deque[memoryview] = deque()
-        self._reused = bytearray()
-
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
-
-    def append(self, views: list[memoryview], payload: SharedPayload | None = None) -> None:
-        """Adds a copy of what is left of a frame, with its payload if others share the copy."""
-        size = sum(map(len, views))
-        if payload is not None:
-            of_head, first = size - sum(map(len, payload)), 0
-            while of_head > 0:  # the payload begins a view of its own
-                self._pieces.append(memoryview(bytes(views[first])))
-                of_head -= len(views[first])
-                first += 1
-            self._pieces += payload.end(views[first:])
-            self.nbytes += size
-            return
-        if self._pieces or size < _REUSED_BYTES:
-            copy = memoryview(b"".join(views))
-        else:  # the reused memory is free, as nothing is queued
-            if len(self._reused) < size:
-                self._reused = bytearray(size)
-            copy = memoryview(self._reused)[:size]
-            offset = 0
-            for view in views:
-                copy[offset : offset + len(view)] = view
-                offset += len(view)
-        self._pieces.append(copy)
-        self.nbytes += size
-
-    def front(self) -> list[memoryview]:
-        """Returns the first pieces, to be written together."""
-        return list(islice(self._pieces, _FRONT_PIECES))
-
-    def written(self, front: list[memoryview], rest: list[memoryview], count: int) -> None:
-        """Removes `count` bytes, of which `rest` is left of what `front` returned."""
-        self.nbytes -= count
-        for _ in range(len(front) - len(rest)):
-            self._pieces.popleft()
-        if rest:
-            self._pieces[0] = rest[0]
-
-    def clear(self) -> None:
-        """Drops all pieces and the reused memory."""
-        self._pieces.clear()
-        self.nbytes = 0
-        self._reused = bytearray()
+def again(failure: WireError) -> WireError:
+    """Returns an error of the same type and words, without the first one's traceback."""
+    return type(failure)(str(failure))

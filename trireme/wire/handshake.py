@@ -3,14 +3,10 @@
 docs/protocol.md has its course. The client proves first: an unauthenticated client learns only
 whether the job's name was right. The messages that follow are neither encrypted nor signed: that is
 for TLS, under which each side also checks that the other's certificate is for the task that it
-claims to be.
+claims to be. What is signed holds the server's task and the address that the client called, so
+that a process that has taken the address and relays the handshake is detected.
 
-What is signed holds the server's task and the address that the client called, with its transport.
-A server with another task or address denies the client. So a process that has taken a server's
-address and relays the handshake to the server is detected: the client gets no `Welcome`.
-
-The *epoch* identifies one start of the job, whose id, secret and addresses the next may have too. A
-client that names one must name the server's, which is checked after the client's proof.
+The *epoch* identifies one start of the job, whose id, secret and addresses the next may have too.
 """
 
 from __future__ import annotations
@@ -96,12 +92,11 @@ class Denied(Message, frozen=True, array_like=True):
 HANDSHAKE_CATALOG = Catalog((Hello, Challenge, Proof, Welcome, Denied))
 
 _Reply = TypeVar("_Reply", bound=Message)
-_ENCODED = Catalog((Hello, Challenge, Proof))  # one canonical form of each, for the transcript
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of one end of a connection; `calls` does not count when two are compared."""
+    """The identity of one end of a connection."""
 
     job: str
     task: str
@@ -127,17 +122,9 @@ class ServerHandshake:
     """The server's side of one handshake, as a state machine without I/O or time.
 
     Args:
-        job, secret: the job's.
         epoch: the server's; "" if it has not joined yet.
         serves: the tasks that the server is; empty accepts clients that address any task.
         called: the address at which it was called; see `trireme.wire.transport.Stream`.
-
-    Attributes:
-        identity: the identity that the client has proven; None before that.
-        denied: why the handshake failed; None while it has not.
-        early: whether it failed because this server has not joined its job yet. A client of the
-            same job tries again.
-        certified: the tasks that the client's certificate names; None without certificates.
     """
 
     def __init__(
@@ -149,10 +136,10 @@ class ServerHandshake:
         serves: Collection[str] = (),
         called: str = "",
     ) -> None:
-        self.identity: Identity | None = None
-        self.denied: str | None = None
-        self.early = False
-        self.certified: Collection[str] | None = None
+        self.identity: Identity | None = None  # that the client has proven
+        self.denied: str | None = None  # why the handshake failed
+        self.early = False  # whether that is as this server has not joined: the client tries again
+        self.certified: Collection[str] | None = None  # what the client's certificate names
         self._job, self._secret, self._epoch = job, secret, epoch
         self._serves, self._called = serves, called
         self._hello: Hello | None = None
@@ -330,7 +317,7 @@ def _is_loopback(address: str) -> bool:
 def _digest(secret: bytes, label: bytes, *messages: Message) -> bytes:
     """Returns the HMAC of the side that the label names, over all messages so far."""
     digest = hmac.new(secret, digestmod=hashlib.sha256)
-    for part in (label, *map(_ENCODED.encode, messages)):
+    for part in (label, *map(HANDSHAKE_CATALOG.encode, messages)):
         # The length first, so that no two transcripts give the same bytes.
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)

@@ -1,18 +1,8 @@
 """Frames and typed messages: converts bytes on the wire to values and back. No I/O.
 
 A frame is a fixed header, metadata (msgpack of one typed message) and a payload (raw bytes of
-tensors, never interpreted here):
-
-    offset  size  field
-    0       4     magic b"TRIR"
-    4       1     protocol version
-    5       1     kind: which message type the metadata holds
-    6       2     flags: bit 0, the payload lies in lent memory and does not follow; else zero
-    8       4     metadata length in bytes
-    12      8     payload length in bytes
-    20      8     sequence: a reply carries its request's; 0 where no reply is expected
-
-All integers are big-endian. Lengths are checked against `Limits` before anything is allocated.
+tensors, never interpreted here); docs/protocol.md has its fields. All integers are big-endian.
+Lengths are checked against `Limits` before anything is allocated.
 
 Kinds: 1-15 the handshake, 16-63 the cluster, 64-127 the parameter server. A kind is never reused.
 """
@@ -30,11 +20,11 @@ from trireme.errors import ConfigurationError, FrameError, ProtocolMismatch
 
 MAGIC = b"TRIR"
 _TLS = b"\x16\x03"  # how a client begins to speak TLS
-_LENT = 1
+_LENT = 1  # a flag: the payload lies in lent memory and does not follow
 PROTOCOL_VERSION = 1
+# magic, version, kind, flags, metadata length, payload length, sequence
 _HEADER = struct.Struct("!4sBBHIQQ")
 HEADER_SIZE = _HEADER.size
-
 
 # A count, step, sequence number or offset: never negative, and far from overflow.
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -66,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     kind: int
     metadata_length: int
     payload_length: int
-    sequence: int
+    sequence: int  # a reply carries its request's; 0 where no reply is expected
     lent: bool = False
 
 
@@ -74,10 +64,8 @@ def pack_header(
     kind: int, metadata_length: int, payload_length: int, sequence: int, *, lent: bool = False
 ) -> bytes:
     """Returns the `HEADER_SIZE` bytes of a header; see `Header`."""
-    flags = _LENT if lent else 0
-    return _HEADER.pack(
-        MAGIC, PROTOCOL_VERSION, kind, flags, metadata_length, payload_length, sequence
-    )
+    lengths = metadata_length, payload_length
+    return _HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, _LENT if lent else 0, *lengths, sequence)
 
 
 def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: int = 0) -> Header:
@@ -123,9 +111,7 @@ class Catalog:
         for message_type in types:
             kind = message_type.kind
             if not 0 < kind < 256 or kind in self._decoders:
-                taken = self._decoders.get(kind)
-                why = taken.type.__name__ if taken else "no type may have it"
-                raise ValueError(f"kind {kind} of {message_type.__name__} is not free: {why}")
+                raise ValueError(f"kind {kind} of {message_type.__name__} is not free")
             self._decoders[kind] = msgspec.msgpack.Decoder(message_type)
 
     def encode(self, message: Message) -> bytes:

@@ -24,11 +24,9 @@ class Poller:
     def __init__(self) -> None:
         self._callbacks: dict[int, Callback] = {}
         if sys.platform == "linux":
-            self._poll = select.epoll()
-            self._unit = 1.0
+            self._poll, self._unit = select.epoll(), 1.0
         else:
-            self._poll = select.poll()
-            self._unit = 1000.0
+            self._poll, self._unit = select.poll(), 1000.0
 
     def register(self, descriptor: int, events: int, callback: Callback) -> None:
         """Waits for events of a descriptor from now on; hang-up and error are always reported."""
@@ -89,10 +87,7 @@ class Wakeup:
 
 
 class SpinWait:
-    """Spins for a while, then blocks.
-
-    It gains 8% for asynchronous training of a small model over shared memory, 4% for synchronous,
-    and up to 10% for steps of 8 ms (decision 0019).
+    """Spins for a while, then blocks; decision 0019 has what it gains.
 
     Spinning costs processor time, and waking a blocked thread costs latency. So a thread that
     computes for long between two waits may spin for long: `share` of the time since the last wait
@@ -103,9 +98,7 @@ class SpinWait:
     __slots__ = ("_last_end", "_least", "_most", "_share")
 
     def __init__(self, *, least: float, most: float, share: float = 0.0) -> None:
-        self._least = least
-        self._most = most
-        self._share = share
+        self._least, self._most, self._share = least, most, share
         self._last_end = time.monotonic()  # of the last wait
 
     def wait(self, poll: Callable[[int], object], seconds: float, *, look: bool = True) -> bool:

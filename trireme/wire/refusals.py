@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trireme.printable import printable
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT
+from trireme.wire.message import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +22,12 @@ _HOSTS = 1024  # how many are remembered
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """The limits that a service sets to its peers."""
+    """The limits that a service sets to its peers, and how often it looks at them."""
 
+    frame: Limits = field(
+        default_factory=Limits
+    )  # the largest frame of a peer that has authenticated
+    tick_seconds: float = 0.1
     unauthenticated: int = 128  # connections at a time; one more, and the oldest is closed
     connections: int = 4096  # that may be open at a time; one more is closed at once
     handshake_seconds: float = HANDSHAKE_TIMEOUT  # that of TLS included, however little comes
@@ -30,6 +35,31 @@ class ServiceLimits:
     try_seconds: float = 1.0  # after so long a host has one more try
     unsent_bytes: int = 1 << 28  # of a link when the next message is offered: its peer must read
     linger_seconds: float = 2.0  # how long a closing link, or service, sends what was offered
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Tokens that are taken one by one, and come back after so many seconds each."""
+
+    most: int
+    seconds: float
+    _left: float = -1.0
+    _since: float = 0.0
+
+    def has(self, now: float) -> bool:
+        if self._left < 0.0:
+            self._left = float(self.most)
+        else:
+            passed = max(0.0, now - self._since)
+            self._left = min(float(self.most), self._left + passed / self.seconds)
+        self._since = now
+        return self._left >= 1.0
+
+    def take(self, now: float) -> bool:
+        """Takes a token, if there is one; returns whether there was."""
+        there = self.has(now)
+        self._left -= there
+        return there
 
 
 class Refusals:
@@ -65,15 +95,13 @@ class Refusals:
 class RefusedHosts:
     """Limits how often one host may be refused.
 
-    Each refused connection costs its host one of a few tries, which come back after so many seconds
-    each. A host that has none left is not listened to, so that its handshakes cost nothing. This
+    A host that has no tries left is not listened to, so that its handshakes cost nothing. This
     host itself is never limited: those who are refused there have the same address as the job's own
     tasks.
     """
 
     def __init__(self, tries: int, seconds: float) -> None:
-        self._tries = tries
-        self._seconds = seconds
+        self._tries, self._seconds = tries, seconds
         self._hosts: dict[str, TokenBucket] = {}  # the one that was refused last is the last
 
     def refused(self, now: float, peer: str) -> None:
@@ -88,35 +116,8 @@ class RefusedHosts:
 
     def admits(self, now: float, peer: str) -> bool:
         """Returns whether a new connection of a peer is listened to."""
-        host = network(peer)
-        bucket = None if host is None else self._hosts.get(host)
+        bucket = self._hosts.get(network(peer) or "")
         return bucket is None or bucket.has(now)
-
-
-@dataclass(slots=True)
-class TokenBucket:
-    """Tokens that are taken one by one, and come back after so many seconds each."""
-
-    most: int
-    seconds: float
-    _left: float = -1.0
-    _since: float = 0.0
-
-    def has(self, now: float) -> bool:
-        if self._left < 0.0:
-            self._left = float(self.most)
-        else:
-            passed = max(0.0, now - self._since)
-            self._left = min(float(self.most), self._left + passed / self.seconds)
-        self._since = now
-        return self._left >= 1.0
-
-    def take(self, now: float) -> bool:
-        """Takes a token, if there is one; returns whether there was."""
-        if not self.has(now):
-            return False
-        self._left -= 1.0
-        return True
 
 
 def network(peer: str) -> str | None:

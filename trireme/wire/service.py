@@ -24,15 +24,9 @@ from trireme.errors import (
     ProtocolMismatch,
     WireError,
 )
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
-from trireme.wire.handshake import (
-    HANDSHAKE_CATALOG,
-    Denied,
-    Identity,
-    ServerHandshake,
-)
-from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message
+from trireme.wire.connection import Connection, Incoming
+from trireme.wire.handshake import HANDSHAKE_CATALOG, Denied, Identity, ServerHandshake
+from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message
 from trireme.wire.polling import READABLE, WRITABLE, Poller, Wakeup
 from trireme.wire.refusals import Refusals, RefusedHosts, ServiceLimits, network
 from trireme.wire.transport import Listener, Stream
@@ -44,8 +38,7 @@ _log = logging.getLogger(__name__)
 
 _ACCEPTS_AT_ONCE = 32
 _MESSAGES_AT_ONCE = 32  # how many messages of one link are handled before other links'
-_DEFAULT_LIMITS = Limits()
-_DEFAULT_BOUNDS = ServiceLimits()
+_DEFAULT_LIMITS = ServiceLimits()
 _NOBODY = Identity("", "an unauthenticated peer")
 
 
@@ -71,15 +64,15 @@ class Link:
         # Whether its handler waits for confirmations before it offers more, so that the link need
         # not limit what is unsent.
         self.windowed = False
-        self._service = service
         self.handshake = handshake  # authenticates the peer
-        self._unsent_bytes = service.service_limits.unsent_bytes
         self.events = READABLE  # of the descriptor that the service waits for
+        self._service = service
+        self._unsent_bytes = service.limits.unsent_bytes
         # When the link is dropped, and the error for that, unless something happens before.
         self._deadline: float | None = None
         self._expiry_error: WireError | None = None
         if handshake is not None:
-            seconds = service.service_limits.handshake_seconds
+            seconds = service.limits.handshake_seconds
             error = AuthenticationError(f"it did not authenticate within {seconds:g} s")
             self._set_deadline(seconds, error)
 
@@ -90,8 +83,6 @@ class Link:
     def name(self) -> str:
         """The peer's name, for messages."""
         return f"{self.identity.task} at {self.connection.peer}"
-
-    # -- for handlers ----------------------------------------------------------------------------
 
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; returns whether all was sent. The service sends the rest later.
@@ -120,7 +111,7 @@ class Link:
             return
         self.closed = True
         if self.connection.unsent:
-            self._set_deadline(self._service.service_limits.linger_seconds, None)
+            self._set_deadline(self._service.limits.linger_seconds, None)
             self._update_events()
         else:
             self._service.drop(self, None)
@@ -160,7 +151,7 @@ class Link:
             self._service.drop(self, None)
             return
         if self._deadline is None:
-            self._set_deadline(self._service.service_limits.linger_seconds, error)
+            self._set_deadline(self._service.limits.linger_seconds, error)
         self._update_events()
 
     def _set_deadline(self, seconds: float, error: WireError | None) -> None:
@@ -204,6 +195,12 @@ class Service:
     """Accepts connections and serves them in one loop, until it is stopped.
 
     It owns the listeners and the connections, and closes them when `run` ends.
+
+    Args:
+        epoch, serves: see `ServerHandshake`.
+
+    Raises:
+        ValueError: two handlers have the same message type.
     """
 
     def __init__(
@@ -216,38 +213,26 @@ class Service:
         epoch: str = "",
         serves: Collection[str] = (),
         clock: Clock | None = None,
-        tick_seconds: float = 0.1,
-        limits: Limits = _DEFAULT_LIMITS,
-        service_limits: ServiceLimits = _DEFAULT_BOUNDS,
-        beside: Sequence[Listener] = (),
+        limits: ServiceLimits = _DEFAULT_LIMITS,
     ) -> None:
-        """Prepares to serve; nothing is accepted before `run`.
-
-        Raises:
-            ValueError: two handlers have the same message type.
-        """
         self.catalog = Catalog(kind for handler in handlers for kind in handler.messages)
+        self.listeners = [listener]  # others may be added before `run`
+        self.epoch = epoch  # set by any thread, once this process has joined
         self.limits = limits
-        self.service_limits = service_limits
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
-        self._handler_of = {kind: handler for handler in handlers for kind in handler.messages}
         self.refusals = Refusals()
-        self._refused_hosts = RefusedHosts(service_limits.tries, service_limits.try_seconds)
-        self._listeners = (listener, *beside)
-        self.epoch = epoch  # set by any thread, once this process has joined
-        self._new_handshake = partial(ServerHandshake, job, secret, serves=serves)
         self.turned: Callable[[], object] | None = None  # called after each turn of the loop
         self.turns = 0  # of the loop; any thread may read it
-        self._tick_seconds = tick_seconds
+        self._handler_of = {kind: handler for handler in handlers for kind in handler.messages}
+        self._refused_hosts = RefusedHosts(limits.tries, limits.try_seconds)
+        self._new_handshake = partial(ServerHandshake, job, secret, serves=serves)
         self._links: dict[Link, None] = {}  # in the order of arrival
         self._strangers: dict[Link, None] = {}  # those that have not authenticated
         self._task_networks: Counter[str | None] = Counter()  # of those that have
-        self._resumed: deque[Link] = deque()
         self._closed_links: deque[tuple[Link, WireError | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
-        self._stopping = False
-        self._accepting = False
+        self._stopping = self._accepting = False
         self._wakeup = Wakeup()
         self._poller = Poller()
         self._poller.register(self._wakeup.fileno(), READABLE, lambda _: self._wakeup.drain())
@@ -255,7 +240,7 @@ class Service:
     @property
     def address(self) -> str:
         """The address of the first listener."""
-        return self._listeners[0].address
+        return self.listeners[0].address
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -278,7 +263,13 @@ class Service:
             Exception: an exception of a handler, other than `FrameError` from `received`.
         """
         try:
-            self._serve()
+            next_tick = self.clock.now()
+            while not self._stopping:
+                now = self.clock.now()
+                if now >= next_tick:
+                    self._tick(now)
+                    next_tick = now + self.limits.tick_seconds
+                self._turn(0 if self._closed_links or self._calls else next_tick - now)
             self._linger()
         except OutOfMemory:
             raise  # no error of ours, and the message says all
@@ -289,33 +280,19 @@ class Service:
             for link in list(self._links):
                 self.drop(link, None)
             self._poller.close()
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.close()
             self._wakeup.close()
 
-    def _serve(self) -> None:
-        next_tick = self.clock.now()
-        while not self._stopping:
-            now = self.clock.now()
-            if now >= next_tick:
-                self._tick(now)
-                next_tick = now + self._tick_seconds
-            pending = self._resumed or self._closed_links or self._calls
-            self._run_once(0 if pending else next_tick - now)
-
-    def _run_once(self, timeout: float) -> bool:
+    def _turn(self, timeout: float) -> bool:
         """Waits for events once and handles them; returns whether there were any."""
         happened = False
         for handle, mask in self._poller.events(timeout):
             handle(mask)
             happened = True
-        if self._calls or self._resumed or self._closed_links:
-            # What is added meanwhile is left to the next turn.
-            for _ in range(len(self._calls)):
-                self._calls.popleft()()
-            for _ in range(len(self._resumed)):
-                self._receive(self._resumed.popleft())
-            self._report_closed_links()
+        for _ in range(len(self._calls)):  # what is added meanwhile is left to the next turn
+            self._calls.popleft()()
+        self._report_closed_links()
         if self.turned is not None:
             self.turned()
         self.turns += 1
@@ -338,14 +315,15 @@ class Service:
     def _linger(self) -> None:
         """Sends what was offered, then drops all links."""
         self._stop_accepting()
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
         for link in list(self._links):
             link.close()
-        pause = min(self._tick_seconds, self.service_limits.linger_seconds)
+        linger = self.limits.linger_seconds
+        pause = min(self.limits.tick_seconds, linger)
         quiet = 0.0  # counted, so that lingering ends even if the clock stands still
-        while self._links and quiet < self.service_limits.linger_seconds:
-            quiet = 0.0 if self._run_once(pause) else quiet + pause
+        while self._links and quiet < linger:
+            quiet = 0.0 if self._turn(pause) else quiet + pause
             for link in list(self._links):
                 link.expire(self.clock.now())
         for link in list(self._links):
@@ -356,14 +334,14 @@ class Service:
 
     def _accept_connections(self) -> None:
         if not self._accepting:
-            for listener in self._listeners:
+            for listener in self.listeners:
                 accept = partial(self._accept, listener)
                 self._poller.register(listener.fileno(), READABLE, accept)
             self._accepting = True
 
     def _stop_accepting(self) -> None:
         if self._accepting:
-            for listener in self._listeners:
+            for listener in self.listeners:
                 self._poller.unregister(listener.fileno())
             self._accepting = False
 
@@ -380,7 +358,7 @@ class Service:
             self._admit(stream)
 
     def _admit(self, stream: Stream) -> None:
-        full = len(self._links) >= self.service_limits.connections
+        full = len(self._links) >= self.limits.connections
         # A host that was refused too often is listened to where one of the job's tasks is on it.
         admitted = self._refused_hosts.admits(self.clock.now(), stream.peer)
         if full or not (admitted or self._task_networks[network(stream.peer)] > 0):
@@ -388,7 +366,7 @@ class Service:
             why = f"{len(self._links)} connections are open" if full else "it was refused too often"
             self.refusals.log(self.clock.now(), f"did not listen to {stream.peer}: {why}")
             return
-        if len(self._strangers) >= self.service_limits.unauthenticated:
+        if len(self._strangers) >= self.limits.unauthenticated:
             longest, count = next(iter(self._strangers)), len(self._strangers)
             reason = f"{count} connections are unauthenticated, this one the longest"
             self.drop(longest, AuthenticationError(reason))
@@ -405,23 +383,23 @@ class Service:
         """
         link = Link(self, connection)
         self._register(link)
-        self._resumed.append(link)  # bytes may have been read already
+        self._calls.append(partial(self._receive, link, READABLE))  # bytes may have been read
         self._welcome(link, identity)
         return link
 
     def _register(self, link: Link) -> None:
         self._links[link] = self._strangers[link] = None
-        self._poller.register(link.connection.fileno(), READABLE, partial(self._ready, link))
+        self._poller.register(link.connection.fileno(), READABLE, partial(self._receive, link))
 
-    def _ready(self, link: Link, mask: int) -> None:
-        # The next read or write detects a hang-up or an error.
+    def _receive(self, link: Link, mask: int) -> None:
+        """Handles the messages of a link that have arrived, up to a number, and sends more.
+
+        The next read or write detects a hang-up or an error.
+        """
         if link.events & WRITABLE and mask != READABLE:
             link.flush()
-        if link.events & READABLE and mask != WRITABLE:
-            self._receive(link)
-
-    def _receive(self, link: Link) -> None:
-        """Handles the messages of a link that have arrived, up to a number."""
+        if not link.events & READABLE or mask == WRITABLE:
+            return
         connection = link.connection
         for _ in range(_MESSAGES_AT_ONCE):
             if link.closed:
@@ -446,7 +424,7 @@ class Service:
                     link.fail(error)
             if not connection.buffered:
                 return
-        self._resumed.append(link)
+        self._calls.append(partial(self._receive, link, READABLE))
 
     def _shake_hands(self, link: Link, message: Message) -> None:
         handshake = link.handshake
@@ -461,7 +439,7 @@ class Service:
             self._welcome(link, handshake.identity)
 
     def _welcome(self, link: Link, identity: Identity) -> None:
-        link.connection.catalog, link.connection.limits = self.catalog, self.limits
+        link.connection.catalog, link.connection.limits = self.catalog, self.limits.frame
         link.admit(identity)
         del self._strangers[link]
         self._task_networks[network(link.connection.stream.peer)] += 1
@@ -469,6 +447,7 @@ class Service:
             handler.authenticated(link)
 
     def watch(self, link: Link, events: int) -> None:
+        """Waits for other events of a link from now on."""
         self._poller.modify(link.connection.fileno(), events)
 
     def drop(self, link: Link, error: WireError | None) -> None:

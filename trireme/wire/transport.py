@@ -29,14 +29,12 @@ class Stream(ABC):
 
     Reading and writing raise `PeerClosed` when the peer has closed and all it had sent was read,
     `ConnectionBroken` when the peer or the network reset the connection, `ConnectionClosed` after
-    this side's own `close`. A write soon after the peer's close may succeed: only an answer shows
-    that bytes arrived.
+    this side's own `close`. Only an answer shows that bytes arrived.
 
     Attributes:
         peer: the address of the other end, for messages.
-        called: the address that the client called, with its scheme, as this side sees it. Both
-            sides see the same address, unless something between them relays the connection. It has
-            numbers and no names: `tcp://127.0.0.1:2222`.
+        called: the address that the client called, as this side sees it, in numbers:
+            `tcp://127.0.0.1:2222`. Both see the same, unless something relays the connection.
         certified: the tasks that the peer's certificate names, such as `worker:1`; None where the
             transport has no certificates.
         pending: whether bytes may be read that the descriptor does not announce. Before you wait on
@@ -58,27 +56,21 @@ class Stream(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """Returns the descriptor to wait on: readable and writable as `select` understands it."""
+        """Returns the descriptor to wait on."""
 
     @abstractmethod
     def read_into(self, buffers: Sequence[memoryview]) -> int:
-        """Reads what is there into the buffers, one after the other; returns how many bytes.
-
-        At least one of them is not empty. There may be no bytes yet.
-        """
+        """Reads what is there into the buffers, one after the other; returns how many bytes."""
 
     @abstractmethod
     def write(self, buffers: Sequence[Buffer]) -> int:
         """Takes bytes from the front of the buffers, in order; returns how many, 0 without room.
 
-        At least one of them is not empty. They may be changed as soon as the call returns.
+        The buffers may be changed as soon as the call returns.
         """
 
     def flush(self) -> bool:
-        """Hands the system what is `unsent`; returns whether nothing is left.
-
-        Call it again when the descriptor is writable.
-        """
+        """Hands the system what is `unsent`; returns whether nothing is left."""
         return True
 
     @abstractmethod

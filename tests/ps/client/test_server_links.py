@@ -40,7 +40,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.replication_messages import ConnectToShard
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.message import Message
 from trireme.wire.service import Link, Service
 from trireme.wire.transport import listen

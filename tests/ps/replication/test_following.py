@@ -22,7 +22,7 @@ from trireme.ps.replication_messages import (
 )
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.shard.instructions import Reply
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 

@@ -45,8 +45,7 @@ from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import Staging
 from trireme.ps.server.trace import Note
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
-from trireme.wire.connection import SharedPayload
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming, SharedPayload
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 from trireme.wire.service import Link

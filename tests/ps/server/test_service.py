@@ -64,9 +64,8 @@ def servers(count: int, workers: int = 1) -> Iterator[View]:
     links = []
     for index, listener in enumerate(listeners):
         handler = ShardHandler(index)
-        service = Service(
-            listener, [handler], job=JOB, secret=SECRET, beside=beside(listener.address)
-        )
+        service = Service(listener, [handler], job=JOB, secret=SECRET)
+        service.listeners += beside(listener.address)
         links.append(peer_links(handler, service, JOB, SECRET))
         service.call_soon(lambda handler=handler: handler.view(view))
         thread = threading.Thread(target=service.run, daemon=True)

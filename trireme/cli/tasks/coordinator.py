@@ -67,6 +67,7 @@ class ServedCoordinator:
     ) -> None:
         from trireme.cluster.coordinator import Coordinator
         from trireme.wire.message import Limits
+        from trireme.wire.refusals import ServiceLimits
         from trireme.wire.service import Service
         from trireme.wire.transport import listen
 
@@ -89,7 +90,7 @@ class ServedCoordinator:
             secret=bytes.fromhex(task.secret),
             epoch=self._coordinator.state.epoch,
             serves=(task.name,),
-            limits=Limits(payload=0),
+            limits=ServiceLimits(frame=Limits(payload=0)),
         )
         self._coordinator.later = self._service.call_soon
         self.address = listener.address

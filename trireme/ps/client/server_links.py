@@ -32,8 +32,7 @@ from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
 from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.row_memory import ROW_BYTES, RowMemory
 from trireme.ps.table_spec import TableSpec
-from trireme.wire.connection import Connection
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
 from trireme.wire.polling import SpinWait

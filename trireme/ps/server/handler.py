@@ -63,7 +63,7 @@ from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot_messages import Load, WriteValues
-from trireme.wire.frame_reader import Incoming
+from trireme.wire.connection import Incoming
 from trireme.wire.message import Message
 from trireme.wire.service import Link
 

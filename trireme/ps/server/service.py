@@ -122,8 +122,9 @@ class _Server:
             secret=server.secret,
             epoch=epoch,
             serves=(identity.task, *(("coordinator:0",) if epoch else ())),
-            beside=beside(listener.address) if server.config.shares_memory else (),
         )
+        if server.config.shares_memory:
+            self._service.listeners += beside(listener.address)
         if server.coordinator is None:
             coordinator.later = self._service.call_soon
         self._service.turned = self._handler.turn_over
