@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, load, save, step_of
-from trireme.session.checkpoint.places import LocalPlace
-from trireme.session.checkpoint.run_lock import LocalClaims, RunLock, writer_here
+from trireme.session.checkpoint.place import LocalPlace
+from trireme.session.checkpoint.run_lock import LocalLock, writer_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -28,10 +28,10 @@ from pathlib import Path
 
 import torch
 from trireme.session.checkpoint import CheckpointData, save
-from trireme.session.checkpoint.run_lock import LocalClaims, RunLock, writer_here
+from trireme.session.checkpoint.run_lock import LocalLock, writer_here
 
-run_dir, claims = Path(sys.argv[1]), LocalClaims(Path(sys.argv[1]))
-lock = RunLock.claim(claims, writer_here("worker:0", "job", epoch="first", view=1))
+run_dir = Path(sys.argv[1])
+lock = LocalLock(run_dir).claim(writer_here("worker:0", "job", epoch="first", view=1))
 save(run_dir, CheckpointData(10, {"w": torch.zeros(3)}), writer=lock.number)
 
 rename = os.rename
@@ -90,7 +90,7 @@ from pathlib import Path
 
 import torch
 from trireme.session.checkpoint import CheckpointData, save
-from trireme.session.checkpoint.run_lock import LocalClaims, RunLock, writer_here
+from trireme.session.checkpoint.run_lock import LocalLock, writer_here
 
 def stopping(move):
     def moves(source, target):
@@ -103,7 +103,7 @@ os.rename, os.replace = stopping(os.rename), stopping(os.replace)
 run_dir = Path(sys.argv[1])
 try:
     writer = writer_here("worker:1", "job", epoch="first", view=5)
-    lock = RunLock.claim(LocalClaims(run_dir), writer, first=False)
+    lock = LocalLock(run_dir).claim(writer, first=False)
     save(run_dir, CheckpointData(20, {"w": torch.full((3,), -1.0)}), writer=lock.number)
     print("published", flush=True)
 except Exception as error:
@@ -116,7 +116,7 @@ def test_a_chief_that_wakes_while_it_takes_over_does_not_take_over_from_its_succ
 ) -> None:
     """It has seen that it may have the directory, and only the taking is left."""
     writer = writer_here("worker:0", "job", epoch="first", view=4)
-    first = RunLock.claim(LocalClaims(tmp_path), writer)
+    first = LocalLock(tmp_path).claim(writer)
     old = subprocess.Popen(
         [sys.executable, "-c", CLAIMING_CHIEF, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -124,7 +124,7 @@ def test_a_chief_that_wakes_while_it_takes_over_does_not_take_over_from_its_succ
         _, status = os.waitpid(old.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         writer = writer_here("worker:2", "job", epoch="first", view=6)
-        lock = RunLock.claim(LocalClaims(tmp_path), writer, first=False)
+        lock = LocalLock(tmp_path).claim(writer, first=False)
         os.kill(old.pid, signal.SIGCONT)
         said, _ = old.communicate(timeout=60)
     finally:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from trireme.doctor import checks
 from trireme.doctor.checks import GIB, MIB, Check
 from trireme.launch.run_directory import claim
-from trireme.session.checkpoint.run_lock import LocalClaims, RunLock, writer_here
+from trireme.session.checkpoint.run_lock import LocalLock, writer_here
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -183,9 +183,7 @@ def test_a_disk_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.M
 
 def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
     directory = claim(tmp_path)
-    lock = RunLock.claim(
-        LocalClaims(tmp_path), writer_here("worker:0", "by-hand", epoch="e", stop="kill me")
-    )
+    lock = LocalLock(tmp_path).claim(writer_here("worker:0", "by-hand", epoch="e", stop="kill me"))
     *_, used = checks.check_directory(tmp_path)
     assert used.level == "warning" and used.finding.startswith("worker:0 (process ")
     assert used.advice.endswith("kill me")

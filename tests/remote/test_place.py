@@ -12,7 +12,7 @@ import torch
 from tests.remote.bucket import Bucket, Killed, View, dies_at
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError, ConfigurationError
-from trireme.remote.claims import SILENT_SECONDS, RemoteClaims
+from trireme.remote.claims import SILENT_SECONDS, RemoteLock
 from trireme.remote.place import RemotePlace
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, save, verify
 from trireme.session.checkpoint import format as checkpoint_format
@@ -40,7 +40,7 @@ def writer(epoch: str, *, view: int = 0, host: str | None = None) -> Writer:
 
 def claim(place: RemotePlace, writer: Writer) -> RunLock:
     """Claims without the probe of `first`."""
-    return RunLock.claim(place.claims, writer)
+    return place.lock.claim(writer)
 
 
 def old() -> CheckpointData:
@@ -104,7 +104,8 @@ def test_killed_at_any_request_leaves_the_old_checkpoint_or_the_new(
         seen.add(found.state["is"])
         clock = Clock()
         successor = RemotePlace(bucket.store())
-        lock = RunLock.claim(successor.claims, writer("next"), clock=clock, sleep=clock.sleep)
+        successor.lock = RemoteLock(bucket.store(), clock, clock.sleep)
+        lock = successor.lock.claim(writer("next"))
         save(successor, sample(9), writer=lock.number)
         lock.release()
         folders = {key.split("/")[1] for key in bucket.keys if key.startswith("checkpoints/")}
@@ -204,11 +205,9 @@ class Clock:
 
 
 def test_a_writer_of_another_host_is_replaced_when_it_has_been_silent(bucket: Bucket) -> None:
-    first = RunLock.claim(RemoteClaims(bucket.store()), writer("a", host="elsewhere"))
+    first = RemoteLock(bucket.store()).claim(writer("a", host="elsewhere"))
     clock = Clock()
-    second = RunLock.claim(
-        RemoteClaims(bucket.store()), writer("b"), clock=clock, sleep=clock.sleep
-    )
+    second = RemoteLock(bucket.store(), clock, clock.sleep).claim(writer("b"))
     assert clock.time >= SILENT_SECONDS
     assert second.held and second.number == first.number + 1
     first.release()
@@ -220,10 +219,10 @@ def test_a_writer_learns_that_it_was_replaced(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trireme.remote.claims.BEAT_SECONDS", 0.01)
-    claims = RemoteClaims(bucket.store())
-    first = RunLock.claim(claims, writer("a", view=1))
+    claims = RemoteLock(bucket.store())
+    first = claims.claim(writer("a", view=1))
     assert first.held
-    second = RunLock.claim(RemoteClaims(bucket.store()), writer("a", view=2))
+    second = RemoteLock(bucket.store()).claim(writer("a", view=2))
     assert claims._life is not None
     claims._life._thread.join(20)
     assert second.held and not first.held
@@ -231,12 +230,12 @@ def test_a_writer_learns_that_it_was_replaced(
 
 
 def test_a_writer_of_another_host_that_lives_refuses_another_job(bucket: Bucket) -> None:
-    claims = RemoteClaims(bucket.store())
-    first = RunLock.claim(claims, writer("a", host="elsewhere"))
+    claims = RemoteLock(bucket.store())
+    first = claims.claim(writer("a", host="elsewhere"))
     assert claims._life is not None
     clock = Clock(claims._life.beat)
     with pytest.raises(ConfigurationError, match="on elsewhere"):
-        RunLock.claim(RemoteClaims(bucket.store()), writer("b"), clock=clock, sleep=clock.sleep)
+        RemoteLock(bucket.store(), clock, clock.sleep).claim(writer("b"))
     assert clock.time < SILENT_SECONDS
     first.release()
 

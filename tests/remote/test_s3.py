@@ -35,7 +35,7 @@ from trireme.session.checkpoint import (
     save,
     verify,
 )
-from trireme.session.checkpoint.places import place_of
+from trireme.session.checkpoint.place import place_of
 from trireme.session.checkpoint.run_lock import writer_here
 
 pytest.importorskip("s3fs", reason="S3 is not tested: pip install 'trireme-train[s3-tests]'")

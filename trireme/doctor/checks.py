@@ -28,7 +28,7 @@ from trireme.errors import TriremeError
 from trireme.file_lock import try_lock
 from trireme.launch.environment.detect import detect
 from trireme.launch.run_directory import is_running, read_record
-from trireme.session.checkpoint.run_lock import LocalClaims
+from trireme.session.checkpoint.run_lock import LocalLock
 from trireme.wire.transport import connect, listen, local_memory
 
 DISTRIBUTION = "trireme-train"
@@ -275,12 +275,8 @@ def check_disk(free: int, path: Path) -> Check:
 
 
 def _check_users(path: Path) -> Check:
-    entry = LocalClaims(path).newest()[1] if path.is_dir() else None
-    if entry is not None and not (entry.released or entry.gone):
-        if entry.stopped:
-            advice = f"continue it (kill -CONT), or end it: {entry.stop}"
-            return Check("run lock", "problem", f"{entry.words} holds it and is stopped", advice)
-    else:
+    entry = LocalLock(path).newest()[1] if path.is_dir() else None
+    if entry is not None and (entry.released or entry.gone):
         entry = None
     with suppress(TriremeError):
         if is_running(path):

@@ -1,4 +1,4 @@
-"""The claims of a run directory in an object store: its writers, and signs of their lives.
+"""The lock of a run directory in an object store: its writers, and signs of their lives.
 
 An entry is made by a conditional put. Its writer rewrites a small object every few seconds. Another
 job that wants to write is refused while that object changes, and takes the directory when it has
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import msgspec
 
-from trireme.clock import Clock
+from trireme.clock import Clock, MonotonicClock
 from trireme.remote.object_store import ObjectStore
-from trireme.session.checkpoint.run_lock import WRITERS, Claims, Writer
+from trireme.session.checkpoint.run_lock import WRITERS, RunLock, Writer
 from trireme.stores import StoreError
 
 BEAT_SECONDS = 10.0
@@ -25,19 +26,25 @@ BEAT_SECONDS = 10.0
 SILENT_SECONDS = 45.0
 """After this time without a sign of life a writer on another host is taken to have ended."""
 
+_POLL_SECONDS = 2.0
+
 _log = logging.getLogger(__name__)
 
 
-class RemoteClaims(Claims):
-    """Those of a run directory in an object store."""
+class RemoteLock(RunLock):
+    """That of a run directory in an object store."""
 
-    poll_seconds = 2.0
-
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.run_dir = store.root
         self._store = store
+        self._clock, self._sleep = clock or MonotonicClock(), sleep
         self._life: _Life | None = None  # of this process's newest entry
-        self._silence: tuple[int, bytes, float] | None = None  # an entry, its sign, since when
+        self._writer: Writer | None = None
 
     def newest(self) -> tuple[int, Writer | None]:
         number = newest_number(self._store.list(WRITERS))
@@ -55,44 +62,43 @@ class RemoteClaims(Claims):
     def add(self, number: int, writer: Writer) -> bool:
         if not self._store.create(entry_key(number), msgspec.json.encode(writer)):
             return False
-        self._life = _Life(self._store, number)
+        self._life, self._writer = _Life(self._store, number), writer
         return True
 
-    def ended(self, number: int, writer: Writer | None, clock: Clock) -> bool | None:
+    def ended(self, number: int, writer: Writer | None) -> bool:
         if writer is None or writer.released or writer.gone:
             return True
-        try:
-            sign = self._store.read(_life_key(number))
-        except FileNotFoundError:
-            sign = b""
-        before, now = self._silence, clock.now()
-        known = before is not None and before[0] == number
-        if before is None or before[:2] != (number, sign):
-            before = self._silence = number, sign, now
-            if known:
+        if writer.here:
+            return False
+        _log.warning(
+            "%s may still write to %s: waiting for up to %g s for a sign of its life",
+            writer.words,
+            self.run_dir,
+            SILENT_SECONDS,
+        )
+        sign, until = self._sign(number), self._clock.now() + SILENT_SECONDS
+        while self._clock.now() < until:
+            self._sleep(_POLL_SECONDS)
+            if self._sign(number) != sign:
                 return False
-            if not writer.here:
-                _log.warning(
-                    "%s may still write to %s: waiting for up to %g s for a sign of its life",
-                    writer.words,
-                    self.run_dir,
-                    SILENT_SECONDS,
-                )
-        if now - before[2] >= SILENT_SECONDS:
-            return True
-        return False if writer.here else None
+        return True
 
-    def holds(self, number: int, writer: Writer) -> bool:
-        return self._life is not None and self._life.number == number and not self._life.lost
+    def _sign(self, number: int) -> bytes:
+        try:
+            return self._store.read(_life_key(number))
+        except FileNotFoundError:
+            return b""
 
-    def release(self, number: int, writer: Writer) -> None:
-        if self._life is not None:
-            self._life.end()
-            self._life = None
+    def is_newest(self) -> bool:
+        return self._life is not None and not self._life.lost
+
+    def end(self) -> None:
+        assert self._life is not None and self._writer is not None, "it was claimed"
+        self._life.end()
         with suppress(OSError):  # then the next writer waits until this one is silent
-            gone = msgspec.structs.replace(writer, released=True)
-            self._store.put(entry_key(number), msgspec.json.encode(gone))
-            self._store.delete([_life_key(number)])
+            gone = msgspec.structs.replace(self._writer, released=True)
+            self._store.put(entry_key(self.number), msgspec.json.encode(gone))
+            self._store.delete([_life_key(self.number)])
 
 
 class _Life:

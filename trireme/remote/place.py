@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import Location, RemotePath
-from trireme.remote.claims import RemoteClaims
+from trireme.remote.claims import RemoteLock
 from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint.manifest import (
     CHECKPOINTS,
@@ -26,8 +26,8 @@ from trireme.session.checkpoint.manifest import (
     order_of,
     read_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Fill, Place
-from trireme.session.checkpoint.tensors import FileRecord, write_file
+from trireme.session.checkpoint.place import Fill, Place
+from trireme.session.checkpoint.tensors import SUFFIX, FileRecord, write_file
 
 _CONNECTIONS = 6
 _PART_BYTES = 16 << 20  # of an object, that one request reads
@@ -40,15 +40,12 @@ class RemotePlace(Place):
 
     def __init__(self, store: ObjectStore) -> None:
         self.run_dir: RemotePath = store.root
-        self.claims = RemoteClaims(store)
+        self.lock = RemoteLock(store)
         self._store = store
 
     def open(self, *, first: bool) -> None:
         if first:
             self._store.check_writable()
-
-    def prepare(self) -> None:
-        """Does nothing: `open` has written there."""
 
     def folders(self) -> Iterable[Location]:
         return [self.run_dir / CHECKPOINTS / name for name in self._folders(whole=True)]
@@ -127,28 +124,27 @@ class RemotePlace(Place):
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
-    def fetch(self, path: Location, *, content: bool = True) -> Fetched:
+    @contextmanager
+    def fetched(self, path: Location, *, content: bool = True) -> Iterator[Path]:
         folder = f"{CHECKPOINTS}/{path.name}"
-        temporary = TemporaryDirectory(prefix="trireme-")
-        fetched = Fetched(Path(temporary.name, path.name), path, temporary)
-        fetched.path.mkdir()
-        try:
+        with TemporaryDirectory(prefix="trireme-") as temporary:
+            directory = Path(temporary, path.name)
+            directory.mkdir()
             with self._reading(path):
                 sizes = self._store.list(folder)
                 if (key := f"{folder}/{STATE}") in sizes:
-                    (fetched.path / STATE).write_bytes(self._store.read(key))
-            with fetched.reading(close=False) as directory:
+                    (directory / STATE).write_bytes(self._store.read(key))
+            try:
                 manifest = read_manifest(directory)
-            with self._reading(path):
-                for name in manifest.files:
-                    size = sizes.get(f"{folder}/{name}")
-                    if size is not None:  # else it is missing, which the reader says
-                        whole = content or not name.endswith(".safetensors")
-                        self._copy(f"{folder}/{name}", size, fetched.path / name, whole=whole)
-        except BaseException:
-            fetched.close()
-            raise
-        return fetched
+                with self._reading(path):
+                    for name in manifest.files:
+                        size = sizes.get(f"{folder}/{name}")
+                        if size is not None:  # else it is missing, which the reader says
+                            whole = content or not name.endswith(SUFFIX)
+                            self._copy(f"{folder}/{name}", size, directory / name, whole=whole)
+                yield directory
+            except CheckpointError as error:
+                raise type(error)(str(error).replace(str(directory), str(path))) from error
 
     def _copy(self, key: str, size: int, target: Path, *, whole: bool) -> None:
         """Copies an object to a file of its size; if not `whole`, only the header of tensors."""

@@ -76,7 +76,7 @@ def save_and_prune(run: Path, data: CheckpointData) -> None:
     """Does what a job does when a checkpoint is due."""
     writer = 1 if data is CHANGED else 2
     path = save(run, data, writer=writer, shard_bytes=SHARD_BYTES)
-    prune(run, 2, good=path)
+    prune(run, 2, spared=[path])
 
 
 def no_complaint(path: Path, reason: CheckpointError) -> None:

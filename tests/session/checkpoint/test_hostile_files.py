@@ -151,10 +151,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "a size below zero": lambda path: rewritten(path, '"size": ', '"size": -'),
     "a size that is NaN": lambda path: rewritten(path, '"size": ', '"size": NaN, "was": '),
     "a size beyond all numbers": lambda path: rewritten(path, '"size": ', f'"size": {1 << 70}'),
-    "a file twice": lambda path: rewritten(
-        path, '"files": {', '"files": {"model.safetensors": {"size": 0, "sha256": ""}, '
-    ),
-    "a field twice": lambda path: with_field(path, '"step": 2'),
     "a file outside": lambda path: rewritten(
         path, '"model.saf', '"../step-000000001-writer-1/model.saf'
     ),
@@ -165,12 +161,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "a header longer than the file": lambda path: length(path, (1 << 63) - 1),
     "a header of all numbers": lambda path: length(path, (1 << 64) - 1),
     "a header of a hundred megabytes": lambda path: length(path, 99_000_000),
-    "a tensor twice": lambda path: header(
-        path,
-        lambda text: text.replace(
-            b'"fc.bias"', b'"fc.bias":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"fc.bias"'
-        ),
-    ),
     "a shape beyond all numbers": lambda path: header(
         path, lambda text: text.replace(b"[3,2]", b"[%d,%d]" % (1 << 62, 1 << 62))
     ),
@@ -312,7 +302,7 @@ def test_no_step_is_saved_that_could_not_be_read(tmp_path: Path, step: int) -> N
 
 
 def test_no_name_is_saved_that_could_not_be_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not Unicode"):
+    with pytest.raises(CheckpointError, match="rename it"):
         save(tmp_path, CheckpointData(1, {"\ud800": torch.zeros(1)}))
 
 

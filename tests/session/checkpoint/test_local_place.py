@@ -13,7 +13,7 @@ from tests.session.checkpoint.samples import assert_same, sample
 from trireme.atomic_file import make_directory
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import latest, list_checkpoints, save, step_of
-from trireme.session.checkpoint.places import LocalPlace
+from trireme.session.checkpoint.place import LocalPlace
 
 
 def no_complaint(path: Path, reason: CheckpointError) -> None:

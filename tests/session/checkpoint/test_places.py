@@ -23,8 +23,7 @@ from trireme.session.checkpoint import (
     save,
     verify,
 )
-from trireme.session.checkpoint.place import Place
-from trireme.session.checkpoint.places import LocalPlace
+from trireme.session.checkpoint.place import LocalPlace, Place
 from trireme.session.checkpoint.run_lock import RunLock, Writer, writer_here
 
 
@@ -94,7 +93,7 @@ def test_checkpoints_are_listed_replaced_and_pruned(run: Run) -> None:
     path = save(place, newer, writer=lock.number)  # it went back behind the step, and made it again
     assert names(list_checkpoints(run.open())) == [f"{step}-writer-1" for step in (2, 4, 7, 9)]
     assert_same(load(path), newer)
-    gone = prune(place, 2, good=list_checkpoints(place)[-1])
+    gone = prune(place, 2, spared=[list_checkpoints(place)[-1]])
     assert names(gone) == ["2-writer-1", "4-writer-1"]
     assert names(list_checkpoints(run.open())) == ["7-writer-1", "9-writer-1"]
     with pytest.raises(CheckpointError):
@@ -158,7 +157,7 @@ def test_what_a_replaced_chief_ends_late_is_an_older_checkpoint(run: Run) -> Non
         "4-writer-1",
         "3-writer-2",
     ]
-    assert names(prune(place, 1, good=path)) == ["1-writer-1", "3-writer-1", "4-writer-1"]
+    assert names(prune(place, 1, spared=[path])) == ["1-writer-1", "3-writer-1", "4-writer-1"]
     with pytest.raises(ConfigurationError, match="may write there no more"):
         run.claimed(writer("a", view=1))
 

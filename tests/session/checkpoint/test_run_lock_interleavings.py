@@ -20,10 +20,10 @@ import msgspec
 import pytest
 
 from trireme.errors import ConfigurationError
-from trireme.session.checkpoint import places, run_lock
+from trireme.session.checkpoint import place, run_lock
 from trireme.session.checkpoint.manifest import checkpoint_name, in_order
-from trireme.session.checkpoint.places import LocalPlace
-from trireme.session.checkpoint.run_lock import LocalClaims, RunLock, Writer, writer_here
+from trireme.session.checkpoint.place import LocalPlace
+from trireme.session.checkpoint.run_lock import LocalLock, Writer, writer_here
 
 DEADLINE = 20.0
 ENDED = "ended"
@@ -121,7 +121,7 @@ class Play:
         writer = writer_here(f"worker:{chief.view}", "job", epoch="one", view=chief.view)
         lock = None
         try:
-            lock = RunLock.claim(LocalClaims(self.run_dir), writer, first=False)
+            lock = LocalLock(self.run_dir).claim(writer, first=False)
             chief.claimed = True
 
             def fill(directory: Any, *_: object) -> None:
@@ -179,14 +179,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Play]:
         def __getattr__(self, name: str) -> Any:
             return getattr(os, name)
 
-    monkeypatch.setattr(LocalClaims, "newest", stepped("newest", LocalClaims.newest))
+    monkeypatch.setattr(LocalLock, "newest", stepped("newest", LocalLock.newest))
     monkeypatch.setattr(run_lock, "os", Disk(rename=stepped("enter", os.rename), fsync=int))
     moves = {
         "replace": stepped("take away", os.replace),
         "rename": stepped("publish", os.rename),
     }
-    monkeypatch.setattr(places, "os", Disk(**moves))
-    for module in (places, run_lock):
+    monkeypatch.setattr(place, "os", Disk(**moves))
+    for module in (place, run_lock):
         monkeypatch.setattr(module, "sync_directory", lambda path: None)
     return playing
 

@@ -17,8 +17,7 @@ from trireme.session.checkpoint import (
     save,
     step_of,
 )
-from trireme.session.checkpoint.place import Place
-from trireme.session.checkpoint.places import LocalPlace
+from trireme.session.checkpoint.place import LocalPlace, Place
 from trireme.session.checkpoint.saver import Saver, Schedule
 from trireme.session.options import Checkpoint
 
@@ -44,39 +43,39 @@ class HeldDisk:
 
 
 def test_saving_writes_and_prunes(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, Checkpoint(keep=2))
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(keep=2))
     for step in (1, 2, 3):
         saver.submit(sample(step), 1)
         saver.wait(SOON)
     assert [result.step for result in saver.results()] == [1, 2, 3]
     assert saver.results() == []
-    saver.close(SOON)
+    saver.wait(SOON)
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [2, 3]
     assert_same(load(list_checkpoints(tmp_path)[-1]), sample(3))
 
 
 def test_submit_does_not_wait_and_the_newest_request_wins(tmp_path: Path) -> None:
     disk = HeldDisk()
-    saver = Saver(tmp_path, Checkpoint(), disk)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk)
     saver.submit(sample(1), 1)
     assert disk.begun.acquire(timeout=SOON)
     for step in (2, 3, 4):
         saver.submit(sample(step), 1)
     disk.let_go.release(2)
-    saver.close(SOON)
+    saver.wait(SOON)
     assert disk.written == [1, 4]
 
 
 def test_wait_keeps_to_its_deadline_and_names_the_step(tmp_path: Path) -> None:
     disk = HeldDisk()
-    saver = Saver(tmp_path, Checkpoint(), disk)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk)
     saver.submit(sample(5), 1)
     assert disk.begun.acquire(timeout=SOON)
     with pytest.raises(CheckpointError, match=r"step 5 was not on the disk after 0\.001 s"):
         saver.wait(0.001)
     disk.let_go.release()
     saver.wait(SOON)
-    saver.close(SOON)
+    saver.wait(SOON)
     assert disk.written == [5]
 
 
@@ -90,7 +89,7 @@ def full() -> CheckpointError:
 def test_whoever_waits_is_told_that_the_newest_is_not_there(tmp_path: Path) -> None:
     disk = HeldDisk()
     disk.failures = [full()]
-    saver = Saver(tmp_path, Checkpoint(), disk)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk)
     saver.submit(sample(1), 1)
     disk.let_go.release()
     with pytest.raises(CheckpointError, match="the disk is full"):
@@ -98,20 +97,20 @@ def test_whoever_waits_is_told_that_the_newest_is_not_there(tmp_path: Path) -> N
     assert [(result.step, result.path) for result in saver.results()] == [(1, None)]
     assert saver.results() == []
     with pytest.raises(CheckpointError, match="the disk is full"):
-        saver.close(SOON)
+        saver.wait(SOON)
 
 
 def test_a_save_that_failed_does_not_hinder_the_next(tmp_path: Path) -> None:
     disk = HeldDisk()
     disk.failures = [full()]
-    saver = Saver(tmp_path, Checkpoint(), disk)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk)
     for step in (1, 2, 3):
         saver.submit(sample(step), 1)
         assert disk.begun.acquire(timeout=SOON)
         disk.let_go.release()
         with suppress(CheckpointError):
             saver.wait(SOON)
-    saver.close(SOON)
+    saver.wait(SOON)
     assert disk.written == [2, 3]
     assert [result.step for result in saver.results() if result.error] == [1]
 
@@ -120,9 +119,9 @@ def test_the_last_save_is_tried_again_while_the_disk_is_full(tmp_path: Path) -> 
     disk, slept = HeldDisk(), list[float]()
     disk.failures = [full(), full()]
     disk.let_go.release(3)
-    saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk, sleep=slept.append)
     saver.submit(sample(7), 1, delays=(1.0, 2.0, 4.0))
-    saver.close(SOON)
+    saver.wait(SOON)
     assert disk.written == [7]
     assert slept == [1.0, 2.0]
     assert [result.error for result in saver.results()] == [None]
@@ -132,10 +131,10 @@ def test_the_last_save_fails_when_no_attempt_is_left(tmp_path: Path) -> None:
     disk, slept = HeldDisk(), list[float]()
     disk.failures = [full(), full()]
     disk.let_go.release(2)
-    saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk, sleep=slept.append)
     saver.submit(sample(7), 1, delays=(1.0,))
     with pytest.raises(CheckpointError, match="the disk is full"):
-        saver.close(SOON)
+        saver.wait(SOON)
     assert slept == [1.0]
 
 
@@ -143,31 +142,29 @@ def test_what_is_no_fault_of_the_disk_is_not_tried_again(tmp_path: Path) -> None
     disk, slept = HeldDisk(), list[float]()
     disk.failures = [CheckpointError("a tensor is sparse")]
     disk.let_go.release()
-    saver = Saver(tmp_path, Checkpoint(), disk, sleep=slept.append)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk, sleep=slept.append)
     saver.submit(sample(7), 1, delays=(1.0, 2.0))
     with pytest.raises(CheckpointError, match="sparse"):
-        saver.close(SOON)
+        saver.wait(SOON)
     assert slept == []
 
 
-def test_closing_finishes_what_waits_and_ends_the_thread(tmp_path: Path) -> None:
+def test_waiting_finishes_what_was_submitted_and_ends_the_thread(tmp_path: Path) -> None:
     before = threading.active_count()
-    saver = Saver(tmp_path, Checkpoint())
+    saver = Saver(LocalPlace(tmp_path), Checkpoint())
     saver.submit(sample(1), 1)
-    saver.close(SOON)
-    saver.close(SOON)
+    saver.wait(SOON)
+    saver.wait(SOON)
     assert threading.active_count() == before
     assert len(list_checkpoints(tmp_path)) == 1
-    with pytest.raises(CheckpointError, match="step 2 cannot be saved"):
-        saver.submit(sample(2), 1)
 
 
-def test_closing_tells_of_a_failure(tmp_path: Path) -> None:
+def test_waiting_tells_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
-    saver = Saver(tmp_path, Checkpoint())
+    saver = Saver(LocalPlace(tmp_path), Checkpoint())
     saver.submit(sample(1), 1)
     with pytest.raises(CheckpointError, match="step 1 could not be written"):
-        saver.close(SOON)
+        saver.wait(SOON)
 
 
 def test_a_failing_prune_does_not_deny_the_save(
@@ -178,23 +175,23 @@ def test_a_failing_prune_does_not_deny_the_save(
 
     save(tmp_path, sample(1))
     monkeypatch.setattr(LocalPlace, "remove", refuse)
-    saver = Saver(tmp_path, Checkpoint(keep=1))
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(keep=1))
     saver.submit(sample(2), 1)
     saver.wait(SOON)
     (result,) = saver.results()
     assert result.path is not None and step_of(result.path) == 2
     assert "step-000000001-writer-1 could not be deleted" in str(result.error)
-    saver.close(SOON)
+    saver.wait(SOON)
 
 
 def test_a_save_is_named_by_the_writer_that_began_it(tmp_path: Path) -> None:
     disk = HeldDisk()
-    saver = Saver(tmp_path, Checkpoint(), disk)
+    saver = Saver(LocalPlace(tmp_path), Checkpoint(), disk)
     saver.submit(sample(3), 1)
     assert disk.begun.acquire(timeout=SOON)
     save(tmp_path, sample(2), writer=2)  # a chief that has taken over, and is behind
     disk.let_go.release()
-    saver.close(SOON)
+    saver.wait(SOON)
     assert [path.name for path in list_checkpoints(tmp_path)] == [
         "step-000000003-writer-1",
         "step-000000002-writer-2",

@@ -27,7 +27,7 @@ from trireme.session.checkpoint import (
     save,
     step_of,
 )
-from trireme.session.checkpoint.run_lock import WRITERS, LocalClaims, RunLock, writer_here
+from trireme.session.checkpoint.run_lock import WRITERS, LocalLock, writer_here
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import make_progress
 from trireme.session.options import Options
@@ -149,14 +149,14 @@ def test_a_directory_that_cannot_be_written_is_found_before_training(
     real = os.fsync
 
     def full(descriptor: int) -> None:
-        if "probe" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if "writer.json" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ConfigurationError, match="cannot be written: No space left on device"):
         train(session(tmp_path))
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert list((tmp_path / "writers").iterdir()) == []
     monkeypatch.undo()
     train(session(tmp_path))
 
@@ -196,7 +196,7 @@ def test_a_chief_of_another_job_publishes_nothing(
         stopped.worker.storage.settle()
         shutil.rmtree(tmp_path / WRITERS)  # as a file system does that has lost its locks
         other = writer_here("worker:0", "another", epoch="another", stop="kill 1")
-        lock = RunLock.claim(LocalClaims(tmp_path), other)
+        lock = LocalLock(tmp_path).claim(other)
         stopped.step(DATA[:10])
         stopped.worker.storage.settle()
         stopped.step(DATA[:10])

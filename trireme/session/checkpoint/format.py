@@ -24,15 +24,16 @@ links to them, or copies. So each can be read, moved and deleted by itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trireme.atomic_file import make_directory, sync_directory
+from trireme.atomic_file import make_directory
 from trireme.errors import CheckpointError
 from trireme.location import Location
 from trireme.ps.snapshot import TableMark
@@ -48,9 +49,14 @@ from trireme.session.checkpoint.manifest import (
     verify_files,
     write_manifest,
 )
-from trireme.session.checkpoint.place import Fetched, Place, ReuseFiles
-from trireme.session.checkpoint.places import RunDir, place_of, place_of_checkpoint
-from trireme.session.checkpoint.streamed import StreamedTensors
+from trireme.session.checkpoint.place import (
+    Place,
+    ReuseFiles,
+    RunDir,
+    place_of,
+    place_of_checkpoint,
+)
+from trireme.session.checkpoint.run_lock import writer_here
 from trireme.session.checkpoint.tensors import (
     INDEX,
     FileRecord,
@@ -137,7 +143,6 @@ def save(
         raise CheckpointError(
             f"step {data.step} cannot be saved: steps count from 0, up to {LAST_STEP}"
         )
-    _check_json(dict(data.state), "state")
     place = place_of(run_dir)
 
     def fill(directory: Location, write: WriteFile, reuse: ReuseFiles) -> None:
@@ -156,13 +161,26 @@ def save(
         write_manifest(directory, data.step, files, data.state, write, chain)
 
     try:
-        with place.claimed() if writer is None else nullcontext(writer) as number:
+        with _claimed(place, writer) as number:
             return place.write(checkpoint_name(data.step, number), fill)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint of step {data.step} could not be written to "
             f"{place.run_dir / CHECKPOINTS}: {error}. Earlier checkpoints are unharmed"
         ) from error
+
+
+@contextmanager
+def _claimed(place: Place, writer: int | None) -> Iterator[int]:
+    """Yields a writer's number; without one, that of a claim that a program has for a moment."""
+    if writer is not None:
+        yield writer
+        return
+    lock = place.claim(writer_here("program", "program", epoch=uuid.uuid4().hex))
+    try:
+        yield lock.number
+    finally:
+        lock.release()
 
 
 def _followed(
@@ -177,7 +195,7 @@ def _followed(
             "could follow"
         )
     path = found[-1]
-    with place.fetch(path, content=False).reading() as directory:
+    with place.fetched(path, content=False) as directory:
         manifest = read_manifest(directory)
     files = {
         name: record
@@ -187,70 +205,34 @@ def _followed(
     return path, files, [*(manifest.chain or (step,))]
 
 
-def _check_json(value: object, where: str) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise CheckpointError(
-                    f"{where} has the key {key!r}, a {type(key).__name__}: use a str"
-                )
-            _check_json(item, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            _check_json(item, f"{where}[{position}]")
-    elif not (value is None or isinstance(value, (bool, int, float, str))):
-        raise CheckpointError(
-            f"{where} is a {type(value).__name__}: a checkpoint's state holds what JSON holds; "
-            "tensors belong into its model, optimizer or average"
-        )
-
-
 def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:
     """Verifies and reads a checkpoint, into memory of its own.
 
     One in an object store is copied to the directory of temporary files first. With `streamed`,
-    each tensor is read when it is asked for: the checkpoint must not be deleted before.
+    each tensor is read when it is asked for, from files that stay open.
     """
     place, path = place_of_checkpoint(path)
-    fetched = place.fetch(path)
-    with fetched.reading(close=not streamed):
-        return _read(fetched, stream_tensors if streamed else read_tensors)
-
-
-def _read(fetched: Fetched, read: Callable[..., Mapping[str, torch.Tensor]]) -> CheckpointData:
-    path = fetched.path
-    manifest = read_manifest(path)
-    verify_files(path, manifest)
-    groups: dict[str, Any] = {
-        group: _kept(read(path, group, manifest.files), fetched) for group in _GROUPS
-    }
-    if manifest.chain:
-        parts = [groups["tables"]]
-        for group in manifest.changes:
-            found = read_tensors(path, group, manifest.files)
-            found.pop(_NOTHING, None)
-            parts.append(found)
-        groups["tables"] = merged(parts)
-    if read_manifest(path).files != manifest.files:
-        raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
+    with place.fetched(path) as directory:
+        manifest = read_manifest(directory)
+        verify_files(directory, manifest)
+        read = stream_tensors if streamed else read_tensors
+        groups: dict[str, Any] = {g: read(directory, g, manifest.files) for g in _GROUPS}
+        if manifest.chain:
+            parts = [groups["tables"]]
+            for group in manifest.changes:
+                found = read_tensors(directory, group, manifest.files)
+                found.pop(_NOTHING, None)
+                parts.append(found)
+            groups["tables"] = merged(parts)
+        if read_manifest(directory).files != manifest.files:
+            raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
     return CheckpointData(manifest.step, **groups, state=manifest.state)
-
-
-def _kept(tensors: Mapping[str, torch.Tensor], fetched: Fetched) -> Mapping[str, torch.Tensor]:
-    """Returns the tensors; those that are streamed keep the copy of the checkpoint alive."""
-    if not isinstance(tensors, StreamedTensors):
-        return tensors
-
-    def read(name: str, kept: Fetched = fetched) -> torch.Tensor:
-        return tensors[name]
-
-    return StreamedTensors(tensors.shapes, read)
 
 
 def verify(path: str | Location) -> None:
     """Verifies the checksum of every file of a checkpoint, and its indexes."""
     place, path = place_of_checkpoint(path)
-    with place.fetch(path).reading() as directory:
+    with place.fetched(path) as directory:
         manifest = read_manifest(directory)
         verify_files(directory, manifest)
         _shapes(directory, manifest)
@@ -262,7 +244,7 @@ def describe(path: str | Location) -> Description:
     It verifies `state.json`, the indexes, and the size of every file; see `verify` for the rest.
     """
     place, path = place_of_checkpoint(path)
-    with place.fetch(path, content=False).reading() as directory:
+    with place.fetched(path, content=False) as directory:
         manifest = read_manifest(directory)
         verify_files(directory, manifest, lambda name: name.endswith(INDEX))
         return Description(
@@ -286,7 +268,6 @@ def export(path: str | Location, output: str | Path) -> Path:
         make_directory(output.parent)
         write_tensors_file(partial, data.model)
         os.replace(partial, output)
-        sync_directory(output.parent)
     except OSError as error:
         raise CheckpointError(f"the model could not be written to {output}: {error}") from error
     finally:
@@ -295,6 +276,4 @@ def export(path: str | Location, output: str | Path) -> Path:
 
 
 def _shapes(path: Path, manifest: Manifest) -> dict[str, Any]:
-    for group in manifest.changes:
-        tensor_shapes(path, group, manifest.files)  # verifies the index
     return {group: tensor_shapes(path, group, manifest.files) for group in _GROUPS}

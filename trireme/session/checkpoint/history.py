@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection
 
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.session.checkpoint.format import CheckpointData, load, verify
+from trireme.session.checkpoint.format import CheckpointData, load
 from trireme.session.checkpoint.manifest import CHECKPOINTS, order_of
-from trireme.session.checkpoint.places import RunDir, place_of
+from trireme.session.checkpoint.place import RunDir, place_of
 
 
 def list_checkpoints(run_dir: RunDir) -> list[Location]:
@@ -61,45 +60,25 @@ def prune(
     keep: int,
     keep_every_steps: int | None = None,
     *,
-    good: Location | None = None,
-    left_alone: Sequence[Location] = (),
+    spared: Collection[Location] = (),
 ) -> list[Location]:
-    """Deletes old checkpoints of a run.
+    """Deletes old checkpoints of a run, and returns their paths.
 
     It keeps the newest `keep`; with `keep_every_steps`, the first at or after each multiple; and
-    always the newest undamaged one, which `good` is known to be. Those that are `left_alone` stay
-    for now.
+    those that are `spared`.
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}: at least one checkpoint has to stay")
     place = place_of(run_dir)
     paths = list_checkpoints(place)
-    stay = set(paths[-keep:]) | _milestones(paths, keep_every_steps)
+    stay = {*paths[-keep:], *spared}
+    if keep_every_steps is not None:
+        first: dict[int, Location] = {}
+        for path in paths:
+            first.setdefault(step_of(path) // keep_every_steps, path)
+        stay.update(path for number, path in first.items() if number > 0)
     doomed = [path for path in paths if path not in stay]
-    if doomed and good not in stay:
-        spared = _newest_good(paths)
-        doomed = [path for path in doomed if path != spared]
-    doomed = [path for path in doomed if path not in left_alone]
     for path in doomed:
         try:
             place.remove(path)
         except OSError as error:
             raise CheckpointError(f"{path} could not be deleted: {error}") from error
     return doomed
-
-
-def _milestones(paths: list[Location], every: int | None) -> set[Location]:
-    if every is None:
-        return set()
-    first: dict[int, Location] = {}
-    for path in paths:
-        first.setdefault(step_of(path) // every, path)
-    return {path for number, path in first.items() if number > 0}
-
-
-def _newest_good(paths: list[Location]) -> Location | None:
-    for path in reversed(paths):
-        with suppress(CheckpointError):
-            verify(path)
-            return path
-    return None

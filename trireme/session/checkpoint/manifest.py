@@ -16,7 +16,6 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ import torch
 
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.session.checkpoint.tensors import FileRecord, WriteFile, strict_json, write_file
+from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
 from trireme.version import __version__
 from trireme.wire.message import Number
 
@@ -43,9 +42,10 @@ _FORMAT_OF_CHANGES = 2  # older releases would take what has changed for all the
 _CHUNK = 1 << 20
 # Without a writer, and in object stores with a random number in its place, are those that were
 # written before saves were named by their writers.
-_NAME = re.compile(r"step-([0-9]{9,19})(?:-writer-([0-9]{1,9})|-[0-9a-f]{8})?")
+_NAME = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9,18})(?:-writer-([0-9]{1,9})|-[0-9a-f]{8})?")
 
-_CHECKSUM = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"\n\}\n')
+_TAIL = b'"checksum": "sha256:%s"\n}\n'
+_TAIL_BYTES = len(_TAIL % b"") + 64
 
 _FileName = Annotated[
     str,
@@ -99,9 +99,7 @@ def checkpoint_name(step: int, writer: int) -> str:
 def order_of(name: str) -> tuple[int, int] | None:
     """Returns the writer's number and the step of a checkpoint's name; None for other names."""
     match = _NAME.fullmatch(name)
-    if match is None or (len(match[1]) > 9 and match[1][0] == "0"):
-        return None
-    return int(match[2] or 0), int(match[1])
+    return None if match is None else (int(match[2] or 0), int(match[1]))
 
 
 def in_order(paths: Iterable[Location]) -> list[Location]:
@@ -119,35 +117,37 @@ def write_manifest(
     chain: Sequence[int] = (),
 ) -> None:
     """Writes the manifest of a checkpoint whose other files are written, by `write`."""
-    manifest = Manifest(
-        format=_FORMAT_OF_CHANGES if chain else _FORMAT,
-        step=step,
-        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"trireme": __version__, "torch": str(torch.__version__)},
-        files=files,
-        state=dict(state),
-        chain=tuple(chain),
-    )
+    fields = {
+        "format": _FORMAT_OF_CHANGES if chain else _FORMAT,
+        "step": step,
+        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"trireme": __version__, "torch": str(torch.__version__)},
+        "files": msgspec.to_builtins(files),
+        "state": dict(state),
+        **({"chain": list(chain)} if chain else {}),
+    }
     # Python's json, for its exact floats and for integers of any size.
-    names = [name for name in manifest.__struct_fields__ if chain or name != "chain"]
-    fields = ((name, getattr(manifest, name)) for name in names)
-    lines = (
-        f'"{name}": {json.dumps(value, default=msgspec.to_builtins)},\n' for name, value in fields
-    )
-    body = ("{\n" + "".join(lines)).encode()
-    write(directory / STATE, [body, _tail(hashlib.sha256(body).hexdigest())])
+    lines = [f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in fields.items()]
+    body = "".join(["{\n", *lines]).encode()
+    write(directory / STATE, [body, _TAIL % hashlib.sha256(body).hexdigest().encode()])
 
 
 def read_manifest(directory: Path) -> Manifest:
     """Reads and verifies the manifest of a checkpoint; looks at no other file."""
     path = directory / STATE
     try:
-        content = _verified_content(path)
+        manifest = msgspec.convert(json.loads(_verified_content(path)), Manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{directory} has no {STATE}: it is not a checkpoint") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    manifest = _decoded(path, content)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} is not the state of a checkpoint: {error}") from error
+    if manifest.format not in (_FORMAT, _FORMAT_OF_CHANGES):
+        raise CheckpointError(
+            f"{path} is of format {manifest.format} and this release of trireme reads formats "
+            f"{_FORMAT} and {_FORMAT_OF_CHANGES}: use the release that wrote it, or a newer one"
+        )
     named = order_of(directory.name)
     if named is not None and named[1] != manifest.step:
         raise CheckpointError(
@@ -181,67 +181,24 @@ def verify_files(
             )
 
 
-def _tail(digest: str) -> bytes:
-    return b'"checksum": "sha256:%s"\n}\n' % digest.encode()
-
-
-_TAIL_BYTES = len(_tail("0" * 64))
-
-
 def _verified_content(path: Path) -> bytes:
     """Returns the content of a manifest; reads it into memory only if its checksum is right."""
     with _open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(size - _TAIL_BYTES, 0))
-        announced = _CHECKSUM.fullmatch(file.read(_TAIL_BYTES))
+        tail = file.read(_TAIL_BYTES)
         file.seek(0)
-        if announced is None or _digest(file, size - _TAIL_BYTES) != announced[1].decode():
+        digest, left = hashlib.sha256(), size - _TAIL_BYTES
+        while tail.startswith(b'"checksum"') and left > 0:
+            digest.update(chunk := file.read(min(left, _CHUNK)))
+            left -= len(chunk)
+        if tail != _TAIL % digest.hexdigest().encode():
             raise CheckpointError(
                 f"{path} is damaged: it is not what its own checksum says ({size} bytes); the "
                 "file was cut short or changed"
             )
         file.seek(0)
         return file.read(size)
-
-
-def _digest(file: BufferedReader, length: int) -> str:
-    """Returns the SHA-256 of the next bytes of a file."""
-    digest = hashlib.sha256()
-    while length > 0 and (chunk := file.read(min(length, _CHUNK))):
-        digest.update(chunk)
-        length -= len(chunk)
-    return digest.hexdigest()
-
-
-def _decoded(path: Path, content: bytes) -> Manifest:
-    try:
-        fields = strict_json(content)
-        version = fields.get("format") if isinstance(fields, dict) else None
-        if version in (None, _FORMAT, _FORMAT_OF_CHANGES):
-            manifest = msgspec.convert(fields, Manifest)
-            _check_chain(manifest)
-            return manifest
-    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path} is not the state of a checkpoint: {error}") from error
-    raise CheckpointError(
-        f"{path} is of format {version!r} and this release of trireme reads formats {_FORMAT} and "
-        f"{_FORMAT_OF_CHANGES}: use the release that wrote it, or a newer one"
-    )
-
-
-def _check_chain(manifest: Manifest) -> None:
-    """Checks that a checkpoint has the changes that belong to it, and no others."""
-    chain = manifest.chain
-    rises = all(one < other for one, other in pairwise(chain))
-    if chain and not (len(chain) > 1 and rises and chain[-1] == manifest.step):
-        raise ValueError(f"the chain {list(chain)} does not lead to step {manifest.step}")
-    present = {name for name in manifest.files if name.startswith("changes-")}
-    wanted = {f"{group}.safetensors.index.json" for group in manifest.changes}
-    if {name for name in present if name.endswith(".json")} != wanted:
-        raise ValueError(f"the changes of tables are not those of the chain {list(chain)}")
-    groups = tuple(f"{group}{mark}" for group in manifest.changes for mark in ".-")
-    if any(not name.startswith(groups) for name in present):
-        raise ValueError(f"there are changes of tables besides those of the chain {list(chain)}")
 
 
 def _open_regular(path: Path) -> BufferedReader:

@@ -16,7 +16,7 @@ from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import Location
 from trireme.session.checkpoint.chain import DROPPED, ROWS, WAITING, Part, check_lengths, merge
 from trireme.session.checkpoint.manifest import Manifest, read_manifest, verify_files
-from trireme.session.checkpoint.places import place_of_checkpoint
+from trireme.session.checkpoint.place import place_of_checkpoint
 from trireme.session.checkpoint.tensors import TensorSlices, slice_tensors
 
 
@@ -28,7 +28,7 @@ def export_tables(path: str | Location, output: str | Path, *, state: bool = Fal
     _pyarrow()
     output = Path(output)
     place, path = place_of_checkpoint(path)
-    with place.fetch(path).reading() as directory:
+    with place.fetched(path) as directory:
         manifest = read_manifest(directory)
         verify_files(directory, manifest)
         tables = _parts(directory, manifest)

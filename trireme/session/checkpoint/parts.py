@@ -9,7 +9,7 @@ import torch
 from trireme.errors import CheckpointError
 from trireme.ps.joined_table import JoinedTable
 from trireme.session.checkpoint.streamed import StreamedTensors, renamed, shapes_of
-from trireme.session.checkpoint.tensors import dtype_name
+from trireme.session.checkpoint.tensors import check_held
 
 
 class Parts:
@@ -23,7 +23,7 @@ class Parts:
         streamed, odd = isinstance(tensors, StreamedTensors), dict[str, str]()
         for name, tensor in shapes_of(tensors).items():
             try:
-                dtype_name(name, tensor, streamed=streamed)
+                check_held(name, tensor, streamed=streamed)
             except CheckpointError:
                 odd[name] = f"{name!r} of {tensor.dtype}"
         if odd:

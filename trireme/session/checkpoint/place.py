@@ -7,22 +7,33 @@ A save has a folder of its own, named by its step and by the number of its write
 writer touches what another one saves, and nobody has to be stopped from saving: a chief that was
 replaced, and ends a save later than its successor, adds a checkpoint that counts as older, since
 checkpoints are in the order of their writers' numbers, and then of their steps.
+
+On a disk a folder is published by a rename: complete or not at all, even if the process dies.
+Beside the published ones lie hidden ones, which `write` deletes where killed processes have left
+them:
+
+    .saving-NAME             being written
+    .removing-NAME.TOKEN     no longer wanted
 """
 
 from __future__ import annotations
 
-import uuid
+import os
+import re
+import secrets
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from trireme.errors import CheckpointError
-from trireme.location import Location
-from trireme.session.checkpoint.manifest import in_order, order_of
-from trireme.session.checkpoint.run_lock import Claims, RunLock, Writer, writer_here
-from trireme.session.checkpoint.tensors import FileRecord, WriteFile
+from trireme.atomic_file import make_directory, sync_directory
+from trireme.location import Location, location
+from trireme.session.checkpoint.manifest import CHECKPOINTS, in_order, order_of
+from trireme.session.checkpoint.run_lock import LocalLock, RunLock, Writer
+from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
+from trireme.stores import open_store
 
 ReuseFiles = Callable[[Location, Mapping[str, FileRecord]], None]
 """Puts files of another checkpoint of the run into one that is written, given their records."""
@@ -30,35 +41,8 @@ ReuseFiles = Callable[[Location, Mapping[str, FileRecord]], None]
 Fill = Callable[[Location, WriteFile, ReuseFiles], None]
 """Writes all files of a checkpoint into a directory, by the functions that it is given."""
 
-
-class Fetched:
-    """A checkpoint in a local directory, to be read there."""
-
-    def __init__(
-        self, path: Path, origin: Location, temporary: TemporaryDirectory[str] | None = None
-    ) -> None:
-        self.path, self.origin = path, origin
-        self._temporary = temporary
-
-    @contextmanager
-    def reading(self, *, close: bool = True) -> Iterator[Path]:
-        """Yields the local directory; a `CheckpointError` of the block names the checkpoint."""
-        failed = True
-        try:
-            yield self.path
-            failed = False
-        except CheckpointError as error:
-            if self.path == self.origin:
-                raise
-            named = str(error).replace(str(self.path), str(self.origin))
-            raise type(error)(named) from error
-        finally:
-            if close or failed:
-                self.close()
-
-    def close(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
+_HIDDEN = re.compile(r"\.(saving-|removing-)(.+?)(\.[0-9a-f]{8})?")
+_COPY_BYTES = 1 << 20
 
 
 class Place(ABC):
@@ -68,28 +52,18 @@ class Place(ABC):
 
     Attributes:
         run_dir: the run directory.
-        claims: those of its writers.
+        lock: the right to write there.
     """
 
     run_dir: Location
-    claims: Claims
+    lock: RunLock
 
     def claim(self, writer: Writer, *, first: bool = True) -> RunLock:
         """Takes the run directory for this process; makes it if it is not there."""
         self.open(first=first)
         orders = (order_of(path.name) for path in self.list())
-        return RunLock.claim(
-            self.claims, writer, first=first, above=max((o[0] for o in orders if o), default=0)
-        )
-
-    @contextmanager
-    def claimed(self) -> Iterator[int]:
-        """Yields the number of a claim that a program has for a moment, outside of a job."""
-        lock = self.claim(writer_here("program", "program", epoch=uuid.uuid4().hex))
-        try:
-            yield lock.number
-        finally:
-            lock.release()
+        above = max((order[0] for order in orders if order), default=0)
+        return self.lock.claim(writer, first=first, above=above)
 
     def list(self) -> list[Location]:
         """Returns the run's checkpoints, oldest first, damaged ones too."""
@@ -100,16 +74,8 @@ class Place(ABC):
         """Makes the run directory, and checks, if the job begins, that claims can be made."""
 
     @abstractmethod
-    def prepare(self) -> None:
-        """Checks, by the holder of the lock, that checkpoints can be written."""
-
-    @abstractmethod
     def folders(self) -> Iterable[Location]:
         """Returns the published directories of checkpoints, and perhaps others."""
-
-    def has(self, path: Location) -> bool:
-        """Returns whether a checkpoint is there still, and whole, as far as is easily seen."""
-        return True
 
     @abstractmethod
     def write(self, name: str, fill: Fill) -> Location:
@@ -130,8 +96,8 @@ class Place(ABC):
         """Deletes a checkpoint; it is never visible half deleted."""
 
     @abstractmethod
-    def fetch(self, path: Location, *, content: bool = True) -> Fetched:
-        """Returns a checkpoint as local files.
+    def fetched(self, path: Location, *, content: bool = True) -> AbstractContextManager[Path]:
+        """Provides a checkpoint as a local directory, which a `CheckpointError` does not name.
 
         Args:
             path: the checkpoint.
@@ -142,3 +108,102 @@ class Place(ABC):
             CheckpointError: there is no such checkpoint.
             ConfigurationError: the place cannot be read now.
         """
+
+
+class LocalPlace(Place):
+    """A run directory on a disk, of this host or shared."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir: Path = run_dir
+        self.lock = LocalLock(run_dir)
+        self._parent = run_dir / CHECKPOINTS
+
+    def open(self, *, first: bool) -> None:
+        make_directory(self.run_dir)
+
+    def folders(self) -> Iterable[Location]:
+        try:
+            return list(self._parent.iterdir())
+        except FileNotFoundError:
+            return ()
+
+    def write(self, name: str, fill: Fill) -> Location:
+        final, staged = self._parent / name, self._parent / f".saving-{name}"
+        make_directory(self._parent)
+        self._sweep(name)
+        staged.mkdir()
+        try:
+
+            def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
+                for file_name in files:
+                    _link(_local(source) / file_name, staged / file_name)
+
+            fill(staged, write_file, reuse)
+            sync_directory(staged)
+            if os.path.lexists(final):  # its writer has saved the step, and went back behind it
+                self.remove(final)
+            os.rename(staged, final)
+            sync_directory(self._parent)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        return final
+
+    def _sweep(self, name: str) -> None:
+        """Deletes what the writer of a name, and those before it, have left unfinished.
+
+        One that is alive, as it was replaced and stopped, then fails to publish: it finds nothing.
+        """
+        writer = (order_of(name) or (0, 0))[0]
+        for path in list(self._parent.iterdir()):
+            if hidden := _HIDDEN.fullmatch(path.name):
+                with suppress(OSError):  # what cannot be deleted does no harm
+                    if hidden[1] == "removing-":
+                        shutil.rmtree(path)
+                    elif (order_of(hidden[2]) or (0, 0))[0] <= writer:
+                        self.remove(path)
+
+    def remove(self, path: Location) -> None:
+        name = path.name.removeprefix(".saving-")
+        doomed = self._parent / f".removing-{name}.{secrets.token_hex(4)}"
+        os.replace(_local(path), doomed)
+        sync_directory(self._parent)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def fetched(self, path: Location, *, content: bool = True) -> AbstractContextManager[Path]:
+        return nullcontext(_local(path))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Gives a file a second name; copies it where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with source.open("rb") as file:
+            write_file(target, iter(partial(file.read, _COPY_BYTES), b""))
+
+
+def _local(path: Location) -> Path:
+    assert isinstance(path, Path)
+    return path
+
+
+RunDir = str | Location | Place
+"""What functions take for a run directory: a path, a URL such as `s3://bucket/run`, or a place."""
+
+
+def place_of(run_dir: RunDir) -> Place:
+    """Returns the place of a run directory."""
+    if isinstance(run_dir, Place):
+        return run_dir
+    where = location(run_dir)
+    if isinstance(where, Path):
+        return LocalPlace(where)
+    found = open_store(where).place()
+    assert isinstance(found, Place)
+    return found
+
+
+def place_of_checkpoint(path: str | Location) -> tuple[Place, Location]:
+    """Returns the place of the run of a checkpoint, and the checkpoint's location."""
+    where = location(path)
+    return place_of(where.parent.parent), where

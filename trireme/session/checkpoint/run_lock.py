@@ -21,16 +21,15 @@ import shutil
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import psutil
 
 from trireme.atomic_file import sync_directory
-from trireme.clock import Clock, MonotonicClock
 from trireme.errors import ConfigurationError
 from trireme.file_lock import open_lock, try_lock
 from trireme.location import Location
@@ -39,8 +38,8 @@ from trireme.process_birth import process_birth
 WRITERS = "writers"
 
 _FILE = "writer.json"
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 _DYING_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +52,9 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         view: the number of the view in which the task is chief; 0 where there are no views.
         host: the host of the process.
         pid: the process id on the host.
-        began: when the process began, in seconds since 1970.
         birth: what no other process of this id has; see `process_birth`. Empty where unknown.
         since: when it took the lock, in seconds since 1970.
         stop: the command that stops it.
-        token: a random name of the claim.
         released: whether it has released the lock.
     """
 
@@ -67,11 +64,9 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
     view: int = 0
     host: str
     pid: int
-    began: float
     birth: str = ""
     since: float
     stop: str
-    token: str = ""
     released: bool = False
 
     @property
@@ -81,34 +76,22 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.task} (process {self.pid} on {self.host}, since {since})"
 
     @property
-    def stopped(self) -> bool:
-        """Whether the process is known to be stopped, as by SIGSTOP; False for other hosts."""
-        return self._status == psutil.STATUS_STOPPED
-
-    @property
-    def gone(self) -> bool:
-        """Whether the process is known to have ended; False for other hosts."""
-        return self._status == psutil.STATUS_ZOMBIE
-
-    @property
     def here(self) -> bool:
         """Whether it is a process of this host."""
         return self.host == socket.gethostname()
 
     @property
-    def _status(self) -> str:
-        """The status of the process, a zombie once it has ended; "" where it is unknown."""
+    def gone(self) -> bool:
+        """Whether the process is known to have ended; False for other hosts."""
         if not self.here:
-            return ""
+            return False
         try:
             status = psutil.Process(self.pid).status()
-            birth = process_birth(self.pid)
-            another = self.birth and birth and birth != self.birth  # the id is another process's
-            return psutil.STATUS_ZOMBIE if another else status
-        except psutil.NoSuchProcess:
-            return psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return ""
+        except psutil.Error as error:
+            return isinstance(error, psutil.NoSuchProcess)
+        birth = process_birth(self.pid)
+        another = self.birth and birth and birth != self.birth  # the id is another process's now
+        return bool(another) or status == psutil.STATUS_ZOMBIE
 
 
 def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "") -> Writer:
@@ -120,23 +103,64 @@ def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "
         view=view,
         host=socket.gethostname(),
         pid=os.getpid(),
-        began=psutil.Process().create_time(),
         birth=process_birth(os.getpid()),
         since=time.time(),
         stop=stop or f"kill {os.getpid()}",
     )
 
 
-class Claims(ABC):
-    """The numbered entries of a run directory.
+class RunLock(ABC):
+    """The right to write to a run directory, from `claim` to `release` or the end of the process.
 
     Attributes:
         run_dir: the run directory.
-        poll_seconds: the time between two looks at a writer of which it is not known if it lives.
+        number: the number of this process's entry; 0 while it has none.
     """
 
     run_dir: Location
-    poll_seconds = 0.05
+    number = 0
+
+    def claim(self, writer: Writer, *, first: bool = True, above: int = 0) -> Self:
+        """Takes the run directory for this process; returns itself.
+
+        Args:
+            writer: this process, with the view in which it is chief.
+            first: whether the job begins. One that goes on does not take back what another job has
+                taken since.
+            above: the number of the entry is higher: checkpoints of other directories may have been
+                put into this one.
+
+        Raises:
+            ConfigurationError: another process writes to the directory, or a later chief of this
+                job does or did; names it.
+            OSError: the directory cannot be written.
+        """
+        while True:
+            number, holder = self.newest()
+            if holder is not None and _succeeds(holder, writer):
+                raise ConfigurationError(
+                    f"{holder.words} has taken over the run directory {self.run_dir} as chief of "
+                    f"view {holder.view} of this job: {writer.task}, which was chief of view "
+                    f"{writer.view}, may write there no more"
+                )
+            if holder is None or not _succeeds(writer, holder):
+                other = holder is not None and holder.epoch != writer.epoch
+                if number and (not self.ended(number, holder) or (other and not first)):
+                    raise ConfigurationError(_refusal(self.run_dir, holder))
+            number = max(number, above) + 1
+            if self.add(number, writer):
+                self.number = number
+                return self
+
+    @property
+    def held(self) -> bool:
+        """Whether this process may write: nobody else has claimed the directory since."""
+        return bool(self.number) and self.is_newest()
+
+    def release(self) -> None:
+        if self.number:
+            self.end()
+            self.number = 0
 
     @abstractmethod
     def newest(self) -> tuple[int, Writer | None]:
@@ -147,36 +171,28 @@ class Claims(ABC):
 
     @abstractmethod
     def add(self, number: int, writer: Writer) -> bool:
-        """Adds an entry, as that of a living writer; returns False where there is one already.
-
-        Raises:
-            OSError: it cannot be added.
-        """
+        """Adds an entry, as that of a living writer; returns False where there is one already."""
 
     @abstractmethod
-    def ended(self, number: int, writer: Writer | None, clock: Clock) -> bool | None:
-        """Returns whether a writer writes no more; None where that will soon be known.
-
-        Raises:
-            OSError: that cannot be found out.
-        """
+    def ended(self, number: int, writer: Writer | None) -> bool:
+        """Returns whether the writer of an entry writes no more; waits where that is not known."""
 
     @abstractmethod
-    def holds(self, number: int, writer: Writer) -> bool:
+    def is_newest(self) -> bool:
         """Returns whether this process's entry is still the newest one, as far as it knows."""
 
     @abstractmethod
-    def release(self, number: int, writer: Writer) -> None:
-        """Marks a writer's entry as released, and shows no more that it lives."""
+    def end(self) -> None:
+        """Marks this process's entry as released, and shows no more that it lives."""
 
 
-class LocalClaims(Claims):
-    """Those of a directory. A writer holds the lock of its entry's file for as long as it lives."""
+class LocalLock(RunLock):
+    """That of a directory. A writer holds the lock of its entry's file for as long as it lives."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir: Path = run_dir
-        self._files: dict[int, FileIO] = {}
-        self._dying: tuple[int, float] | None = None  # an ended writer's entry, and until when
+        self._file: FileIO | None = None
+        self._writer: Writer | None = None
 
     def newest(self) -> tuple[int, Writer | None]:
         try:
@@ -185,152 +201,68 @@ class LocalClaims(Claims):
             return 0, None
         number = max((int(name) for name in names if name.isdecimal()), default=0)
         try:
-            content = (self._entry(number) / _FILE).read_bytes()
-            return number, msgspec.json.decode(content, type=Writer)
+            return number, msgspec.json.decode(self._entry(number).read_bytes(), type=Writer)
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return number, None
 
     def add(self, number: int, writer: Writer) -> bool:
-        (self.run_dir / WRITERS).mkdir(exist_ok=True)
-        entry = self._entry(number)
-        beside = entry.with_name(f".{entry.name}.{writer.token}")
-        beside.mkdir()
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, beside, ignore_errors=True)
-            file = undo.enter_context(FileIO(beside / _FILE, "x+", opener=open_lock))
+        folder = self._entry(number).parent
+        beside = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+        beside.mkdir(parents=True)
+        file = FileIO(beside / _FILE, "x+", opener=open_lock)
+        try:
             with suppress(OSError):  # without file locks, the content decides
                 try_lock(file.fileno())
             file.write(msgspec.json.encode(writer))
             os.fsync(file.fileno())
             sync_directory(beside)
-            try:
-                os.rename(beside, entry)
-            except OSError as error:
-                if error.errno in _TAKEN:
-                    return False
-                raise
-            undo.pop_all()
-        self._files[number] = file
+            os.rename(beside, folder)
+        except OSError as error:
+            file.close()
+            shutil.rmtree(beside, ignore_errors=True)
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                return False
+            raise
+        self._file, self._writer = file, writer
         # Forked children, such as data loaders, must not keep the lock.
         os.register_at_fork(after_in_child=file.close)
         return True
 
-    def ended(self, number: int, writer: Writer | None, clock: Clock) -> bool | None:
+    def ended(self, number: int, writer: Writer | None) -> bool:
         says_so = writer is None or writer.released or writer.gone
-        try:
-            with FileIO(self._entry(number) / _FILE, "r+") as file:
-                if try_lock(file.fileno()):
-                    return True
-        except FileNotFoundError:
-            return True
-        except OSError:  # no locks
-            return says_so
-        if not says_so:
-            return False
-        if self._dying is None or self._dying[0] != number:  # an ended process loses it soon
-            self._dying = number, clock.now() + _DYING_SECONDS
-        return None if clock.now() < self._dying[1] else False
+        until = time.monotonic() + _DYING_SECONDS  # an ended process loses it soon
+        while True:
+            try:
+                with FileIO(self._entry(number), "r+") as file:
+                    if try_lock(file.fileno()):
+                        return True
+            except FileNotFoundError:
+                return True
+            except OSError:  # no locks
+                return says_so
+            if not says_so or time.monotonic() > until:
+                return False
+            time.sleep(_POLL_SECONDS)
 
-    def holds(self, number: int, writer: Writer) -> bool:
-        newest = self.newest()[1]
-        return newest is not None and newest.token == writer.token
+    def is_newest(self) -> bool:
+        return self.newest() == (self.number, self._writer)
 
-    def release(self, number: int, writer: Writer) -> None:
-        with self._files.pop(number) as file, suppress(OSError):  # on a full disk, too
-            content = msgspec.json.encode(msgspec.structs.replace(writer, released=True))
+    def end(self) -> None:
+        assert self._file is not None and self._writer is not None, "it was claimed"
+        with self._file as file, suppress(OSError):  # on a full disk, too
+            content = msgspec.json.encode(msgspec.structs.replace(self._writer, released=True))
             os.pwrite(file.fileno(), content.ljust(os.fstat(file.fileno()).st_size), 0)
 
     def _entry(self, number: int) -> Path:
-        return self.run_dir / WRITERS / f"{number:06d}"
+        return self.run_dir / WRITERS / f"{number:06d}" / _FILE
 
 
-class RunLock:
-    """The right to write to a run directory, until `release` or the end of the process.
-
-    Attributes:
-        number: the number of this claim in the directory.
-        writer: this process.
-    """
-
-    def __init__(self, claims: Claims, number: int, writer: Writer) -> None:
-        self.number = number
-        self.writer = writer
-        self._claims = claims
-        self._released = False
-
-    @classmethod
-    def claim(
-        cls,
-        claims: Claims,
-        writer: Writer,
-        *,
-        first: bool = True,
-        above: int = 0,
-        clock: Clock | None = None,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> RunLock:
-        """Takes a run directory for this process.
-
-        Args:
-            claims: the claims of the directory.
-            writer: this process, with the view in which it is chief.
-            first: whether the job begins. A job that continues does not take back a directory that
-                another job has taken since this process began.
-            above: the number of this claim is higher: checkpoints of other directories may have
-                been put into this one.
-            clock: measures how long another writer may be silent.
-            sleep: waits between two looks at it.
-
-        Raises:
-            ConfigurationError: another process writes to the directory, or a later chief of this
-                job does or did; names it.
-            OSError: the directory cannot be written.
-        """
-        clock, run_dir = MonotonicClock() if clock is None else clock, claims.run_dir
-        while True:
-            number, holder = claims.newest()
-            if holder is not None and succeeds(holder, writer):
-                raise ConfigurationError(
-                    f"{holder.words} has taken over the run directory {run_dir} as chief of view "
-                    f"{holder.view} of this job: {writer.task}, which was chief of view "
-                    f"{writer.view}, may write there no more"
-                )
-            ended = not number or claims.ended(number, holder, clock)
-            if ended and not first and came_between(holder, writer):
-                raise ConfigurationError(refusal(run_dir, holder))
-            if ended or (holder is not None and succeeds(writer, holder)):
-                number = max(number, above) + 1
-                token = secrets.token_hex(8)
-                named = msgspec.structs.replace(writer, token=token, since=time.time())
-                if claims.add(number, named):
-                    return cls(claims, number, named)
-            elif ended is None:
-                sleep(claims.poll_seconds)
-            else:
-                raise ConfigurationError(refusal(run_dir, holder))
-
-    @property
-    def held(self) -> bool:
-        """Whether this process may write: nobody else has claimed the directory since."""
-        return not self._released and self._claims.holds(self.number, self.writer)
-
-    def release(self) -> None:
-        if not self._released:
-            self._released = True
-            self._claims.release(self.number, self.writer)
-
-
-def came_between(holder: Writer | None, writer: Writer) -> bool:
-    """Returns whether another job has written to the directory since this process began."""
-    return holder is not None and holder.epoch != writer.epoch and holder.since > writer.began
-
-
-def succeeds(one: Writer, other: Writer) -> bool:
+def _succeeds(one: Writer, other: Writer) -> bool:
     """Returns whether `one` is chief after `other`: in the same job and a later view."""
     return one.epoch == other.epoch and one.view > other.view
 
 
-def refusal(run_dir: Location, holder: Writer | None) -> str:
+def _refusal(run_dir: Location, holder: Writer | None) -> str:
     """Returns why another process cannot write to a run directory, and what to do."""
     if holder is None:
         return (
@@ -343,14 +275,9 @@ def refusal(run_dir: Location, holder: Writer | None) -> str:
             f"this program itself writes to the run directory {run_dir} already: close the session "
             "or the optimizer that does, or give this one a directory of its own (run_dir=)"
         )
-    if holder.gone:
-        return (
-            f"{holder.words} wrote to the run directory {run_dir} and has ended, but its lock is "
-            "still held, by a process that it has started: end that one, or choose another "
-            "directory (run_dir= or --run-dir)"
-        )
+    ended = "" if not holder.gone else "; it has ended, but a process that it has started holds it"
     return (
-        f"{holder.words} writes to the run directory {run_dir}, and no two jobs can: stop it with "
-        f"`{holder.stop}` on {holder.host}, wait until it has ended, or choose another directory "
-        "(run_dir= or --run-dir)"
+        f"{holder.words} writes to the run directory {run_dir}, and no two jobs can{ended}: stop "
+        f"it with `{holder.stop}` on {holder.host}, wait until it has ended, or choose another "
+        "directory (run_dir= or --run-dir)"
     )

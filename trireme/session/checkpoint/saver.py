@@ -15,7 +15,6 @@ from trireme.ps.snapshot import TableMark
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.checkpoint.place import Place
-from trireme.session.checkpoint.places import RunDir, place_of
 from trireme.session.checkpoint.streamed import shapes_of
 from trireme.session.options import Checkpoint
 
@@ -23,9 +22,6 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
 """The seconds after which a failed save is retried at the latest."""
-
-LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
-"""The seconds that the last save of a run waits before each further attempt: a minute in all."""
 
 
 class Schedule:
@@ -55,9 +51,7 @@ class Schedule:
 
     def saved(self, now: float, step: int) -> None:
         """Notes that `step` is saved, or about to be."""
-        self._saved_at = now
-        self._saved_step = step
-        self._retry_at = None
+        self._saved_at, self._saved_step, self._retry_at = now, step, None
 
     def failed(self, now: float) -> None:
         self._retry_at = now + RETRY_SECONDS
@@ -93,18 +87,16 @@ class Base(NamedTuple):
     step: int
     path: Location
     mark: TableMark
-    links: int
-    whole: int
-    changed: int
+    links: int = 0
+    whole: int = 0
+    changed: int = 0
 
 
 class _Waiting(NamedTuple):
-    """A checkpoint that is to be written; see `Saver.submit`, and `Saver.forget_base`."""
-
     data: CheckpointData
     writer: int
     delays: Sequence[float]
-    history: int
+    history: int  # of the tables, see `Saver.forget_base`
 
 
 def _save(place: Place, data: CheckpointData, writer: int) -> Location:
@@ -116,27 +108,23 @@ class Saver:
 
     Where checkpoints are submitted faster than the disk takes them, the newest waits, and those in
     between are dropped. `results` returns how saves ended; after a failure later saves are tried.
-    Only `wait` and `close` raise, if the last submitted checkpoint is not on the disk. A `Saver`
-    must be closed: its thread ends with the process, and an unfinished write is lost. There is a
-    thread only while there is something to write.
+    Only `wait` raises, if the last submitted checkpoint is not on the disk. There is a thread only
+    while there is something to write; it ends with the process, and an unfinished write is lost.
     """
 
     def __init__(
         self,
-        run_dir: RunDir,
+        place: Place,
         options: Checkpoint,
         write: Callable[[Place, CheckpointData, int], Location] = _save,
         *,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._place = place_of(run_dir)
-        self._options = options
-        self._write = write
-        self._sleep = sleep
+        self._place, self._options = place, options
+        self._write, self._sleep = write, sleep
         self._lock = threading.Lock()
         self._waiting: _Waiting | None = None
         self._writing: int | None = None  # the step; None where no thread writes
-        self._closed = False
         self._newest: Exception | None = None  # why the last save failed
         self._results: list[SaveResult] = []
         self._thread: threading.Thread | None = None  # the newest; it may have ended
@@ -150,12 +138,8 @@ class Saver:
         None if the next one is to have all rows of the tables.
         """
         with self._lock:
-            base = self._base
-            if base is not None and (
-                base.links + 1 >= self._options.whole_tables_every
-                or base.changed > base.whole
-                or not self._place.has(base.path)
-            ):
+            base, most = self._base, self._options.whole_tables_every
+            if base is not None and (base.links + 1 >= most or base.changed > base.whole):
                 base = None
             self._followed = base
             return base
@@ -167,13 +151,14 @@ class Saver:
             self._history += 1
 
     def submit(self, data: CheckpointData, writer: int, delays: Sequence[float] = ()) -> None:
-        """Submits a checkpoint and returns at once."""
+        """Submits a checkpoint and returns at once; see `wait` and `results`.
+
+        Args:
+            data: the checkpoint.
+            writer: the number of the writer's claim.
+            delays: the seconds before each further attempt where the disk refuses it.
+        """
         with self._lock:
-            if self._closed:
-                raise CheckpointError(
-                    f"step {data.step} cannot be saved: the saver of {self._place.run_dir} is "
-                    "closed"
-                )
             self._waiting = _Waiting(data, writer, delays, self._history)
             if self._writing is None:
                 self._writing = data.step
@@ -202,12 +187,6 @@ class Saver:
         if self._newest is not None:
             raise self._newest
 
-    def close(self, timeout: float) -> None:
-        """Waits for submitted checkpoints; no more can be submitted. Closing twice does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.wait(timeout)
-
     def _run(self) -> None:
         while True:
             with self._lock:
@@ -226,41 +205,37 @@ class Saver:
         while True:
             try:
                 path = self._write(self._place, data, begun.writer)
-            except Exception as error:  # reported by `results`, `wait` and `close`
-                if data.since is not None and not _is_full(error.__cause__):
+                break
+            except Exception as error:  # reported by `results` and `wait`
+                cause, delay = error.__cause__, next(further, None)
+                full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+                if data.since is not None and not full:
                     self.forget_base()  # it may be that which cannot be followed
-                delay = next(further, None)
-                if delay is None or not isinstance(error.__cause__, OSError):
+                if delay is None or not isinstance(cause, OSError):
                     return SaveResult(data.step, None, error)
                 _log.warning("%s; it is tried again in %g s", error, delay)
                 self._sleep(delay)
-            else:
-                break
-        followed = self._written(data, path, begun.history)
-        keep, every = self._options.keep, self._options.keep_every_steps
+        self._written(begun, path)
+        followed, options = self._followed, self._options
+        spared = [path] if followed is None else [path, followed.path]
         try:
-            prune(self._place, keep, every, good=path, left_alone=followed)
+            prune(self._place, options.keep, options.keep_every_steps, spared=spared)
         except Exception as error:  # the checkpoint itself is written
             return SaveResult(data.step, path, error)
         return SaveResult(data.step, path, None)
 
-    def _written(self, data: CheckpointData, path: Location, history: int) -> list[Location]:
-        """Notes what was written, as the base of the next; returns what others still follow."""
+    def _written(self, begun: _Waiting, path: Location) -> None:
+        """Notes what was written, as the base of the next one."""
+        data = begun.data
         nbytes = sum(tensor.nbytes for tensor in shapes_of(data.tables).values())
         with self._lock:
-            followed = self._followed
-            self._base = None
-            if data.mark is None or history != self._history:
-                pass
-            elif data.since is None:
-                self._base = Base(data.step, path, data.mark, 0, nbytes, 0)
-            elif followed is not None and followed.step == data.since:
-                changed = followed.changed + nbytes
-                self._base = Base(
-                    data.step, path, data.mark, followed.links + 1, followed.whole, changed
+            before, self._base = self._followed, None
+            if data.mark is None or begun.history != self._history:
+                return
+            base = Base(data.step, path, data.mark)
+            if data.since is None:
+                self._base = base._replace(whole=nbytes)
+            elif before is not None and before.step == data.since:
+                self._base = base._replace(
+                    links=before.links + 1, whole=before.whole, changed=before.changed + nbytes
                 )
-            return [] if followed is None else [followed.path]
-
-
-def _is_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

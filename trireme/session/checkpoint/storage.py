@@ -13,19 +13,15 @@ from pathlib import Path
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.location import Location
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of
-from trireme.session.checkpoint.place import Place
-from trireme.session.checkpoint.places import place_of
-from trireme.session.checkpoint.run_lock import RunLock, writer_here
-from trireme.session.checkpoint.saver import (
-    LAST_DELAYS,
-    RETRY_SECONDS,
-    Base,
-    Saver,
-    Schedule,
-)
+from trireme.session.checkpoint.place import Place, place_of
+from trireme.session.checkpoint.run_lock import writer_here
+from trireme.session.checkpoint.saver import RETRY_SECONDS, Base, Saver, Schedule
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 from trireme.stores import StoreError
+
+LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
+"""The seconds that the last save of a run waits before each further attempt: a minute in all."""
 
 _SAVE_SECONDS = 600.0
 
@@ -34,53 +30,46 @@ class Storage:
     """The run directory, for a worker that is chief or may become chief.
 
     Attributes:
-        run_dir: the directory of checkpoints, or its URL; None for none.
         epoch: the epoch of the job; set when it is known.
         scheduled: whether checkpoints are to be written at all.
         completed: the checkpoints that were completed and that the session has not announced.
         saved: the number of checkpoints that this process has completed.
         failed: the number of checkpoints that it could not write.
-        newest: the step of the newest checkpoint that it knows of; None for none.
         submitted: the step of the last save that was begun, unless it was lost; None for none.
         alarm: why the last checkpoint is not saved, and what the newest is; "" while all is well.
     """
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.epoch = ""  # known when this worker has joined the job
-        self.run_dir = settings.home
+        self.epoch = ""
         self.completed: list[Location] = []
-        self.saved = 0
-        self.failed = 0
-        self.newest: int | None = None
+        self.saved = self.failed = 0
         self.submitted: int | None = None
         self.alarm = ""
+        self._newest: int | None = None  # the step of the newest checkpoint that it knows of
+        self._run_dir = settings.home
         self._options = settings.options.checkpoint
         self._progress = progress
         self._task = settings.task
-        self._lock: RunLock | None = None
-        self._place: Place | None = None if self.run_dir is None else place_of(self.run_dir)
+        self._place: Place | None = None if self._run_dir is None else place_of(self._run_dir)
         self._saver: Saver | None = None
         if self._place is not None and self._options is not None:
             self._saver = Saver(self._place, self._options)
         self.scheduled = self._saver is not None
+        self._schedule: Schedule | None = None
         self._after_a_failure = (
             f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
         )
-        self._schedule: Schedule | None = None
 
     # -- the right to write ---------------------------------------------------------------------
 
     def open(self, view: int) -> None:
-        """Takes the directory, as chief of a job that begins, and checks that it is writable."""
-        if self._place is None or self._holds_lock:
+        """Takes the directory, as chief of a job that begins."""
+        if self._place is None:
             return
         try:
-            if (refused := self._take(view, first=True)) is not None:
-                raise refused
-            if self._options is not None:
-                self._place.prepare()
+            self._take(self._place, view, first=True)
         except OSError as error:
-            problem = f"the run directory {self.run_dir} cannot be written: {_problem(error)}"
+            problem = f"the run directory {self._run_dir} cannot be written: {_problem(error)}"
             if self._options is None:
                 self._progress.warn(f"no records are kept: {problem}")
                 return
@@ -95,58 +84,41 @@ class Storage:
 
         A directory that cannot be taken now is tried again at the next save.
         """
-        if not chief:
-            self._release()
-        elif self.run_dir is not None:
-            self._take_over(view)
+        if self._place is not None:
+            if chief:
+                self._take_over(self._place, view)
+            else:
+                self._release()
 
-    @property
-    def _holds_lock(self) -> bool:
-        return self._lock is not None and self._lock.held
-
-    def _take_over(self, view: int) -> bool:
+    def _take_over(self, place: Place, view: int) -> bool:
         """Takes the directory, or warns; returns whether this process has it."""
-        refused = self._take(view)
-        if refused is not None:
-            self._progress.warn(f"{_problem(refused)}: nothing is saved until that is over")
-        return refused is None
+        try:
+            self._take(place, view)
+        except (OSError, ConfigurationError) as error:
+            self._progress.warn(f"{_problem(error)}: nothing is saved until that is over")
+            return False
+        return True
 
-    def _take(self, view: int, *, first: bool = False) -> OSError | ConfigurationError | None:
-        """Takes the directory if this process does not have it; returns why it cannot."""
-        assert self._place is not None
-        if self._holds_lock:
-            return None
+    def _take(self, place: Place, view: int, *, first: bool = False) -> None:
+        if place.lock.held:
+            return
         self._release()
         task = self._task
         stop = f"trireme stop {Path(task.records).parent.resolve()}" if task.records else ""
         writer = writer_here(task.name, task.job, epoch=self.epoch, view=view, stop=stop)
-        try:
-            self._lock = self._place.claim(writer, first=first)
-        except (OSError, ConfigurationError) as error:
-            return error
-        return None
-
-    def base(self) -> Base | None:
-        """Returns the checkpoint that the next one may follow; see `Saver.base`."""
-        return None if self._saver is None else self._saver.base()
-
-    def forget_base(self) -> None:
-        """Has the next checkpoint have all rows of the tables, as the job has other values now."""
-        if self._saver is not None:
-            self._saver.forget_base()
+        place.claim(writer, first=first)
 
     def _release(self) -> None:
         self.forget_base()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        if self._place is not None:
+            self._place.lock.release()
 
     # -- when to save ---------------------------------------------------------------------------
 
     def begin(self, step: int, *, restored: bool) -> None:
-        if self._options is not None and self.run_dir is not None:
+        if self._options is not None and self._place is not None:
             self._schedule = Schedule(self._options, time.monotonic(), step)
-            self.submitted = self.newest = step if restored else None
+            self.submitted = self._newest = step if restored else None
 
     def due(self, step: int) -> bool:
         return self._schedule is not None and self._schedule.due(time.monotonic(), step)
@@ -162,47 +134,37 @@ class Storage:
         self.submitted = step
         return known
 
-    def durability(self, copies: int) -> str:
-        """Returns what the loss of a server, or of all copies, costs at most, in a sentence."""
-        options = self._options
-        lost = "a server dies" if copies == 1 else f"all {copies} copies of a shard are lost"
-        if options is None or self.run_dir is None:
-            why = "there is no run_dir" if self.run_dir is None else "checkpoint=None"
-            return f"nothing is saved ({why}): if {lost}, the whole run can be lost"
-        bounds = []
-        if options.every_steps is not None:
-            bounds.append(f"{options.every_steps} step{'s' * (options.every_steps > 1)}")
-        if options.every_seconds is not None:
-            bounds.append(f"{options.every_seconds:g} s")
-        if not bounds:
-            return f"only the end is saved: if {lost}, all steps of this run can be lost"
-        return (
-            f"at most {' or '.join(bounds)} can be lost if {lost}, and the time that a save takes: "
-            f"what is newer than the newest checkpoint in {self.run_dir}"
-        )
+    def base(self) -> Base | None:
+        """Returns the checkpoint that the next one may follow; see `Saver.base`."""
+        return None if self._saver is None else self._saver.base()
+
+    def forget_base(self) -> None:
+        """Has the next checkpoint have all rows of the tables, as the job has other values now."""
+        if self._saver is not None:
+            self._saver.forget_base()
 
     # -- saving ---------------------------------------------------------------------------------
 
     def submit(self, data: CheckpointData, view: int) -> None:
         """Writes a checkpoint in the background; `look` reports the result."""
-        assert self._saver is not None
-        if self._take_over(view) and self._lock is not None:
-            self._saver.submit(data, self._lock.number)
+        assert self._saver is not None and self._place is not None
+        if self._take_over(self._place, view):
+            self._saver.submit(data, self._place.lock.number)
         else:
             self._warn_not_saved(data.step)
 
     def submit_last(self, data: CheckpointData, view: int) -> None:
         """Writes the last checkpoint; retries for a minute if writing fails."""
-        assert self._saver is not None
-        refused = self._take(view)
-        if refused is not None:
-            lost = isinstance(refused, ConfigurationError)
+        assert self._saver is not None and self._place is not None
+        try:
+            self._take(self._place, view)
+        except (OSError, ConfigurationError) as error:
+            lost = isinstance(error, ConfigurationError)
             raise (CheckpointLockLost if lost else CheckpointError)(
-                f"step {data.step} is not saved: {_problem(refused)}"
-            ) from refused
+                f"step {data.step} is not saved: {_problem(error)}"
+            ) from error
         self._after_a_failure = "It was the last one"
-        assert self._lock is not None, "it was taken"
-        self._saver.submit(data, self._lock.number, LAST_DELAYS)
+        self._saver.submit(data, self._place.lock.number, LAST_DELAYS)
         self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
 
     def settle(self, *, at_the_end: bool = False) -> None:
@@ -210,7 +172,7 @@ class Storage:
         if at_the_end:
             self._after_a_failure = "Training has ended, and its last step is saved now"
         if self._saver is not None:
-            with suppress(CheckpointError):
+            with suppress(CheckpointError):  # reported by `look`, or raised by `submit_last`
                 self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
             self.look()
 
@@ -220,8 +182,7 @@ class Storage:
             if path is not None:
                 self.completed.append(path)
                 self.saved += 1
-                self.newest = step
-                self.alarm = ""
+                self._newest, self.alarm = step, ""
             if path is not None and error is not None:
                 self._progress.warn(f"step {step} is saved, but {error}")
             elif error is not None:
@@ -232,6 +193,46 @@ class Storage:
         self.look()
         completed, self.completed = self.completed, []
         return completed
+
+    def close(self) -> None:
+        """Waits for submitted checkpoints, and releases the directory. May be called again."""
+        try:
+            self.settle()
+        finally:
+            self._release()
+
+    def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
+        self.failed += 1
+        self.submitted = None
+        if self._schedule is not None:
+            self._schedule.failed(time.monotonic())
+        why = "" if error is None else f": {error}"
+        newest = "there is none yet"
+        if self._newest is not None:
+            newest = f"the newest is of step {self._newest}"
+        self.alarm = f"the checkpoint of step {step} is NOT SAVED{why}; {newest}"
+        self._progress.warn(f"{self.alarm}. {self._after_a_failure}")
+
+    # -- what is lost ---------------------------------------------------------------------------
+
+    def durability(self, copies: int) -> str:
+        """Returns what the loss of a server, or of all copies, costs at most, in a sentence."""
+        options = self._options
+        lost = "a server dies" if copies == 1 else f"all {copies} copies of a shard are lost"
+        if options is None or self._run_dir is None:
+            why = "there is no run_dir" if self._run_dir is None else "checkpoint=None"
+            return f"nothing is saved ({why}): if {lost}, the whole run can be lost"
+        bounds = []
+        if options.every_steps is not None:
+            bounds.append(f"{options.every_steps} step{'s' * (options.every_steps > 1)}")
+        if options.every_seconds is not None:
+            bounds.append(f"{options.every_seconds:g} s")
+        if not bounds:
+            return f"only the end is saved: if {lost}, all steps of this run can be lost"
+        return (
+            f"at most {' or '.join(bounds)} can be lost if {lost}, and the time that a save takes: "
+            f"what is newer than the newest checkpoint in {self._run_dir}"
+        )
 
     def loss(self, lost: str, step: int, copies: int) -> str:
         """Returns what a job loses that has ended because a task was lost, in a sentence."""
@@ -245,28 +246,6 @@ class Storage:
             f"{lost} was lost at step {step} or a little later. {where}: "
             f"{count} step{'s' * (count != 1)}, or a few more, are lost{answer}"
         )
-
-    def close(self) -> None:
-        """Waits for submitted checkpoints, and releases the directory. May be called again."""
-        try:
-            if self._saver is not None:
-                with suppress(CheckpointError):  # reported by `look`, or raised by `submit_last`
-                    self._saver.close(_SAVE_SECONDS)
-                self.look()
-        finally:
-            self._release()
-
-    def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
-        self.failed += 1
-        self.submitted = None
-        if self._schedule is not None:
-            self._schedule.failed(time.monotonic())
-        why = f": {error}" if error is not None else ""
-        newest = (
-            "there is none yet" if self.newest is None else f"the newest is of step {self.newest}"
-        )
-        self.alarm = f"the checkpoint of step {step} is NOT SAVED{why}; {newest}"
-        self._progress.warn(f"{self.alarm}. {self._after_a_failure}")
 
 
 def _problem(error: Exception) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -48,8 +48,8 @@ _DTYPES = {
 _NUMPY_DTYPES = {"F64": "float64", "F32": "float32", "I64": "int64", "I32": "int32"}
 _HEADER_ALIGNMENT = 8
 
-INDEX = ".safetensors.index.json"
-"""What the names of indexes end with."""
+SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
 
 _T = TypeVar("_T")
 
@@ -65,15 +65,6 @@ WriteFile = Callable[[Any, Iterable[bytes | memoryview]], FileRecord]
 """Writes a file of a checkpoint, given its path or URL, and its content; see `write_file`."""
 
 
-class _IndexMetadata(msgspec.Struct, frozen=True):
-    total_size: int
-
-
-class _Index(msgspec.Struct, frozen=True):
-    metadata: _IndexMetadata
-    weight_map: dict[str, str]
-
-
 def write_file(
     path: Path, chunks: Iterable[bytes | memoryview], *, durable: bool = True
 ) -> FileRecord:
@@ -87,25 +78,6 @@ def write_file(
         if durable:
             os.fsync(file.fileno())
         return FileRecord(file.tell(), digest.hexdigest())
-
-
-def strict_json(content: bytes) -> Any:
-    """Returns a JSON value in which no object has a name twice: all readers understand it alike."""
-    return json.loads(content, object_pairs_hook=_fields)
-
-
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is there twice")
-    return fields
-
-
-def index_name(group: str) -> str:
-    """Returns the name of the index of a group of tensors."""
-    return f"{group}{INDEX}"
 
 
 def write_tensors(
@@ -130,7 +102,7 @@ def write_tensors(
         weight_map.update(dict.fromkeys(names, file_name))
     total = sum(tensor.nbytes for tensor in shapes.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    name = index_name(group)
+    name = f"{group}{INDEX}"
     records[name] = write(directory / name, [json.dumps(index, indent=2).encode()])
     return records
 
@@ -173,20 +145,14 @@ def _checked_shapes(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.T
     """Returns tensors of the same dtypes and shapes, of which a checkpoint can hold each."""
     shapes = shapes_of(tensors)
     for name, tensor in shapes.items():
-        dtype_name(name, tensor, streamed=isinstance(tensors, StreamedTensors))
+        check_held(name, tensor, streamed=isinstance(tensors, StreamedTensors))
     return shapes
 
 
-def dtype_name(name: str, tensor: torch.Tensor, *, streamed: bool = False) -> str:
-    """Returns the name of a tensor's dtype in a file, such as `F32`."""
-    if name == "__metadata__":
-        raise CheckpointError("no tensor can be named __metadata__ in a checkpoint: rename it")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise CheckpointError(
-            f"no tensor can be named {name!r} in a checkpoint, as it is not Unicode: rename it"
-        ) from None
+def check_held(name: str, tensor: torch.Tensor, *, streamed: bool = False) -> None:
+    """Checks that a checkpoint can hold a tensor."""
+    if name == "__metadata__" or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise CheckpointError(f"no tensor can be named {name!r} in a checkpoint: rename it")
     if tensor.layout != torch.strided or (tensor.is_meta and not streamed):
         kind = "has no values (it is on the meta device)" if tensor.is_meta else "is sparse"
         raise CheckpointError(f"tensor {name!r} {kind}: a checkpoint holds dense values only")
@@ -195,7 +161,6 @@ def dtype_name(name: str, tensor: torch.Tensor, *, streamed: bool = False) -> st
         raise CheckpointError(
             f"tensor {name!r} is of {tensor.dtype}, which a checkpoint cannot hold; it can: {known}"
         )
-    return _DTYPES[tensor.dtype]
 
 
 def _shards(tensors: Mapping[str, torch.Tensor], shard_bytes: int) -> Iterator[list[str]]:
@@ -210,42 +175,22 @@ def _shards(tensors: Mapping[str, torch.Tensor], shard_bytes: int) -> Iterator[l
     yield names
 
 
-def read_tensors(directory: Path, group: str, files: Collection[str]) -> dict[str, torch.Tensor]:
+def read_tensors(directory: Path, group: str, files: Iterable[str]) -> dict[str, torch.Tensor]:
     """Reads what `write_tensors` wrote; the bytes of the files are taken to be right."""
-    index = _read_index(directory, group, files)
     # A copy: memory that is mapped from a file changes, or faults, when the file is changed.
-    found = _each(directory, index, lambda file, name: file.get_tensor(name).clone())
-    total = sum(tensor.nbytes for tensor in found.values())
-    if total != index.metadata.total_size:
-        raise CheckpointError(
-            f"{directory / index_name(group)} announces {index.metadata.total_size} bytes of "
-            f"tensors, and the files hold {total}"
-        )
-    return found
+    return _each(directory, group, files, lambda file, name: file.get_tensor(name).clone())
 
 
-def stream_tensors(directory: Path, group: str, files: Collection[str]) -> StreamedTensors:
-    """As `read_tensors`, but reads each tensor when it is asked for.
+def stream_tensors(directory: Path, group: str, files: Iterable[str]) -> StreamedTensors:
+    """As `read_tensors`, but reads each tensor, of a file that stays open, when it is asked for."""
+    opened = _each(directory, group, files, lambda file, name: file)
+    shapes = _each(directory, group, files, lambda file, name: _shape(file.get_slice(name)))
+    return StreamedTensors(shapes, lambda name: opened[name].get_tensor(name).clone())
 
-    The files must stay as they are meanwhile.
-    """
-    index = _read_index(directory, group, files)
-    known = {short: dtype for dtype, short in _DTYPES.items()}
 
-    def shape(file: Any, name: str) -> torch.Tensor:
-        part = file.get_slice(name)
-        return torch.empty(part.get_shape(), dtype=known[part.get_dtype()], device="meta")
-
-    def read(name: str) -> torch.Tensor:
-        path = directory / index.weight_map[name]
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                tensor: torch.Tensor = file.get_tensor(name)
-                return tensor.clone()
-        except Exception as error:  # the library's own
-            raise CheckpointError(f"{name!r} cannot be read from {path}: {error}") from error
-
-    return StreamedTensors(_each(directory, index, shape), read)
+def _shape(part: Any) -> torch.Tensor:
+    dtype = next(dtype for dtype, short in _DTYPES.items() if short == part.get_dtype())
+    return torch.empty(part.get_shape(), dtype=dtype, device="meta")
 
 
 class TensorSlices(NamedTuple):
@@ -262,27 +207,22 @@ class TensorSlices(NamedTuple):
     read: Callable[[int, int], npt.NDArray[Any]]
 
 
-def slice_tensors(directory: Path, group: str, files: Collection[str]) -> dict[str, TensorSlices]:
+def slice_tensors(directory: Path, group: str, files: Iterable[str]) -> dict[str, TensorSlices]:
     """As `stream_tensors`, for tensors of dtypes that NumPy has, of which parts are read."""
-    index = _read_index(directory, group, files)
-    opened = {
-        name: safe_open(directory / name, framework="numpy")
-        for name in dict.fromkeys(index.weight_map.values())
-    }
 
-    def found(_: Any, name: str) -> TensorSlices:
-        part: Any = opened[index.weight_map[name]].get_slice(name)  # type: ignore[no-untyped-call]
+    def sliced(file: Any, name: str) -> TensorSlices:
+        part = file.get_slice(name)
         shape = tuple(part.get_shape())
         empty = np.empty(0, _NUMPY_DTYPES[part.get_dtype()])
         if not all(shape):
             return TensorSlices(shape, empty.dtype, lambda *_: empty.reshape(shape))
-        return TensorSlices(shape, empty.dtype, lambda start, stop: part[start:stop])
+        return TensorSlices(shape, empty.dtype, lambda start, stop: part[start:stop].numpy())
 
-    return _each(directory, index, found)
+    return _each(directory, group, files, sliced)
 
 
 def tensor_shapes(
-    directory: Path, group: str, files: Collection[str]
+    directory: Path, group: str, files: Iterable[str]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Returns the dtype (as `F32`) and shape of each tensor of a group, reading no values."""
 
@@ -290,53 +230,25 @@ def tensor_shapes(
         part = file.get_slice(name)
         return part.get_dtype(), tuple(part.get_shape())
 
-    return _each(directory, _read_index(directory, group, files), shape)
+    return _each(directory, group, files, shape)
 
 
-def _read_index(directory: Path, group: str, files: Collection[str]) -> _Index:
-    name = index_name(group)
-    shards = {f for f in files if f.startswith((f"{group}.", f"{group}-")) and f != name}
-    if name not in files and not shards:
-        return _Index(_IndexMetadata(total_size=0), {})
-    path = directory / name
-    try:
-        index = msgspec.convert(strict_json(path.read_bytes()), _Index)
-    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not an index of tensors: {error}") from error
-    if set(index.weight_map.values()) != shards:
-        raise CheckpointError(
-            f"{path} speaks of the files {sorted(set(index.weight_map.values()))}, and the "
-            f"checkpoint has {sorted(shards)}"
-        )
-    return index
+def _names(file: Any) -> list[str]:
+    return list(file.keys())
 
 
-def _each(directory: Path, index: _Index, read: Callable[[Any, str], _T]) -> dict[str, _T]:
-    """Returns what `read` returns for each tensor, given its open file, in the index's order."""
-    names: dict[str, list[str]] = {}
-    for name, file_name in index.weight_map.items():
-        names.setdefault(file_name, []).append(name)
+def _each(
+    directory: Path, group: str, files: Iterable[str], read: Callable[[Any, str], _T]
+) -> dict[str, _T]:
+    """Returns what `read` returns for each tensor of a group, given its open file."""
     found: dict[str, _T] = {}
-    for file_name, inside in names.items():
+    for file_name in files:
+        if not (file_name.startswith((f"{group}.", f"{group}-")) and file_name.endswith(SUFFIX)):
+            continue
         path = directory / file_name
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                if odd := sorted(set(file.keys()) ^ set(inside)):
-                    raise CheckpointError(
-                        f"{path} and its index do not hold the same tensors; the first that only "
-                        f"one of them has is {odd[0]!r}"
-                    )
-                _check_header(path)
-                found |= {name: read(file, name) for name in inside}
-        except CheckpointError:
-            raise
+            file = safe_open(path, framework="pt", device="cpu")
+            found |= {name: read(file, name) for name in _names(file)}
         except Exception as error:  # the library's own, and whatever odd dtypes and shapes set off
             raise CheckpointError(f"{path} is not a file of tensors: {error}") from error
-    return {name: found[name] for name in index.weight_map}
-
-
-def _check_header(path: Path) -> None:
-    """Checks that no tensor is in a file twice; the library returns the last of them."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        strict_json(file.read(size))
+    return found
