@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
-from trireme.errors import ConfigurationError
 from trireme.location import RemotePath
 from trireme.monitor.records import read_starts
 from trireme.remote.mirror import download
@@ -59,9 +58,12 @@ def test_a_run_is_resumed_and_equals_one_that_was_not_interrupted(url: str) -> N
         train(whole)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(part.model.state_dict()[name], value), name
-    seven = session(url, resume=f"{url}/checkpoints/step-000000007-writer-1", max_steps=30)
-    with pytest.raises(ConfigurationError, match="newer than step 7"), seven:
-        pass
+    at_seven = f"{url}/checkpoints/step-000000007-writer-1"
+    with session(url, resume=at_seven, max_steps=9) as back:
+        train(back)
+    assert back.restored_from == 7
+    with session(url, max_steps=30) as on:
+        assert on.restored_from == 9, "the last writer's, not the one of step 20"
 
 
 def test_records_and_curves_are_uploaded_and_nothing_else(url: str, tmp_path: Path) -> None:

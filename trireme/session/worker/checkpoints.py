@@ -11,6 +11,7 @@ import torch
 
 from trireme.cluster.view import View
 from trireme.errors import ConfigurationError, JobFailed, WireError
+from trireme.launch.environment.detect import JOB
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.module_names import named_parameters, state_of
@@ -18,7 +19,7 @@ from trireme.ps.optimizers import name_of
 from trireme.ps.snapshot import ModelState
 from trireme.ps.table_spec import optimizer_name
 from trireme.session.backends.local_sgd import LocalSgd
-from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, step_of
+from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load
 from trireme.session.checkpoint.parts import Parts, streamed_tables, tables_of
 from trireme.session.checkpoint.restored import (
     JobState,
@@ -124,14 +125,10 @@ class WorkerCheckpoints:
         resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
         known = [] if run_dir is None else list_checkpoints(run_dir)
         if resume not in ("auto", "never"):
-            data = load(resume, streamed=self._backend.streams)
-            if any(step_of(path) > data.step for path in known):
-                raise ConfigurationError(
-                    f"{run_dir} has checkpoints newer than step {data.step} of {resume}, and the "
-                    "next resume would pick those: choose another run directory for what begins "
-                    "there"
-                )
-            return data
+            newest, job = self._newest(), self._setup.settings.task.job
+            if newest is not None and newest.state.get("job") == job != JOB:
+                return newest  # the job was started again, and has saved since
+            return load(resume, streamed=self._backend.streams)
         if resume == "never" and known:
             raise ConfigurationError(
                 f"{run_dir} has checkpoints and resume is 'never': choose another run directory, "
