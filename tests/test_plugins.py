@@ -141,7 +141,10 @@ def test_one_whose_extra_is_not_installed_is_not_listed_and_says_what_to_install
     assert "two" in COMMANDS
 
 
-def test_metadata_older_than_the_code_say_how_to_install_again() -> None:
+def test_metadata_older_than_the_code_say_how_to_install_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugins, "_CORE", ("trireme.none",))
     with pytest.raises(ConfigurationError, match=r"no entry points trireme\.none: they are older"):
         Plugins("trireme.none", "thing", object).names()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trireme.jobs.job import JobStatus as JobStatus
     from trireme.jobs.job import LaunchedJob as LaunchedJob
     from trireme.jobs.run import run as run
-    from trireme.launch.environment.detect import program_arguments as program_arguments
+    from trireme.launch.environment import program_arguments as program_arguments
     from trireme.parallel.config import PipelineConfig as PipelineConfig
     from trireme.parallel.pipeline_trace import PipelineTrace as PipelineTrace
     from trireme.parallel.strategies import FSDP as FSDP
@@ -53,7 +53,7 @@ _HOME = {
     "trireme.graph.capture.scopes": ("device",),
     "trireme.jobs.job": ("JobStatus", "LaunchedJob"),
     "trireme.jobs.run": ("run",),
-    "trireme.launch.environment.detect": ("program_arguments",),
+    "trireme.launch.environment": ("program_arguments",),
     "trireme.graph.config": ("GraphConfig",),
     "trireme.graph.strategy": ("Graph",),
     "trireme.parallel.config": ("PipelineConfig",),

@@ -42,6 +42,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},
+    "trireme.environments": {"launchers": "environments"},
     "trireme.hooks": {"profile": "tracking"},
     "trireme.tables": {"tables": "tables"},
     "trireme.transports": {"shm": "shm", "tls": "tls"},
@@ -52,11 +53,8 @@ _EXTRAS: dict[str, dict[str, str]] = {
 }
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
 
-_OPTIONAL = frozenset(
-    f"trireme.{group}"
-    for group in ("backends", "boards", "encryption", "hooks", "row_optimizers", "stores", "tables")
-)
-"""The groups in which the core itself has nothing."""
+_CORE = ("trireme.commands", "trireme.engines", "trireme.strategies", "trireme.transports")
+"""Groups in which the core itself has something."""
 
 
 class Plugins(Generic[_T]):
@@ -149,7 +147,7 @@ def _points(group: str) -> tuple[EntryPoint, ...]:
     """
     points = tuple(entry_points(group=group))
     own = any(point.module.startswith("trireme.") for point in points)
-    if not own and group not in _OPTIONAL:
+    if not own and group in _CORE:
         raise ConfigurationError(
             f"the installed metadata of {_OWN} have no entry points {group}: they are older than "
             "its code. Install it again: `make venv`, or pip install --no-deps -e . in its clone"

@@ -25,7 +25,7 @@ from torch import nn
 import trireme
 from examples.images import mnist
 from tests.chaos.accounts import COUNTERS, Note
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 from trireme.models import MLP
 from trireme.ps.client.lanes import Lanes, Transmit
 from trireme.ps.messages import Applied, Push

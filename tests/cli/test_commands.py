@@ -472,7 +472,7 @@ def test_a_job_is_its_launcher_a_template_and_its_tasks_which_all_end_with_the_l
 
 
 SHOW = (
-    "import sys\nfrom trireme.launch.environment.detect import detect\nc = detect()\n"
+    "import sys\nfrom trireme.launch.environment import detect\nc = detect()\n"
     "t = c.config.training\n"
     "print(c.name, c.workers, c.servers, t.strategy, t.aggregate, c.dry_run, "
     "c.coordinator)\n"

@@ -11,13 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.x509.oid import NameOID
 
 from trireme.doctor import checks
-from trireme.doctor.checks import GIB, MIB, Check
+from trireme.doctor.checks import GIB, MIB
 from trireme.launch.run_directory import claim
 from trireme.session.checkpoint.run_lock import LocalLock, writer_here
 
@@ -117,49 +113,6 @@ def test_an_unknown_host_is_said() -> None:
     found = checks.check_task("ps:0", "no.such.host.invalid:1", 1.0)
     assert (found.topic, found.level) == ("ps:0 at no.such.host.invalid:1", "problem")
     assert "is not known here" in found.finding
-
-
-def test_certificates(tmp_path: Path) -> None:
-    key = Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ps-0")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(NOW)
-        .not_valid_after(NOW + 30 * DAY)
-        .sign(key, None)
-    )
-    (tmp_path / "a.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-
-    def at(now: datetime, file: str = "a.pem") -> Check:
-        found = {each.topic: each for each in checks.check_certificates(tmp_path, now)}
-        assert all(bool(each.advice) == (each.level != "ok") for each in found.values())
-        return found[file]
-
-    assert at(NOW).finding == "CN=ps-0, until 2030-01-31 00:00 UTC"
-    assert "is not valid yet" in at(NOW - DAY).finding
-    assert (at(NOW + 24 * DAY).level, at(NOW + 30 * DAY).level) == ("warning", "problem")
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    (tmp_path / "b.key").write_bytes(secret)
-    (tmp_path / "b.key").chmod(0o604)
-    assert "(mode 604)" in at(NOW, "b.key").finding
-    (tmp_path / "b.key").chmod(0o600)
-    assert at(NOW, "b.key").level == "ok"
-    (tmp_path / "c.pem").write_text("no such thing")
-    (tmp_path / "README").write_text("ignored")
-    assert at(NOW, "c.pem").finding.startswith("it cannot be read")
-    assert bad(checks.check_certificates(tmp_path, NOW)) == {"c.pem": "problem"}
-
-
-def test_a_directory_without_certificates_is_a_problem(tmp_path: Path) -> None:
-    assert bad(checks.check_certificates(tmp_path, NOW)) == {"certificates": "problem"}
 
 
 def test_disk() -> None:

@@ -42,19 +42,15 @@ def test_a_port_that_is_taken_names_its_holder(capsys: pytest.CaptureFixture[str
     assert "is taken by process" in checks[f"port {port}"]["finding"]
 
 
-def test_tasks_are_reached_or_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_tasks_are_reached_or_not(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         here = f"127.0.0.1:{server.getsockname()[1]}"
         nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-        (tmp_path / "cluster.json").write_text(
-            json.dumps({"cluster": {"ps": [here, nobody], "worker": ["10.0.0.1:1"]}})
-        )
-        status, checks = checks_of(capsys, "cluster.json", here)
+        status, checks = checks_of(capsys, nobody, here)
     assert status == 1
-    assert checks[f"ps:0 at {here}"]["level"] == checks[here]["level"] == "ok"
-    assert checks[f"ps:1 at {nobody}"]["finding"].startswith("nothing listens at ")
-    assert not any("10.0.0.1" in topic for topic in checks)  # workers do not listen
+    assert checks[here]["level"] == "ok"
+    assert checks[nobody]["finding"].startswith("nothing listens at ")
 
 
 def test_tasks_that_have_left_are_not_expected_to_listen() -> None:
@@ -73,18 +69,9 @@ def test_tasks_that_have_left_are_not_expected_to_listen() -> None:
         (("--port", "x"), "--port is 'x'"),
         (("--port", "70000"), "--port is '70000'"),
         (("--timeout", "-1"), "--timeout is '-1'"),
-        (("--certs", "none"), "none cannot be read"),
     ],
     ids=str,
 )
 def test_bad_usage(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
     assert main(["doctor", *words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_file_that_is_no_cluster_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "x.json").write_text("[]")
-    assert main(["doctor", "x.json"]) == 2
-    assert "x.json describes no cluster" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.parity.spread import OPTIMIZERS, data_of, loss_of, model_of
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment import current_task
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
 

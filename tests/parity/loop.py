@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import trireme
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment import current_task
 
 DECAY = 0.95
 UNEQUAL = {2: (13, 3), 4: (7, 1, 6, 2)}

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from tests.process_groups import ProcessGroup, run_process_group
 from tests.tracing import Event, read_trace, tasks_of
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment import current_task
 from trireme.parallel.pipeline_trace import PipelineTrace
 from trireme.parallel.processes import clock_trips
 from trireme.session.hooks import Hook

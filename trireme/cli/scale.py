@@ -14,8 +14,8 @@ from trireme.cli.parser import SCALE
 from trireme.cli.runs import observer, timeout_seconds
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
 from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, WireError
+from trireme.launch.by_hand import JOB
 from trireme.launch.config.secret import find_secret
-from trireme.launch.environment.detect import JOB
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import printable

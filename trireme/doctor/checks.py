@@ -9,12 +9,10 @@ import platform
 import resource
 import shutil
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -26,15 +24,13 @@ from packaging.specifiers import SpecifierSet
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import TriremeError
 from trireme.file_lock import try_lock
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 from trireme.launch.run_directory import is_running, read_record
 from trireme.session.checkpoint.run_lock import LocalLock
 from trireme.wire.transport import connect, listen, local_memory
 
 DISTRIBUTION = "trireme-train"
 GIB, MIB = 1 << 30, 1 << 20
-SOON = timedelta(days=7)
-SUFFIXES = (".pem", ".crt", ".cert", ".key")
 _SOME_HOST = "192.0.2.1"  # of RFC 5737, which no host has; nothing is sent there
 
 
@@ -202,45 +198,6 @@ def check_task(name: str, address: str, timeout: float) -> Check:
     except TriremeError as error:
         return Check(topic, "problem", str(error))
     return Check(topic, "ok", f"reached in {(time.monotonic() - began) * 1e3:.1f} ms")
-
-
-def check_certificates(directory: Path, now: datetime) -> Iterator[Check]:
-    """Checks the dates of each certificate, and that only this user can read private keys.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    paths = sorted(each for each in directory.iterdir() if each.suffix in SUFFIXES)
-    if not paths:
-        advice = "name the directory that holds the job's certificates and keys"
-        yield Check("certificates", "problem", "no certificate and no key is there", advice)
-    for path in paths:
-        try:
-            yield _check_certificate(path, now)
-        except (OSError, ValueError) as error:
-            yield Check(path.name, "problem", f"it cannot be read: {error}", "issue it again")
-
-
-def _check_certificate(path: Path, now: datetime) -> Check:
-    from cryptography import x509
-
-    text, mode = path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
-    private = b"PRIVATE KEY-----" in text
-    if private and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        finding = f"other users can read this private key (mode {mode:03o})"
-        return Check(path.name, "problem", finding, f"chmod 600 {path.name}, and issue it again")
-    if private and b"-----BEGIN CERTIFICATE-----" not in text:
-        return Check(path.name, "ok", "a private key, which only this user can read")
-    found = x509.load_pem_x509_certificate(text)
-    begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
-    advice = "set this host's clock, or issue it again"
-    return judge(
-        path.name,
-        f"{found.subject.rfc4514_string() or '(no subject)'}, until {ends:%Y-%m-%d %H:%M} UTC",
-        (begins > now, "problem", ", is not valid yet", advice),
-        (ends <= now, "problem", ", has expired", "issue it again"),
-        (ends < now + SOON, "warning", ", expires soon", "issue it again"),
-    )
 
 
 def check_directory(path: Path) -> Iterator[Check]:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,6 @@ from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
 from trireme.doctor.checks import (
     Check,
-    check_certificates,
     check_directory,
     check_host,
     check_port,
@@ -24,7 +22,6 @@ from trireme.doctor.checks import (
 )
 from trireme.doctor.entry import DOCTOR
 from trireme.errors import TriremeError, UsageError
-from trireme.launch.environment.tf_config import read_cluster
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.location import local_directory
 
@@ -44,11 +41,6 @@ def main(arguments: Sequence[str]) -> int:
 
     checks = [*check_host(os.environ), *map(check_port, (0, *ports))]
     checks += [check_task(name, address, timeout) for name, address in tasks]
-    if given.certs is not None:
-        try:
-            checks += check_certificates(Path(given.certs), datetime.now(UTC))
-        except OSError as error:
-            raise UsageError(f"--certs: {given.certs} cannot be read: {error.strerror}") from error
     for directory in directories or [Path("runs")]:
         checks += check_directory(directory)
     problems = sum(check.level == "problem" for check in checks)
@@ -75,10 +67,6 @@ def _tasks(where: str, timeout: float) -> Iterator[tuple[str, str]]:
                 yield "coordinator:0", record.coordinator.partition("://")[2]
                 with suppress(TriremeError):  # the check of the coordinator says why
                     yield from listening(query(record, timeout).tasks)
-    elif path.is_file():
-        cluster = read_cluster(path.read_text(encoding="utf-8", errors="replace"), str(path))
-        role, hosts = "ps" if cluster.ps else "worker", cluster.ps or cluster.worker[:1]
-        yield from ((task_name(role, index), host) for index, host in enumerate(hosts))
     else:
         check_address("the task", where)
         yield "", where

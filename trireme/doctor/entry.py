@@ -11,19 +11,15 @@ def _doctor() -> Parser:
         "[OPTIONS] [WHERE...]",
         "Checks this host and what it reaches: versions, addresses, ports, shared memory, limits, "
         "clock, cores, launchers. Prints a line for each check, with what to do about a warning or "
-        "a problem. WHERE is a task as host:port; a file with a cluster in the form of TF_CONFIG; "
-        "or the run directory of a running job: each task there has to be reachable. Exit status "
-        "1 if there is a problem, else 0.",
+        "a problem. WHERE is a task as host:port, or the run directory of a running job: each task "
+        "there has to be reachable. Exit status 1 if there is a problem, else 0.",
     )
-    parser.add_argument(
-        "where", metavar="WHERE", nargs="*", help="host:port, a cluster file, or a run directory"
-    )
+    parser.add_argument("where", metavar="WHERE", nargs="*", help="host:port, or a run directory")
     parser.add_argument(
         "--run-dir", metavar="DIR", help="check the disk and the lock of a run directory"
     )
     text = "check that a task can listen at port N; may be repeated"
     parser.add_argument("--port", metavar="N", action="append", default=[], help=text)
-    parser.add_argument("--certs", metavar="DIR", help="check the certificates and keys in DIR")
     parser.add_argument(
         "--timeout", metavar="SECONDS", default="3", help="how long to wait for a host (default 3)"
     )

@@ -22,7 +22,7 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 from trireme.launch.nameless_file import nameless_file
 
 _HEADER = struct.Struct("<qq")

@@ -19,7 +19,7 @@ from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
-from trireme.launch.environment.detect import check_no_task
+from trireme.launch.environment import check_no_task
 from trireme.launch.nameless_file import nameless_file, not_standard
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 

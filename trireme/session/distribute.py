@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment import current_task
 from trireme.launch.program_directory import name_run_dir
 from trireme.ps.joint_optimizer import members
 from trireme.ps.module_names import called_modules

@@ -15,7 +15,7 @@ from torch import nn
 from trireme.data.batch import Batch
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment import current_task
 from trireme.launch.hooks import launched_hooks
 from trireme.launch.program_directory import name_run_dir
 from trireme.session.data.feed import DataFeed

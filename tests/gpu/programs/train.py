@@ -104,7 +104,7 @@ def main() -> None:
     model = session(given) if given.kind == "session" else loop(given, given.kind == "loop")
     values = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
     assert all(p.device.type == torch.device(given.device).type for p in model.parameters())
-    from trireme.launch.environment.detect import current_task
+    from trireme.launch.environment import current_task
 
     save_file(values, given.out / f"{current_task().name}.safetensors")
 

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from tests.faults import Fault, Faults
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 from trireme.ps.messages import Applied
 from trireme.session.hooks import Hook
 

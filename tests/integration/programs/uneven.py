@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 
 
 def hold_the_interpreter_lock(seconds: float) -> None:

@@ -21,7 +21,7 @@ from trireme.launch.config.secret import (
     user_secret,
 )
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 
 LONG = "0123456789abcdef" * 2
 
@@ -137,7 +137,7 @@ def test_a_worker_has_it_and_what_it_starts_has_not(
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, LONG)
     look = (
-        "import subprocess; from trireme.launch.environment.detect import detect; "
+        "import subprocess; from trireme.launch.environment import detect; "
         "open(HERE + '/secret', 'w').write(detect().secret); "
         "print(open('/proc/self/environ').read()); "
         "subprocess.run(['env']); "

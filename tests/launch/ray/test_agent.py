@@ -115,7 +115,7 @@ def test_the_first_of_a_process_group_has_the_socket_at_which_they_meet(
     agent: TaskAgent, tmp_path: Path
 ) -> None:
     program = (
-        "import os, socket\nfrom trireme.launch.environment.detect import detect\n"
+        "import os, socket\nfrom trireme.launch.environment import detect\n"
         "task = detect()\nfd = task.descriptors['process_group']\n"
         "here = socket.socket(fileno=fd).getsockname()\n"
         "print(task.group.address, '%s:%s' % here)\n"

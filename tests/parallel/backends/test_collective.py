@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.process_groups import ProcessGroup, run_process_group
-from trireme.launch.environment.detect import current_task
+from trireme.launch.environment import current_task
 from trireme.session.session import Session
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]

@@ -222,7 +222,7 @@ def one_alone(way: str, rank: int) -> None:
 
 
 def trireme_rank() -> int:
-    from trireme.launch.environment.detect import current_task
+    from trireme.launch.environment import current_task
 
     return current_task().group.rank
 

@@ -19,13 +19,12 @@ from trireme.cli.parser import TASK
 from trireme.cli.tasks.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.launch.by_hand import classic_strategy, classic_task, manual_task
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.engines import task_options
-from trireme.launch.environment.classic_flags import classic_strategy, classic_task
-from trireme.launch.environment.detect import detect, manual_task
-from trireme.launch.environment.tf_config import TF_VARIABLE, read_tf_config
+from trireme.launch.environment import detect, find_launched
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
 from trireme.launch.process_setup.orphans import end_with_parent
 from trireme.launch.process_setup.program import run_program
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 def _by_hand(given: argparse.Namespace, program: Sequence[str]) -> int:
     given.strategy = classic_strategy(vars(given))
     config = read_config(vars(given), os.environ, read_file(given.config), task_options())
-    named = _tf_task(given) or classic_task(vars(given))
+    named = _launched_task(given) or classic_task(vars(given))
     task = manual_task(named, config, os.environ, given.secret_file)
     choose(task.config, workers=task.workers, servers=task.servers)
     check_transport(config.network.transport, config.origin("transport"))
@@ -149,16 +148,19 @@ class _LineFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
-def _tf_task(given: argparse.Namespace) -> ClusterTask | None:
-    flags = (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts)
-    text = os.environ.get(TF_VARIABLE, "")
-    tf = read_tf_config(text) if text.strip() and flags == (None,) * len(flags) else None
-    if tf is not None and not tf.cluster.ps:
-        raise UsageError(
-            f"{TF_VARIABLE} names no parameter server, so every task is the program itself: start "
-            'it by `python SCRIPT`, or name the servers under "ps"'
-        )
-    return tf
+def _launched_task(given: argparse.Namespace) -> ClusterTask | None:
+    """Returns the task that the environment names, where no flag does."""
+    if (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts) != (None,) * 4:
+        return None
+    launched = find_launched(os.environ)
+    if launched is None:
+        return None
+    if isinstance(launched.task, ClusterTask):
+        return launched.task
+    raise UsageError(
+        f"{launched.by} names no parameter server, so every task is the program itself: start it "
+        "by `python SCRIPT`, or name the servers too"
+    )
 
 
 _MOST_RECORDS = 100

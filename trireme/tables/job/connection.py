@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.detect import current_task, worker_of_servers
+from trireme.launch.environment import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys, raw

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trireme.environments.launchers import first_node
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.process_launchers import first_node
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import trireme
+from trireme.environments.flags import split_flags
 from trireme.errors import UsageError
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.environment.classic_flags import split_flags
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 
 HOSTS = ["--ps_hosts=localhost:2222", "--worker_hosts=localhost:1,localhost:2"]
 WORKER = ["--job_name=worker", "--task_index=1", *HOSTS]

@@ -1,6 +1,6 @@
 """Reads `TF_CONFIG`, which describes cluster and task in the environment of TensorFlow's programs.
 
-Pure. TensorFlow's chief becomes worker 0, and its workers follow.
+TensorFlow's chief becomes worker 0, and its workers follow.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import msgspec
 from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError, suggestion
 from trireme.launch.config.task_config import GroupMember, TaskConfig
+from trireme.launch.environment import Launched
 from trireme.launch.process_setup.resources import threads_of_task
 
-TF_VARIABLE = "TF_CONFIG"
-
+_VARIABLE = "TF_CONFIG"
 _CHIEFS = ("chief", "master")
 _JOBS = (*_CHIEFS, "worker", "ps")
 
@@ -30,11 +30,17 @@ class _Config(msgspec.Struct):
     task: _Task = msgspec.field(default_factory=_Task)
 
 
-def read_tf_config(text: str) -> ClusterTask | None:
-    """Returns the task that `TF_CONFIG` describes; None if it names no cluster.
+def find_tf_task(environ: Mapping[str, str]) -> Launched | None:
+    """Returns the task that `TF_CONFIG` describes; None where it is not set or names no cluster."""
+    text = environ.get(_VARIABLE, "")
+    named = read_tf_config(text) if text.strip() else None
+    if named is None:
+        return None
+    return Launched(_VARIABLE, named if named.cluster.ps else _worker(named, environ))
 
-    The chief is the first of its workers.
-    """
+
+def read_tf_config(text: str) -> ClusterTask | None:
+    """Returns the task that a value of `TF_CONFIG` describes; None if it names no cluster."""
     try:
         config = msgspec.json.decode(text, type=_Config, strict=False)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -51,7 +57,7 @@ def read_tf_config(text: str) -> ClusterTask | None:
     if len(chiefs) > 1:
         raise _wrong(f"has {len(chiefs)} chiefs", "name one, and the others as workers")
     workers = (*chiefs, *config.cluster.get("worker", []))
-    role, index = _which(config, chiefs)
+    role, index = _which(config.task, chiefs)
     try:
         cluster = ClusterSpec(ps=tuple(config.cluster.get("ps", [])), worker=workers)
         cluster.check_task(role, index)
@@ -60,21 +66,8 @@ def read_tf_config(text: str) -> ClusterTask | None:
     return ClusterTask(role, index, cluster)
 
 
-def read_cluster(text: str, origin: str) -> ClusterSpec:
-    """Returns the cluster in a file of the form of `TF_CONFIG`, whichever task the file names."""
-    try:
-        found = msgspec.json.decode(text, type=_Config, strict=False).cluster
-        workers = [a for job in (*_CHIEFS, "worker") for a in found.get(job, [])]
-        return ClusterSpec(ps=tuple(found.get("ps", [])), worker=tuple(workers))
-    except (msgspec.MsgspecError, RecursionError, ConfigurationError) as error:
-        raise ConfigurationError(
-            f"{origin} describes no cluster: {error}. It has to be JSON such as "
-            '{"cluster": {"ps": ["a:2222"], "worker": ["b:2222"]}}'
-        ) from error
-
-
-def _which(config: _Config, chiefs: Sequence[str]) -> tuple[str, int]:
-    kind, index = config.task.type, config.task.index
+def _which(task: _Task, chiefs: Sequence[str]) -> tuple[str, int]:
+    kind, index = task.type, task.index
     if not kind:
         raise _wrong("has a cluster and no task", 'add "task": {"type": "worker", "index": 0}')
     _check_job(kind, "says that this task is of the type")
@@ -97,10 +90,10 @@ def _check_job(job: str, where: str) -> None:
 
 
 def _wrong(what: str, do: str) -> ConfigurationError:
-    return ConfigurationError(f"{TF_VARIABLE} {what}: {do}; or unset it to run this process alone")
+    return ConfigurationError(f"{_VARIABLE} {what}: {do}; or unset it to run this process alone")
 
 
-def tf_worker(task: ClusterTask, environ: Mapping[str, str]) -> TaskConfig:
+def _worker(task: ClusterTask, environ: Mapping[str, str]) -> TaskConfig:
     """Returns a worker of a cluster without servers; they meet at the first one's address."""
     hosts = [address.rpartition(":")[0] for address in task.cluster.worker]
     size, mine = len(hosts), hosts[task.index]

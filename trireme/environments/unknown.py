@@ -1,7 +1,6 @@
 """Launchers of several processes whose variables are known, and say too little to form a job.
 
 Without this check each of their processes would train alone, a copy of its own, and say nothing.
-Pure.
 """
 
 from __future__ import annotations
@@ -87,9 +86,6 @@ _LAUNCHERS = (
     _Launcher("HTCondor", r"_CONDOR_NPROCS", _number("_CONDOR_NPROCS")),
     _Launcher("PMIx", "PMIX_RANK"),
 )
-
-VARIABLES = re.compile("|".join(launcher.variables for launcher in _LAUNCHERS))
-"""The names of these launchers' variables."""
 
 
 def check_no_other_launcher(environ: Mapping[str, str]) -> None:

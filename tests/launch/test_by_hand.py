@@ -9,9 +9,10 @@ import pytest
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
 from trireme.errors import ConfigurationError
+from trireme.launch.by_hand import manual_task
 from trireme.launch.config.sources import read_config
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment.detect import manual_task, worker_of_servers
+from trireme.launch.environment import worker_of_servers
 
 
 @dataclass(frozen=True)

@@ -8,53 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import ConfigurationError, UsageError
-from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.environment.detect import detect
-from trireme.launch.environment.process_launchers import LAUNCHER_VARIABLES
+from trireme.launch.environment import detect
 from trireme.strategies import choose
-
-
-def test_alone_it_is_a_job_of_its_own() -> None:
-    first, second = detect({}), detect({})
-    assert (first.name, first.workers, first.servers, first.coordinator) == ("worker:0", 1, 0, "")
-    assert first.job != second.job
-
-
-def test_alone_it_says_which_variables_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {"TRIREME_WORKERS": "2", "TRIREME_RUN_DIR": "x", "TRIREME_PS": ""}
-    assert detect(environ).workers == 1
-    (warning,) = caplog.messages
-    assert warning.startswith(
-        "TRIREME_WORKERS, TRIREME_RUN_DIR: options of a launch, which a program"
-    )
-    with pytest.raises(UsageError, match="TRIREME_WORKRS, which is no option"):
-        detect({"TRIREME_WORKRS": "2"})
-
-
-def test_reads_what_a_launcher_wrote() -> None:
-    config = TaskConfig(
-        job="j",
-        role="ps",
-        index=3,
-        workers=2,
-        servers=4,
-        secret="ab",
-        config=JobConfig().replaced("command line", ps=4),
-    )
-    assert detect({TASK_VARIABLE: encode_task(config)}) == config
-
-
-@pytest.mark.parametrize("value", ["", "{}", "[]", '{"job": "j", "wurkers": 2}', '{"job": 1}'])
-def test_refuses_what_no_launcher_wrote(value: str) -> None:
-    with pytest.raises(ConfigurationError, match=TASK_VARIABLE):
-        detect({TASK_VARIABLE: value})
-
-
-def test_does_not_show_the_secret() -> None:
-    text = repr(TaskConfig(job="j", secret="abcdef"))
-    assert "abcdef" not in text
-    assert "job='j'" in text
 
 
 def slurm(rank: int, size: int, nodes: str = "node[01-02]") -> dict[str, str]:
@@ -178,7 +134,9 @@ TF = st.one_of(
     ),
 )
 VARIABLES = {
-    **dict.fromkeys(LAUNCHER_VARIABLES, NUMBERS),
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE"), NUMBERS),
+    **dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), NUMBERS),
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), NUMBERS),
     **dict.fromkeys(("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID"), NUMBERS),
     **dict.fromkeys(("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), NUMBERS),
     **dict.fromkeys(("SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_STEP_ID"), NUMBERS),

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from trireme.cluster.spec import ClusterSpec, ClusterTask
+from trireme.environments.tf_config import read_tf_config
 from trireme.errors import ConfigurationError
-from trireme.launch.environment.tf_config import read_tf_config
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 

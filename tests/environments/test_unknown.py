@@ -8,7 +8,7 @@ import pytest
 
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
-from trireme.launch.environment.detect import detect
+from trireme.launch.environment import detect
 
 VERTEX = '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}, "task": {"index": 0}}'
 

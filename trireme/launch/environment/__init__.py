@@ -1,1 +1,0 @@
-"""Finds out from the environment which task this process is, whatever launcher started it."""
