@@ -11,7 +11,7 @@ import torch
 
 from trireme.cluster.view import View
 from trireme.errors import ConfigurationError, JobFailed, WireError
-from trireme.launch.environment.detect import JOB
+from trireme.launch.by_hand import JOB
 from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.module_names import named_parameters, state_of
