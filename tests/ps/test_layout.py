@@ -160,11 +160,11 @@ def test_the_same_models_agree() -> None:
         ),
         (
             Layout.of(SMALL[:1] + SMALL[2:], servers=2),
-            r"worker:1 has 4 parameters and worker:2 3; only worker:1 has 'scale'",
+            r"parameter 3 is 'scale' \(5 float64, group 1\) at worker:1 and missing at worker:2",
         ),
         (
             Layout.of([*SMALL, ParameterSpec("z", (), "float64", 2)], servers=2),
-            r"worker:1 has 4 parameters and worker:2 5; only worker:2 has 'z' \(scalar",
+            r"parameter 4 is missing at worker:1 and 'z' \(scalar",
         ),
         (Layout.of(SMALL, servers=3), "in 2 shards at worker:1, 256 in 3 at worker:2"),
     ],

