@@ -121,7 +121,7 @@ class Bench:
             "rule": self.rule,
         }
         request = Attach(**{**fields, **changed})
-        return self.shard.attach(self.now, f"attach {worker}", who, request)
+        return self.shard.request(self.now, f"attach {worker}", who, request)
 
     def load(
         self,
@@ -141,13 +141,13 @@ class Bench:
         fields = {"view": self.view_number, **changed}
         request = Load(step=step, tensors=(spec,), workers=workers, consumed=consumed, **fields)
         who, tensors = Participant(worker, incarnation), [(spec, torch.full((length,), value))]
-        return self.shard.load(self.now, f"load {worker}", who, request, tensors)
+        return self.shard.request(self.now, f"load {worker}", who, request, tensors)
 
     def pull(
         self, worker: int = 0, route: object = None, incarnation: int = 1, **changed: Any
     ) -> list[Instruction]:
         who, pull = Participant(worker, incarnation), Pull(**{"view": self.view_number, **changed})
-        return self.shard.pull(self.now, route or f"pull {worker}", who, pull)
+        return self.shard.request(self.now, route or f"pull {worker}", who, pull)
 
     def push(
         self,
@@ -172,7 +172,9 @@ class Bench:
         gradients = PartBuffer(self.layout, self.shard.number)
         for vector in gradients.vectors:
             vector.fill_(value)
-        return self.shard.push(self.now, route or f"push {worker}.{sequence}", who, push, gradients)
+        return self.shard.request(
+            self.now, route or f"push {worker}.{sequence}", who, push, gradients
+        )
 
     def lease(
         self, worker: int = 0, *, count: int = 1, incarnation: int = 1, **changed: Any
@@ -185,24 +187,24 @@ class Bench:
         fields = {"view": self.view_number, "batch": 4, **changed}
         request = Lease(dataset="d", size=100, count=count, **fields)
         who = Participant(worker, incarnation)
-        ((_, answer),) = told(self.shard.lease(self.now, "lease", who, request))
+        ((_, answer),) = told(self.shard.request(self.now, "lease", who, request))
         assert isinstance(answer, Leased), answer
         return answer
 
     def retire(self, worker: int) -> list[Instruction]:
-        return self.shard.retire(self.now, f"retire {worker}", Participant(worker, 1), Retire())
+        return self.shard.request(self.now, f"retire {worker}", Participant(worker, 1), Retire())
 
     def stop(self) -> list[Instruction]:
-        return self.shard.stop(self.now, "stop", StopJob("enough"))
+        return self.shard.request(self.now, "stop", Participant(0, 0), StopJob("enough"))
 
     def drain(self, worker: int = 0, route: str = "drain") -> list[Instruction]:
-        return self.shard.drain(self.now, route, Participant(worker, 1), Drain())
+        return self.shard.request(self.now, route, Participant(worker, 1), Drain())
 
     def snapshot(
         self, token: int = 7, *, worker: int = 0, state: bool = False, **changed: Any
     ) -> list[Instruction]:
         request, who = TakeSnapshot(token, state, **changed), Participant(worker, 1)
-        return self.shard.snapshot(self.now, f"snapshot {token}", who, request)
+        return self.shard.request(self.now, f"snapshot {token}", who, request)
 
     def hear(self, server: int, message: FromServer) -> list[Instruction]:
         """What another shard says, and what follows at once."""
@@ -216,7 +218,7 @@ class Bench:
     @property
     def value(self) -> float:
         """The number that all of the values are."""
-        out = self.shard.pull(
+        out = self.shard.request(
             self.now,
             "look",
             Participant(self.first, self.incarnation),
@@ -244,12 +246,12 @@ class Bench:
 
     @property
     def table(self) -> tuple[WorkerProgress, ...]:
-        ((_, status),) = told(self.shard.status(self.now, "status", Status()))
+        ((_, status),) = told(self.shard.request(self.now, "status", Participant(0, 0), Status()))
         return status.workers  # type: ignore[attr-defined, no-any-return]
 
     @property
     def counters(self) -> dict[str, float]:
-        ((_, status),) = told(self.shard.status(self.now, "status", Status()))
+        ((_, status),) = told(self.shard.request(self.now, "status", Participant(0, 0), Status()))
         return status.counters  # type: ignore[attr-defined, no-any-return]
 
 

@@ -48,7 +48,10 @@ def check(world: World) -> None:
     world.checker.check_end(
         world.view.life,
         [shard.watch.account for shard in shards],  # type: ignore[attr-defined]
-        [answer_in(shard.status(now, None, Status()), ServerStatus).workers for shard in shards],
+        [
+            answer_in(shard.request(now, None, Participant(0, 0), Status()), ServerStatus).workers
+            for shard in shards
+        ],
         finished=world.launcher.finished,
     )
     _check_saved(world, shards[0])
@@ -130,7 +133,7 @@ def _check_copies(world: World) -> None:
 
 def _check_equal(one: Shard, other: Shard, what: str) -> None:
     a, b = one.state, other.state
-    if (a.step, a.loaded, a.table.export_records()) != (b.step, b.loaded, b.table.export_records()):
+    if (a.step, a.loaded, a.table.records) != (b.step, b.loaded, b.table.records):
         raise Violation(f"{what}: steps {a.step} and {b.step}, or their tables")
     if _counted(a.counters) != _counted(b.counters):
         raise Violation(f"{what}: {a.counters} and {b.counters}")
@@ -158,7 +161,7 @@ def _check_rest(world: World, shard: Shard) -> None:
     shard.view(now, view)
     count = dealing.frontier - len(dealing.applied) + 3
     lease = Lease(view.number, DATASET, SIZE, 1, count)
-    leased = answer_in(shard.lease(now, None, Participant(newcomer, 1), lease), Leased)
+    leased = answer_in(shard.request(now, None, Participant(newcomer, 1), lease), Leased)
     dealing.check_rest(leased.spans)
 
 

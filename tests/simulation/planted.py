@@ -19,7 +19,7 @@ from trireme.ps.flat import PartBuffer
 from trireme.ps.leader.decisions import Apply, Decided, Decision, Held, PushId
 from trireme.ps.leader.ending import Ending
 from trireme.ps.leader.example_ledgers import ExampleLedgers
-from trireme.ps.leader.leader import Leader
+from trireme.ps.leader.leader import Leader, Live
 from trireme.ps.messages import (
     Applied,
     Attach,
@@ -51,6 +51,7 @@ from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, TakeSnapshot
 from trireme.tables.job.shard_tables import ShardTables
+from trireme.wire.message import Message
 
 
 class AppliesRepeats(Shard):
@@ -308,8 +309,8 @@ class _Believing(Leader):
         self.own: dict[PushId, int] = {}
         self.reported: dict[int, Held] = {}
 
-    def begin(self, rule: Rule, shards: int) -> None:
-        super().begin(rule, shards)
+    def begin(self, rule: Rule, shards: int, step: int) -> None:
+        super().begin(rule, shards, step)
         self.others = range(1, shards)
 
     def hold(self, push: PushId, steps: int) -> None:
@@ -377,11 +378,11 @@ class LeaderDecidesAlone(_WithParts):
 
 
 class _Alone(Leader):
-    def begin(self, rule: Rule, shards: int) -> None:
-        super().begin(rule, 1)
+    def begin(self, rule: Rule, shards: int, step: int) -> None:
+        super().begin(rule, 1, step)
 
-    def view(self, view: View) -> None:
-        super().view(msgspec.structs.replace(view, shards=view.shards[:1]))
+    def view(self, view: View, live: Live) -> None:
+        super().view(msgspec.structs.replace(view, shards=view.shards[:1]), live)
 
 
 class EachDecidesAlone(_WithParts):
@@ -524,30 +525,23 @@ class WaitsInOrder(Lanes):
 class LoadsTwice(Shard):
     """A repeated load, or that of a chief that takes over late, begins the values anew."""
 
-    def load(
-        self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
-    ) -> list[Instruction]:
+    def load(self, who: Participant, request: Load, tensors: Tensors) -> Message:
         self.state.loaded_in = 0
-        return super().load(now, route, who, request, tensors)
+        return super().load(who, request, tensors)
 
 
 class WaitsForTheRetired(Shard):
     """Who trains no more is waited for."""
 
-    def retire(
-        self, now: float, route: object, who: Participant, request: Retire
-    ) -> list[Instruction]:
-        return [Reply(route, Done())]
+    def retire(self, who: Participant, request: Retire, _: None = None) -> Message:
+        return Done()
 
 
 class ForgetsWhatWasConsumed(Shard):
     """A resumed job deals examples again that are in the values."""
 
-    def load(
-        self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
-    ) -> list[Instruction]:
-        request = msgspec.structs.replace(request, consumed=())
-        return super().load(now, route, who, request, tensors)
+    def load(self, who: Participant, request: Load, tensors: Tensors) -> Message:
+        return super().load(who, msgspec.structs.replace(request, consumed=()), tensors)
 
 
 class RepeatsGoUnanswered(Shard):
@@ -556,11 +550,10 @@ class RepeatsGoUnanswered(Shard):
     def push(
         self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        record = self.state.table.records.get(who.worker)
-        waiting = None if record is None else record.pending
+        waiting = self.execution.follower.held.get(who)
         kept = None if waiting is None else waiting.route
         out = super().push(now, route, who, push, gradients)
-        if waiting is not None and record is not None and record.pending is waiting:
+        if waiting is not None and self.execution.follower.held.get(who) is waiting:
             waiting.route = kept
         return out
 
@@ -823,10 +816,8 @@ class _WithTables(Shard):
 
     kind: type[ShardTables] = ShardTables
 
-    def attach(
-        self, now: float, route: object, who: Participant, request: Attach
-    ) -> list[Instruction]:
-        out = super().attach(now, route, who, request)
+    def attach(self, who: Participant, request: Attach, _: None = None) -> Message:
+        out = super().attach(who, request)
         if self.state.tables is not None:
             self.state.tables.__class__ = self.kind
         return out

@@ -131,7 +131,10 @@ def forgets_one_shards_table() -> AbstractContextManager[Any]:
         if quiets[0].tensors[0][0].start == 0:
             return whole
         replace = msgspec.structs.replace
-        records = tuple(replace(row, sequence=0, verdicts=()) for row in whole.state.records)
+        records = {
+            worker: replace(record, sequence=0, verdicts={})
+            for worker, record in whole.state.records.items()
+        }
         return replace(whole, state=replace(whole.state, records=records))
 
     return patch.object(replicas, "united", forgets)

@@ -94,7 +94,7 @@ def snapshots(shards: Sequence[Shard]) -> Copy:
             carry_out(shard, shard.go_on(0.0))
 
     for shard in shards:
-        carry_out(shard, shard.snapshot(0.0, None, _LOADER, TakeSnapshot(1, True)))
+        carry_out(shard, shard.request(0.0, None, _LOADER, TakeSnapshot(1, True)))
     return [copy for _, copy in sorted(found.items())]
 
 
@@ -110,12 +110,12 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
     for server, shard in enumerate(shards):
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
         attach = Attach(1, layout.spec, model.optimizer, schedule.rule, schedule.tables)
-        shard.attach(0.0, None, _LOADER, attach)
+        shard.request(0.0, None, _LOADER, attach)
         tensors = [*disassemble(layout, state, server), *tables_of(layout, state, server)]
         specs = tuple(spec for spec, _ in tensors)
         consumed = state.consumed if server == 0 else ()
         load = Load(1, state.step, specs, state.workers, consumed)
-        shard.load(0.0, None, _LOADER, load, tensors)
+        shard.request(0.0, None, _LOADER, load, tensors)
     copies = snapshots(shards)
     if not same_state(joined(layout, copies), state):
         raise Violation(

@@ -7,27 +7,24 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trireme.cluster.view import View
-from trireme.ps.messages import RejectedVerdict
+from trireme.ps.messages import (
+    Collect,
+    FromServer,
+    PullRows,
+    RejectedVerdict,
+    Status,
+    StopJob,
+)
 from trireme.ps.shard.instructions import Instruction
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ModelDescription
+from trireme.ps.snapshot_messages import WriteValues
 from trireme.wire.message import Message
 
-_OF_PARTICIPANTS = (
-    "attach",
-    "load",
-    "pull",
-    "push",
-    "lease",
-    "retire",
-    "share",
-    "drain",
-    "snapshot",
-)
-_OF_ANYBODY = ("stop", "collect")
-_OTHERS = ("heard", "go_on")
+_UNWATCHED = (Status, PullRows, WriteValues)
+"""Requests that change nothing, or that no schedule has."""
 
 
 class Watch(Protocol):
@@ -72,6 +69,21 @@ class Watched(_Base):
         self.watch.resumed(view)
         return self._told(super().resume(now, view, quiet))
 
+    def request(
+        self, now: float, route: object, who: Participant, message: Message, payload: Any = None
+    ) -> list[Instruction]:
+        if isinstance(message, _UNWATCHED):
+            return super().request(now, route, who, message, payload)
+        nobody = isinstance(message, StopJob | Collect)
+        self.watch.received(route, None if nobody else who, message, payload)
+        return self._told(super().request(now, route, who, message, payload))
+
+    def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
+        return self._told(super().heard(now, server, message))
+
+    def go_on(self, now: float) -> list[Instruction]:
+        return self._told(super().go_on(now))
+
     def _create(self, shown: ModelDescription) -> None:
         super()._create(shown)
         if (tables := self.state.tables) is not None:
@@ -88,38 +100,6 @@ class Watched(_Base):
         )
         self.watch.happened(self.state.step, out)
         return out
-
-
-def _of_participant(name: str) -> Any:
-    def event(self: Any, now: float, route: object, who: Participant, request: Any, *what: Any):  # type: ignore[no-untyped-def]
-        self.watch.received(route, who, request, what[0] if what else None)
-        return self._told(getattr(super(Watched, self), name)(now, route, who, request, *what))
-
-    return event
-
-
-def _of_anybody(name: str) -> Any:
-    def event(self: Any, now: float, route: object, request: Message):  # type: ignore[no-untyped-def]
-        self.watch.received(route, None, request, None)
-        return self._told(getattr(super(Watched, self), name)(now, route, request))
-
-    return event
-
-
-def _of_nobody(name: str) -> Any:
-    def event(self: Any, now: float, *said: Any):  # type: ignore[no-untyped-def]
-        return self._told(getattr(super(Watched, self), name)(now, *said))
-
-    return event
-
-
-for _names, _wrap in (
-    (_OF_PARTICIPANTS, _of_participant),
-    (_OF_ANYBODY, _of_anybody),
-    (_OTHERS, _of_nobody),
-):
-    for _name in _names:
-        setattr(Watched, _name, _wrap(_name))
 
 
 @cache

@@ -38,7 +38,7 @@ class Deciding:
 
     def __init__(self, rule: Rule = ASYNC, shards: int = 2, *held: PushId) -> None:
         self.leader = Leader()
-        self.leader.begin(rule, shards)
+        self.leader.begin(rule, shards, 0)
         self.leader.loaded = True
         self.step = 5
         self.live: Mapping[int, int] = LIVE
@@ -316,12 +316,12 @@ def test_nothing_is_applied_before_values_are_loaded_but_shards_may_be_divided()
     job = Deciding(ASYNC, 1, A)
     job.leader.loaded = False
     assert job.decide() is None
-    job.leader.view(View(4, (), (), MOVED.shards, next_shards=MOVED.shards[:1]))
+    job.leader.view(View(4, (), (), MOVED.shards, next_shards=MOVED.shards[:1]), LIVE)
     assert (job.decide(), job.decide()) == (Divide(5, 4), None)
 
 
 def test_a_view_takes_back_a_division_that_is_not_decided() -> None:
     job = Deciding(ASYNC, 3)
-    job.leader.view(View(4, (), (), MOVED.shards, next_shards=MOVED.shards[:1]))
-    job.leader.view(View(5, (), (), MOVED.shards))
+    job.leader.view(View(4, (), (), MOVED.shards, next_shards=MOVED.shards[:1]), LIVE)
+    job.leader.view(View(5, (), (), MOVED.shards), LIVE)
     assert job.decide() is None

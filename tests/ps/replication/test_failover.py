@@ -296,7 +296,7 @@ def test_both_replicas_are_equal_bit_by_bit(name: str) -> None:
     first, second = (server.replica.shard.state for server in pair.servers)
     assert first.values is not None and second.values is not None
     assert first.values.buffer.vectors[0].equal(second.values.buffer.vectors[0])
-    assert first.table.export_records() == second.table.export_records()
+    assert first.table.records == second.table.records
     assert first.step == second.step > 0
 
 

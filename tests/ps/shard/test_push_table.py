@@ -44,7 +44,7 @@ def test_a_newer_start_counts_from_one_again() -> None:
     table.decide(*push(0, 1), Applied(1))
     record = table.admit(0, 2, clock=5)
     assert (record.incarnation, record.sequence, record.clock) == (2, 0, 5)
-    assert (record.verdicts, record.pending, record.applied) == ({}, None, 1)
+    assert (record.verdicts, record.applied) == ({}, 1)
     table.decide(*push(0, 1, incarnation=2), Applied(2))
     assert (record.sequence, record.clock, record.applied) == (1, 6, 2)
 
@@ -94,6 +94,6 @@ def test_of_a_snapshot_only_the_counts_are_taken_over() -> None:
     table.restore([WorkerProgress(3, 2, 9, 5, 1)])
     assert table.export() == (WorkerProgress(3, 0, 0, 5, 1),)
     record = table.records[3]
-    assert (record.clock, record.verdicts, record.pending) == (0, {}, None)
+    assert (record.clock, record.verdicts) == (0, {})
     assert table.admit(3, 1, 4).clock == 4
     assert table.export() == (WorkerProgress(3, 1, 0, 5, 1),)

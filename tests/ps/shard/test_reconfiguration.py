@@ -76,12 +76,12 @@ class Job:
         who = Participant(0, 1)
         for shard in self.shards:
             request = Attach(self.view.number, self.layout.spec, ADAM, self.rule)
-            self.carry_out(shard, shard.attach(0.0, None, who, request))
+            self.carry_out(shard, shard.request(0.0, None, who, request))
             (part,) = self.layout.parts(shard.number)
             spec = TensorSpec("values", "float32", "float32", part.start, part.stop)
             load = Load(self.view.number, 0, (spec,), (), ())
             tensors = [(spec, values[part.start : part.stop].clone())]
-            self.carry_out(shard, shard.load(0.0, None, who, load, tensors))
+            self.carry_out(shard, shard.request(0.0, None, who, load, tensors))
 
     def push(self, worker: int, sequence: int, gradient: torch.Tensor, pulled: int) -> None:
         push = Push(self.view.number, sequence, sequence - 1, pulled, 1.0)
@@ -90,17 +90,17 @@ class Job:
             vectors = [gradient[part.start : part.stop].clone()]
             buffer = PartBuffer(self.layout, shard.number, vectors)
             route, who = (shard.number, worker, sequence), Participant(worker, 1)
-            self.carry_out(shard, shard.push(0.0, route, who, push, buffer))
+            self.carry_out(shard, shard.request(0.0, route, who, push, buffer))
 
     def pull(self, worker: int) -> None:
         for shard in self.shards:
             route, who = ("pull", shard.number, worker), Participant(worker, 1)
-            self.carry_out(shard, shard.pull(0.0, route, who, Pull(self.view.number)))
+            self.carry_out(shard, shard.request(0.0, route, who, Pull(self.view.number)))
 
     def lease(self, worker: int, incarnation: int, count: int) -> tuple[Span, ...]:
         shard, who = self.shards[0], Participant(worker, incarnation)
         request = Lease(self.view.number, "d", 100, 4, count, 1)
-        self.carry_out(shard, shard.lease(0.0, "lease", who, request))
+        self.carry_out(shard, shard.request(0.0, "lease", who, request))
         message = self.replies["lease"].message
         assert isinstance(message, Leased)
         return message.spans

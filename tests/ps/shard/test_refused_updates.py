@@ -67,7 +67,7 @@ def contents(bench: Bench) -> list[tuple[Any, bytes]]:
     if state.tables is not None:
         tensors += state.tables.copy()
     held = [(spec, tensor.numpy().tobytes()) for spec, tensor in tensors]
-    return [*held, (state.step, repr(state.table.export_records()).encode())]
+    return [*held, (state.step, repr(state.table.records).encode())]
 
 
 def is_refused(verdict: Verdict, why: str) -> bool:

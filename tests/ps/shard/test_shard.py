@@ -146,7 +146,8 @@ def test_the_first_worker_creates_the_shard_and_the_others_must_agree() -> None:
         (
             {"rule": Rule(aggregate=1, staleness=3)},
             "mismatch",
-            "worker:0 trains by aggregate 1, deterministic False",
+            "the strategies differ: aggregate 1, deterministic False, codec none at worker:0, "
+            "staleness 3 at worker:1",
         ),
         (
             {"optimizer": OptimizerSpec("Adam", SGD.groups)},
@@ -156,7 +157,7 @@ def test_the_first_worker_creates_the_shard_and_the_others_must_agree() -> None:
         (
             {"layout": Layout.of([], servers=1).spec},
             "mismatch",
-            "worker:0 has 1 parameters and worker:1 0",
+            "at worker:0 and missing at worker:1",
         ),
     ],
     ids=["model", "rule", "optimizer", "nothing"],
@@ -482,7 +483,7 @@ def test_a_lease_of_another_size_is_refused() -> None:
     bench = Bench()
     bench.lease(0)
     request = Lease(1, "d", 7, 4, 1)
-    ((_, refused),) = told(bench.shard.lease(bench.now, "lease", Participant(1, 1), request))
+    ((_, refused),) = told(bench.shard.request(bench.now, "lease", Participant(1, 1), request))
     assert isinstance(refused, Refused)
     assert refused.code == "rejected"
     assert "every worker must load the same data" in refused.reason
@@ -543,7 +544,7 @@ def test_who_drains_again_waits_once() -> None:
 def test_status_tells_how_things_are() -> None:
     bench = Bench()
     bench.push(0)
-    ((route, status),) = told(bench.shard.status(bench.now, "status", Status()))
+    ((route, status),) = told(bench.shard.request(bench.now, "status", Participant(0, 0), Status()))
     assert route == "status"
     assert status == ServerStatus(
         1,
@@ -562,14 +563,16 @@ def test_workers_leave_each_other_bytes() -> None:
 
     def leave(worker: int, incarnation: int, *data: int) -> None:
         who, payload = Participant(worker, incarnation), torch.tensor(data, dtype=torch.uint8)
-        out = bench.shard.share(bench.now, "s", who, Share("topic"), payload)
+        out = bench.shard.request(bench.now, "s", who, Share("topic"), payload)
         assert told(out) == [("s", Done())]
 
     leave(1, 1, 5, 6)
     leave(0, 1, 7)
     leave(0, 2, 9)  # not a start of this view
     leave(1, 1, 8, 8, 8)
-    out = bench.shard.collect(bench.now, "c", Collect("topic"))
+    out = bench.shard.request(bench.now, "c", Participant(0, 0), Collect("topic"))
     assert told(out) == [("c", Collected((0, 1), (1, 3)))]
     assert payload_of(out, "c") == [7, 8]
-    assert told(bench.shard.collect(bench.now, "c", Collect("other"))) == [("c", Collected((), ()))]
+    assert told(bench.shard.request(bench.now, "c", Participant(0, 0), Collect("other"))) == [
+        ("c", Collected((), ()))
+    ]

@@ -117,7 +117,7 @@ def test_what_was_left_out_is_finished_and_in_no_step() -> None:
     assert bench.leader.examples.consumed() == (Span("d", 0, 4),)
     assert bench.shard.state.step == 0
     request = Lease(1, "d", 100, 4, 1, left_out=((0, 400),))
-    ((_, answer),) = told(bench.shard.lease(0.0, "lease", Participant(0, 1), request))
+    ((_, answer),) = told(bench.shard.request(0.0, "lease", Participant(0, 1), request))
     assert isinstance(answer, Refused) and "were not dealt" in answer.reason
 
 

@@ -20,7 +20,7 @@ def write(
     tensors = values_of(bench.layout, {"w": torch.full((16,), value)}, bench.shard.number)
     request = WriteValues(bench.view_number, tuple(spec for spec, _ in tensors))
     who = Participant(worker, incarnation)
-    return bench.shard.write_values(bench.now, "write", who, request, tensors)
+    return bench.shard.request(bench.now, "write", who, request, tensors)
 
 
 def answer(out: list[Instruction]) -> object:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from trireme.ps.rule import Rule
 
 
@@ -33,10 +31,6 @@ class Ending:
         """Takes the job's rule and its number of servers."""
         self.synchronous, self.period = rule.synchronous, rule.period
         self.patient = not rule.synchronous and (rule.staleness is None or servers == 1)
-
-    def resume(self, last: int | None, under_way: Iterable[int]) -> None:
-        """Goes on where another leader has stopped."""
-        self.last, self.under_way = last, set(under_way)
 
     def reached(self, step: int) -> bool:
         """Returns whether the job is over at this step."""

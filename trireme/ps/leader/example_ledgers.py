@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from trireme.data.ledger import MOST_DEALT, MOST_POSITIONS, EpochEnd, Ledger, LedgerState, parts_of
 from trireme.data.order import SAME_ORDER
@@ -13,18 +14,14 @@ _MOST_DATASETS = 1024
 _MANY = 64  # finished spans that are brought into the ledgers at once, at the latest
 
 
-class ExamplesState(NamedTuple):
-    """All that the ledgers of a job know."""
+class ExamplesState(msgspec.Struct, frozen=True, array_like=True):
+    """All that the ledgers of a job know; see `ExampleLedgers`."""
 
-    ledgers: tuple[tuple[str, LedgerState], ...] = ()  # by data set
-    # the finished ranges of a checkpoint's data sets that no worker has asked for
-    restored: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
-    sizes: tuple[tuple[str, int], ...] = ()  # the sizes of the checkpoint's data sets
-    # the last lease of each worker: its number, the examples, whether all are finished, and the
-    # epoch
-    answered: tuple[tuple[int, int, tuple[Span, ...], bool, int], ...] = ()
-    # the fingerprints of the orders of the data sets, also of the checkpoint's
-    orders: tuple[tuple[str, int], ...] = ()
+    ledgers: dict[str, LedgerState]
+    restored: dict[str, list[tuple[int, int]]]
+    sizes: dict[str, int]
+    orders: dict[str, int]
+    answered: dict[int, tuple[int, Leased]]
 
 
 class ExampleLedgers:
@@ -36,11 +33,14 @@ class ExampleLedgers:
         # others finish: what these hold counts as finished. None where all workers share them.
         self.own: int | None = None
         self._ledgers: dict[str, Ledger] = {}
+        # the finished ranges of a checkpoint's data sets that no worker has asked for
         self._restored: dict[str, list[tuple[int, int]]] = {}
         self._sizes: dict[str, int] = {}  # of the data sets of the checkpoint
-        self._orders: dict[str, int] = {}  # fingerprints, where one is known
+        # fingerprints of the orders of data sets, also of the checkpoint's, where one is known
+        self._orders: dict[str, int] = {}
         self._members: Sequence[int] = ()
-        self._answered: dict[int, tuple[int, Leased]] = {}  # the last, and its number
+        # the last lease of each worker, and its number
+        self._answered: dict[int, tuple[int, Leased]] = {}
         # What was finished and is not in the ledgers yet. Whatever looks at them settles first.
         self._finished: list[tuple[int, str, int, int]] = []
 
@@ -242,26 +242,20 @@ class ExampleLedgers:
     def export(self) -> ExamplesState:
         """Returns all that the ledgers know."""
         self._settle()
+        ledgers = {name: ledger.export() for name, ledger in self._ledgers.items()}
         return ExamplesState(
-            tuple((name, ledger.export()) for name, ledger in self._ledgers.items()),
-            tuple((name, tuple(ranges)) for name, ranges in self._restored.items()),
-            tuple(self._sizes.items()),
-            tuple(
-                (worker, number, told.spans, told.finished, told.epoch)
-                for worker, (number, told) in self._answered.items()
-            ),
-            tuple(self._orders.items()),
+            ledgers,
+            dict(self._restored),
+            dict(self._sizes),
+            dict(self._orders),
+            dict(self._answered),
         )
 
     def resume(self, state: ExamplesState) -> None:
         """Goes on where other ledgers were exported."""
-        self._ledgers = {name: Ledger.resumed(ledger) for name, ledger in state.ledgers}
-        self._restored = {name: list(ranges) for name, ranges in state.restored}
-        self._sizes, self._orders = dict(state.sizes), dict(state.orders)
-        self._answered = {
-            worker: (number, Leased(spans, finished, epoch))
-            for worker, number, spans, finished, epoch in state.answered
-        }
+        self._ledgers = {name: Ledger.resumed(ledger) for name, ledger in state.ledgers.items()}
+        self._restored, self._sizes = dict(state.restored), dict(state.sizes)
+        self._orders, self._answered = dict(state.orders), dict(state.answered)
 
     def restore(
         self,

@@ -21,9 +21,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from trireme.cluster.view import View
 from trireme.ps.leader.decisions import (
@@ -38,11 +38,8 @@ from trireme.ps.leader.decisions import (
     Stop,
 )
 from trireme.ps.leader.ending import Ending
-from trireme.ps.leader.example_ledgers import ExampleLedgers
+from trireme.ps.leader.example_ledgers import ExampleLedgers, ExamplesState
 from trireme.ps.rule import Rule
-
-if TYPE_CHECKING:
-    import torch
 
 Live = Mapping[int, int]
 """The workers that still train, by index, with their incarnations."""
@@ -64,6 +61,15 @@ class _Shard(msgspec.Struct):
     # as in its last `Held` that had them
     measured: tuple[PushId, ...] = ()
     square: float = 0.0
+
+
+class LeaderState(msgspec.Struct, frozen=True, array_like=True):
+    """What a leader keeps for all shards, without what is under way."""
+
+    last: int | None  # the job's last step; None for none
+    under_way: tuple[int, ...]  # the workers that compute an update
+    examples: ExamplesState
+    topics: dict[str, dict[int, bytes]]  # what workers share
 
 
 class Leader:
@@ -92,17 +98,42 @@ class Leader:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def begin(self, rule: Rule, shards: int) -> None:
+    def begin(self, rule: Rule, shards: int, step: int) -> None:
         """Takes the rule of the model that was shown, and the number of its shards."""
         self._rule = rule
         self._count(shards)
         self.ending.go_by(rule, shards)
         self.examples.interleave = rule.synchronous and rule.aggregate == 0
+        if rule.max_steps is not None:
+            self.ending.set_last(step, rule.max_steps)
 
-    def view(self, view: View) -> None:
+    def export(self) -> LeaderState:
+        """Returns what another leader goes on with."""
+        topics = {
+            topic: {worker: data.numpy().tobytes() for worker, data in left.items()}
+            for topic, left in self.topics.items()
+        }
+        under_way = tuple(sorted(self.ending.under_way))
+        return LeaderState(self.ending.last, under_way, self.examples.export(), topics)
+
+    def resume(self, state: LeaderState) -> None:
+        """Goes on where another leader has stopped, with values."""
+        self.loaded = True
+        self.ending.last, self.ending.under_way = state.last, set(state.under_way)
+        self.examples.resume(state.examples)
+        self.topics = {
+            topic: {
+                worker: torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                for worker, data in left.items()
+            }
+            for topic, left in state.topics.items()
+        }
+
+    def view(self, view: View, live: Live) -> None:
         """Takes a view, which may announce that the shards are divided anew."""
         self._divides = view.number if view.next_shards else 0
         self._count(len(view.shards))
+        self.examples.members(tuple(live))
 
     def _count(self, shards: int) -> None:
         for shard in range(1, shards):

@@ -18,31 +18,14 @@ and drive this same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from trireme.cluster.messages import ViewChanged
 from trireme.errors import FrameError
-from trireme.ps.messages import (
-    Attach,
-    Collect,
-    Drain,
-    FromAnyone,
-    FromServer,
-    FromWorker,
-    Lease,
-    Pull,
-    PullRows,
-    Push,
-    Retire,
-    Share,
-    Status,
-    StopJob,
-)
+from trireme.ps.messages import FromAnyone, FromServer, FromWorker
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.snapshot_messages import Load, TakeSnapshot, WriteValues
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -74,25 +57,6 @@ class Dispatcher(Generic[_S]):
         self._speaking: dict[Identity, _S] = {}
         self._newest: dict[Identity, int] = {}
         self._current: set[_S] = set()  # those in `_speaking`: quicker to look up
-        self._requests: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            StopJob: shard.stop,
-            Collect: shard.collect,
-            Status: shard.status,
-        }
-        self._of_participants: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            Attach: shard.attach,
-            Pull: shard.pull,
-            PullRows: shard.pull_rows,
-            Lease: shard.lease,
-            Drain: shard.drain,
-            Retire: shard.retire,
-            TakeSnapshot: shard.snapshot,
-        }
-        self._with_payload: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            Load: shard.load,
-            WriteValues: shard.write_values,
-            Share: shard.share,
-        }
 
     def opened(self, link: _S, number: int) -> None:
         """Notes a new connection.
@@ -150,18 +114,11 @@ class Dispatcher(Generic[_S]):
         Args:
             who: the task that the message is from; or the shard, as `worker`.
         """
-        kind = type(message)
-        if isinstance(message, Push):
-            return self.shard.push(now, route, who, message, payload)
         if isinstance(message, FromServer):
             return self.shard.heard(now, who.worker, message)
         if isinstance(message, ViewChanged):
             return self.shard.view(now, message.view)
-        if kind in self._requests:
-            return self._requests[kind](now, route, message)
-        if kind in self._of_participants:
-            return self._of_participants[kind](now, route, who, message)
-        return self._with_payload[kind](now, route, who, message, payload)
+        return self.shard.request(now, route, who, message, payload)
 
     def link_for(self, word: Send) -> _S | None:
         """Returns the connection over which to send a message to another shard, if there is one.

@@ -19,7 +19,6 @@ def filling(view: View, quiet: Quiet | None) -> tuple[Fill, Sequence[memoryview]
         return Fill(view, b"", ()), ()
     tensors = [(spec, tensor.detach()) for spec, tensor in quiet.tensors]
     payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
-    payload += [as_bytes(topic) for topic in quiet.topics if topic.numel()]
     specs = tuple(spec for spec, _ in tensors)
     return Fill(view, msgspec.msgpack.encode(quiet.state), specs), payload
 

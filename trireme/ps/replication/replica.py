@@ -170,7 +170,7 @@ class Replica(Generic[_L]):
         """Waits for the state with which the generation has begun; it comes from the primary."""
         self._take_role(view)
 
-    def fill(self, now: float, message: Fill, tensors: Tensors, topics: Sequence[Any]) -> None:
+    def fill(self, now: float, message: Fill, tensors: Tensors) -> None:
         """Takes the state with which the generation has begun."""
         if self.primary:
             raise FrameError("a primary is not filled")
@@ -181,7 +181,7 @@ class Replica(Generic[_L]):
                 state = msgspec.msgpack.decode(message.state, type=QuietState)
             except (msgspec.DecodeError, ConfigurationError) as error:
                 raise FrameError(f"a shard's state is malformed: {error}") from error
-            quiet = Quiet(state, tensors, topics, None)
+            quiet = Quiet(state, tensors, None)
         self._first_instructions(now, message.view, quiet)
         self.began = message.view.number
 

@@ -55,7 +55,6 @@ from trireme.ps.server.payloads import (
     memory_for,
     needed_bytes,
     unpack,
-    unpack_rows,
     unpack_state,
 )
 from trireme.ps.server.receive_buffer import Buffers, Staging
@@ -364,7 +363,7 @@ class ShardHandler:
         if isinstance(message, Fill):
             self._fill(replica, message, payload)
         elif isinstance(message, FillRows):
-            replica.fill_rows(message, unpack_rows(message, payload))
+            replica.fill_rows(message, unpack_state(message, payload))
         else:
             event = decoded(message)
             if isinstance(event, Push) and message.memory:
@@ -393,9 +392,9 @@ class ShardHandler:
         return _Route(None), None
 
     def _fill(self, replica: Replica[Link], message: Fill, payload: Sequence[memoryview]) -> None:
-        tensors, topics = unpack_state(message, payload)
+        tensors = unpack_state(message, payload)
         try:
-            replica.fill(self._now(), message, tensors, topics)
+            replica.fill(self._now(), message, tensors)
         except Rejected as error:
             raise FrameError(f"a shard's state cannot be taken over: {error}") from error
         self._buffers.pop(replica, None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from trireme.errors import ConfigurationError, FrameError, Rejected
@@ -16,7 +15,6 @@ from trireme.ps.layout import ITEM_SIZES, Layout
 from trireme.ps.messages import Attach, Share
 from trireme.ps.optimizers import OPTIMIZERS
 from trireme.ps.replication_messages import Fill, FillRows
-from trireme.ps.shard.quiet_state import QuietState
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
@@ -35,14 +33,10 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
     Args:
         length: the payload's length in bytes, as the frame announces it.
     """
-    if isinstance(message, Fill):
-        expected = sum(map(_size_of, message.tensors)) + sum(_topic_sizes(message))
-        if length != expected:
-            raise FrameError(f"a state announces {length} bytes and takes {expected}")
-    elif isinstance(message, FillRows):
+    if isinstance(message, Fill | FillRows):
         expected = sum(map(_size_of, message.tensors))
         if length != expected:
-            raise FrameError(f"rows announce {length} bytes and take {expected}")
+            raise FrameError(f"a state announces {length} bytes and takes {expected}")
     elif isinstance(message, Load | WriteValues):
         expected = sum(map(_size_of, message.tensors))
         if length != expected:
@@ -80,36 +74,16 @@ def unpack(
     """Returns the payload of a message, as a shard takes it."""
     if isinstance(message, Load | WriteValues):
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
-    return _bytes(bytearray().join(payload))
+    data = bytearray().join(payload)
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
 
 
-def unpack_rows(message: FillRows, payload: Sequence[memoryview]) -> Tensors:
-    """Returns the tensors of the rows of some slots."""
+def unpack_state(message: Fill | FillRows, payload: Sequence[memoryview]) -> Tensors:
+    """Returns the tensors of a shard's state, or of the rows of some slots."""
     try:
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     except Rejected as error:
-        raise FrameError(f"rows cannot be taken over: {error}") from error
-
-
-def unpack_state(
-    message: Fill, payload: Sequence[memoryview]
-) -> tuple[Tensors, Sequence[torch.Tensor]]:
-    """Returns the tensors of a shard's state, and the bytes of its topics."""
-    joined = memoryview(bytearray().join(payload))
-    offset = sum(map(_size_of, message.tensors))
-    try:
-        tensors = tensors_from(message.tensors, [joined[:offset]])
-    except Rejected as error:
         raise FrameError(f"a shard's state cannot be taken over: {error}") from error
-    topics = []
-    for nbytes in _topic_sizes(message):
-        topics.append(_bytes(joined[offset : offset + nbytes]))
-        offset += nbytes
-    return tensors, topics
-
-
-def _bytes(data: bytearray | memoryview) -> torch.Tensor:
-    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0)
 
 
 def _most_loaded(state: ShardState) -> int:
@@ -120,17 +94,6 @@ def _most_loaded(state: ShardState) -> int:
         return _TABLE_BYTES
     elements = sum(part.length for part in state.layout.parts(state.number))
     return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
-
-
-def _topic_sizes(message: Fill) -> list[int]:
-    """Returns the sizes of what workers share, in a state."""
-    if not message.state:
-        return []
-    try:
-        state = msgspec.msgpack.decode(message.state, type=QuietState)
-    except (msgspec.DecodeError, ConfigurationError) as error:
-        raise FrameError(f"a shard's state is malformed: {error}") from error
-    return [size for _, _, size in state.topics]
 
 
 def _size_of(spec: TensorSpec) -> int:

@@ -9,8 +9,7 @@ is withheld gets a notice with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import torch
@@ -42,21 +41,21 @@ class PushAnswer(msgspec.Struct, frozen=True):
     staleness: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """A worker whose answer is withheld, and the notice that it gets from time to time."""
 
+    route: object
     worker: int
     notice: Waiting
 
 
-class _WithheldPull(msgspec.Struct, frozen=True):
-    """A pull that is not answered yet, with its participant, its route and its time."""
+class _Held(msgspec.Struct, frozen=True):
+    """A request that is not answered yet."""
 
     owner: Participant
     route: object
-    pull: Pull
     since: float
+    pull: Pull | None = None  # none waits until no worker trains any more
 
 
 class Answers:
@@ -68,8 +67,8 @@ class Answers:
         # the answers to pushes that are decided, by worker
         self.withheld: dict[int, PushAnswer] = {}
         self._state = state
-        self._pulls: list[_WithheldPull] = []
-        self._drains: dict[int, tuple[object, float]] = {}  # by worker, and since when
+        self._pulls: list[_Held] = []
+        self._drains: dict[int, _Held] = {}  # by worker
 
     def give(self, answer: PushAnswer) -> list[Reply]:
         """Answers a push at once, or withholds the answer if this worker or another must wait."""
@@ -111,9 +110,8 @@ class Answers:
         """
         if pull.train and (leader := self._state.leader) is not None:
             leader.ending.done(who.worker)
-        if self._pulls:
-            self._pulls = [each for each in self._pulls if each.owner.worker != who.worker]
-        self._pulls.append(_WithheldPull(who, route, pull, now))
+        self._pulls = [each for each in self._pulls if each.owner.worker != who.worker]
+        self._pulls.append(_Held(who, route, now, pull))
         return self.proceed()
 
     def drain(self, now: float, route: object, who: Participant) -> bool:
@@ -121,11 +119,11 @@ class Answers:
 
         A worker that asks again has given up its wait before, and waits since then.
         """
-        _, since = self._drains.get(who.worker, (None, now))
+        before = self._drains.get(who.worker)
         many = 2 * len(self._state.participants.incarnations) + _ONLOOKERS
-        if who.worker not in self._drains and len(self._drains) > many:
+        if before is None and len(self._drains) > many:
             return False
-        self._drains[who.worker] = route, since
+        self._drains[who.worker] = _Held(who, route, now if before is None else before.since)
         return True
 
     def take_fenced_pulls(self) -> list[object]:
@@ -140,15 +138,11 @@ class Answers:
         self._pulls = [each for each in self._pulls if each not in fenced]
         return [each.route for each in fenced]
 
-    def take_pulls(self) -> list[object]:
-        """Drops all pulls; returns their routes."""
-        pulls, self._pulls = self._pulls, []
-        return [each.route for each in pulls]
-
-    def take_drains(self) -> list[object]:
-        """Drops all who wait for the end; returns their routes."""
-        drains, self._drains = self._drains, {}
-        return [route for route, _ in drains.values()]
+    def take_routes(self) -> list[object]:
+        """Drops all pulls, and all who wait for the end; returns their routes."""
+        held = [*self._pulls, *self._drains.values()]
+        self._pulls, self._drains = [], {}
+        return [each.route for each in held]
 
     def proceed(self) -> list[Reply]:
         """Gives all answers that can go out now."""
@@ -165,7 +159,7 @@ class Answers:
             out += self._answer_pulls()
         if self._drains and not self._state.participants.live:
             drains, self._drains = self._drains, {}
-            out += [Reply(route, Stopping(self._state.step)) for route, _ in drains.values()]
+            out += [Reply(each.route, Stopping(self._state.step)) for each in drains.values()]
         return out
 
     def reply(self, answer: PushAnswer) -> Reply:
@@ -191,8 +185,7 @@ class Answers:
 
     def _may_go_on(self, worker: int, highest: float) -> bool:
         """Returns whether a worker is not too far ahead, and it is decided whether it goes on."""
-        state = self._state
-        ahead = state.table.records[worker].clock > highest
+        ahead = self._state.table.records[worker].clock > highest
         return not ahead and not self._undecided(worker)
 
     def _undecided(self, worker: int) -> bool:
@@ -210,9 +203,10 @@ class Answers:
         state, out = self._state, list[Reply]()
         if not state.loaded or state.values is None:
             return out
-        pulls, self._pulls = self._pulls, []
-        for each in pulls:
+        held, self._pulls = self._pulls, []
+        for each in held:
             pull, worker = each.pull, each.owner.worker
+            assert pull is not None
             if state.step < pull.at_least or (pull.train and self._undecided(worker)):
                 self._pulls.append(each)
                 continue
@@ -225,34 +219,32 @@ class Answers:
 
     # -- notices ---------------------------------------------------------------------------------
 
-    def waiting_pulls(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields the pulls that are withheld: their routes, with the workers and the reasons."""
-        state = self._state
-        chief = state.participants.view.chief
-        for each in self._pulls:
-            at_least, names = each.pull.at_least, state.participants.training
-            reason = f"step {at_least}" if state.step < at_least else "the last updates"
-            if not state.loaded:
-                reason = "its first values"
-                names = () if chief is None else (f"worker:{chief}",)
-            yield each.route, Wait(each.owner.worker, Waiting(reason, names, now - each.since))
-
-    def waiting_pushes(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields the pushes whose answers are withheld: as `waiting_pulls`."""
+    def waits(self, now: float) -> Iterator[Wait]:
+        """Yields the withheld answers to pulls and pushes."""
         state, live = self._state, self._state.participants.live
+        chief, records = state.participants.view.chief, state.table.records
+        for each in self._pulls:
+            reason, workers = "the last updates", [*live]
+            if each.pull is not None and state.step < each.pull.at_least:
+                reason = f"step {each.pull.at_least}"
+            if not state.loaded:
+                reason, workers = "its first values", [] if chief is None else [chief]
+            yield _wait(now, each, reason, workers)
         slowest = state.table.slowest(live)
-        behind = tuple(f"worker:{w}" for w in live if state.table.records[w].clock == slowest)
-        under_way = state.leader.ending.under_way if state.leader else ()
-        last = tuple(f"worker:{worker}" for worker in sorted(under_way))
         for worker, answer in self.withheld.items():
-            reason, names = f"staleness bound {state.rule.staleness}", behind
-            if self._undecided(worker):
-                reason, names = "the last updates", last
-            notice = Waiting(reason, names, now - answer.pending.since)
-            yield answer.pending.route, Wait(worker, notice)
+            reason = f"staleness bound {state.rule.staleness}"
+            workers = [w for w in live if records[w].clock == slowest]
+            if state.leader is not None and self._undecided(worker):
+                reason, workers = "the last updates", [*state.leader.ending.under_way]
+            pending = answer.pending
+            yield _wait(now, _Held(pending.owner, pending.route, pending.since), reason, workers)
 
-    def waiting_for_the_end(self, now: float) -> Iterator[Reply]:
-        """Yields notices for the tasks that wait until no worker trains any more."""
-        for route, since in self._drains.values():
-            names = self._state.participants.training
-            yield Reply(route, Waiting("the last updates", names, now - since))
+    def waits_for_the_end(self, now: float) -> Iterator[Wait]:
+        """Yields the tasks that wait until no worker trains any more."""
+        for each in self._drains.values():
+            yield _wait(now, each, "the last updates", self._state.participants.live)
+
+
+def _wait(now: float, held: _Held, reason: str, workers: Iterable[int]) -> Wait:
+    names = tuple(f"worker:{worker}" for worker in sorted(workers))
+    return Wait(held.route, held.owner.worker, Waiting(reason, names, now - held.since))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from trireme.ps.leader.example_ledgers import ExampleLedgers
 from trireme.ps.messages import Refused, Waiting
 from trireme.ps.shard.answers import Wait
 from trireme.ps.shard.instructions import Reply
@@ -49,19 +50,13 @@ class Copies:
         self._held[who.worker] = _Request(who, route, request, now)
         return None
 
-    def drop_absent(self) -> list[Reply]:
-        """Drops the requests of workers that are out of the job; returns the answers."""
-        participants = self._state.participants
-        gone = [held for held in self._held.values() if not participants.holds(held.owner)]
+    def take_routes(self, *, absent: bool = False) -> list[object]:
+        """Drops all requests, or those of workers that are out of the job; returns the routes."""
+        holds = self._state.participants.holds
+        gone = [held for held in self._held.values() if not (absent and holds(held.owner))]
         for held in gone:
             del self._held[held.owner.worker]
-        refused = Refused("fenced", "the view has changed", participants.view.number)
-        return [Reply(held.route, refused) for held in gone]
-
-    def take_routes(self) -> list[object]:
-        """Drops all requests; returns their routes."""
-        held, self._held = self._held, {}
-        return [each.route for each in held.values()]
+        return [held.route for held in gone]
 
     def make(self, worker: int, token: int) -> list[Reply]:
         """Makes a copy, if it was asked for here; returns the answer."""
@@ -70,7 +65,7 @@ class Copies:
         if held is None or held.request.token != token:
             return []
         del self._held[worker]
-        state, request, leader = self._state, held.request, self._state.leader
+        state, request = self._state, held.request
         assert state.values is not None
         view, since = state.participants.view.number, -1
         tensors = state.values.copy(state=request.state)
@@ -78,24 +73,25 @@ class Copies:
             if request.since_view == view and state.tables.changes_after <= request.since:
                 since = request.since
             tensors += state.tables.copy(None if since < 0 else since, shown=state.shows_rows)
-        snapshot = Snapshot(
+        examples = ExampleLedgers() if state.leader is None else state.leader.examples
+        message = Snapshot(
             state.step,
             tuple(spec for spec, _ in tensors),
             state.table.export(),
-            () if leader is None else leader.examples.consumed(),
-            {} if leader is None else leader.examples.sizes(),
-            {} if leader is None else leader.examples.orders(),
+            examples.consumed(),
+            examples.sizes(),
+            examples.orders(),
             view,
             since,
         )
-        return [Reply(held.route, snapshot, [tensor for _, tensor in tensors])]
+        return [Reply(held.route, message, [tensor for _, tensor in tensors])]
 
-    def waiting(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields the requests that are held: their routes, with the workers and the reasons."""
-        participants, leader = self._state.participants, self._state.leader
+    def waits(self, now: float) -> Iterator[Wait]:
+        """Yields the requests that are held."""
+        view, leader = self._state.participants.view, self._state.leader
         for worker, held in self._held.items():
-            names: tuple[str, ...] = (participants.view.primary_name(0),)
+            names: tuple[str, ...] = (view.primary_name(0),)
             if leader is not None:
-                names = leader.missing_copy(worker, held.request.token, participants.view)
+                names = leader.missing_copy(worker, held.request.token, view)
             notice = Waiting("a copy of every shard", names, now - held.since)
-            yield held.route, Wait(worker, notice)
+            yield Wait(held.route, worker, notice)

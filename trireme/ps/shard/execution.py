@@ -12,7 +12,7 @@ from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.follower import Follower
 from trireme.ps.shard.instructions import Instruction, Send, Stopped
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.push_table import Pending, WorkerRecord
+from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.updates import Updates
 
@@ -39,15 +39,13 @@ class Execution:
     def take(self, pending: Pending) -> Sequence[Instruction]:
         """Takes a push: decides it at once where no other push or shard must be there for that."""
         state, push, leader = self._state, pending.push, self._state.leader
-        over = state.over
         if leader is not None and leader.alone and not state.synchronous and not self.stopped:
-            if over:
+            if state.over:
                 answer = self.updates.stale(pending)
             else:
                 answer = self.updates.apply(pending, state.step + push.steps)
             return [*self.answers.give(answer), *self.proceed()]
-        state.table.records[pending.owner.worker].pending = pending
-        if over or (state.synchronous and push.pulled < state.step):
+        if state.over or (state.synchronous and push.pulled < state.step):
             self.answers.due.append(self.updates.stale(pending))
         else:
             self.follower.hold(pending)
@@ -56,16 +54,29 @@ class Execution:
                 leader.hold(pending.id, push.steps)
         return self.proceed()
 
-    def drop(self, record: WorkerRecord) -> None:
-        """Drops the push of a worker that is out, unless the leader may apply it."""
-        pending, leader = record.pending, self._state.leader
-        if pending is not None:
+    def drop(self, who: Participant) -> list[Pending]:
+        """Drops what a worker that is out had begun, unless the leader may apply it.
+
+        Returns:
+            Its pushes that are not answered.
+        """
+        unanswered, leader = list[Pending](), self._state.leader
+        if (answer := self.answers.withheld.pop(who.worker, None)) is not None:
+            unanswered.append(answer.pending)
+        pending = self.follower.held.get(who)
+        if pending is not None and not pending.answered:
+            unanswered.append(pending)
             view = self._state.participants.view.number
             self.follower.drop(pending, view, leads=leader is not None)
-            self.updates.forget_mean()
+            self.updates.mean.forget()  # it may lie in the worker's memory
             if leader is not None:
                 leader.drop(pending.id)
-            record.pending = None
+        return unanswered
+
+    def unanswered(self) -> Iterator[Pending]:
+        """Yields all pushes that are not answered."""
+        yield from (answer.pending for answer in self.answers.withheld.values())
+        yield from (pending for pending in self.follower.held.values() if not pending.answered)
 
     def awaits(self, who: Participant) -> bool:
         """Returns whether a round has updates of others, and waits for one of a participant."""
@@ -90,13 +101,15 @@ class Execution:
         self.due, state, leader = False, self._state, self._state.leader
         out = self._follow()
         if leader is None:
-            return [*out, *self._report(), *self.answers.proceed()]
+            if (held := self._report()) is not None:
+                out.append(Send(0, held))
+            return [*out, *self.answers.proceed()]
         while not self.follower.decided:
             live, copies = state.participants.live, self.copies.tokens
             decision = leader.decide(state.step, live, copies, self._square)
             if decision is None:
                 break
-            self.follower.append(decision)
+            self.follower.decided.append(decision)
             if not leader.alone:  # the others are told first, and carry it out when this shard does
                 self.due = True
                 break
@@ -145,29 +158,26 @@ class Execution:
             if not pending.answered:
                 self.answers.withheld[pending.owner.worker] = answer
 
-    def _report(self) -> Iterator[Send]:
-        """Yields what to report to the leader at shard 0."""
+    def _report(self) -> Held | None:
         rule, live = self._state.rule, self._state.participants.live
         square = self._square if rule.clip_norm is not None else None
         copies = self.copies.tokens.items()
-        for message in self.follower.report(needed_for(rule, live), live, copies, square):
-            yield Send(0, message)
+        return self.follower.report(needed_for(rule, live), live, copies, square)
 
     def _square(self, pushes: Sequence[PushId]) -> float:
         held = self.follower.held
-        return self.updates.square([held[Participant(*push[:2])] for push in pushes])
+        return self.updates.mean.square([held[Participant(*push[:2])] for push in pushes])
 
     # -- what is waited for ----------------------------------------------------------------------
 
-    def waits(self, now: float) -> Iterator[tuple[object, Wait]]:
-        """Yields the withheld answers: their routes, with the workers and the reasons."""
-        yield from self.answers.waiting_pulls(now)
+    def waits(self, now: float) -> Iterator[Wait]:
+        """Yields the withheld answers, with the reasons."""
         for who, pending in self.follower.held.items():
             if not pending.answered:
                 notice = Waiting(*self._missing(pending), now - pending.since)
-                yield pending.route, Wait(who.worker, notice)
-        yield from self.copies.waiting(now)
-        yield from self.answers.waiting_pushes(now)
+                yield Wait(pending.route, who.worker, notice)
+        yield from self.copies.waits(now)
+        yield from self.answers.waits(now)
 
     def _missing(self, pending: Pending) -> tuple[str, tuple[str, ...]]:
         """Returns what a push waits for, and the tasks."""

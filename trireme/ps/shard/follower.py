@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 
 from trireme.ps.leader.decisions import Apply, Decided, Decision, Held, Measure, PushId
 from trireme.ps.leader.leader import Live, Square
@@ -24,26 +24,22 @@ class Follower:
         self.decided: deque[Decision] = deque()  # the decisions to carry out next, in their order
         self.proposed: tuple[PushId, ...] = ()  # the pushes that the leader wants measured
         self.known = 0  # how many decisions were received
+        self.news = False  # whether there is something else to report
         self._leader_view = 0
         self._reported: set[PushId] = set()
         self._out: dict[PushId, int] = {}  # whose worker is out of the job, since which view
-        self._news = False
 
     # -- what it holds ---------------------------------------------------------------------------
 
     def hold(self, pending: Pending) -> None:
         """Holds a push until it is decided."""
         self.held[pending.owner] = pending
-        self._news = True
-
-    def note_news(self) -> None:
-        """Notes that there is something else to report."""
-        self._news = True
+        self.news = True
 
     def propose(self, pushes: tuple[PushId, ...]) -> None:
         """Takes the pushes that the leader wants measured."""
         self.proposed = pushes
-        self._news = True
+        self.news = True
 
     def drop(self, pending: Pending, view: int, *, leads: bool) -> None:
         """Drops the push of a worker that is out since a view, unless the leader may apply it.
@@ -51,8 +47,6 @@ class Follower:
         Args:
             leads: whether the leader is at this shard: it drops the push too.
         """
-        if self.held.get(pending.owner) is not pending:
-            return
         if leads or pending.id not in self._reported:
             self._forget(pending)
             return
@@ -99,10 +93,6 @@ class Follower:
 
     # -- the leader ------------------------------------------------------------------------------
 
-    def append(self, decision: Decision) -> None:
-        """Takes a decision of the leader at this shard."""
-        self.decided.append(decision)
-
     def hear(self, message: Decided) -> None:
         """Takes decisions of the leader at shard 0. A late or repeated message changes nothing.
 
@@ -120,38 +110,30 @@ class Follower:
     def _has(self, decision: Decision) -> bool:
         if isinstance(decision, Apply) and not decision.pushes:
             return False
-        held = (self.held.get(Participant(*push[:2])) for push in _pushes_of(decision))
-        pushes = zip(_pushes_of(decision), held, strict=True)
-        return all(pending is not None and pending.id == push for push, pending in pushes)
+        held = {pending.id for pending in self.held.values()}
+        return held.issuperset(_pushes_of(decision))
 
     def report(
         self, needed: int, live: Live, copies: Collection[tuple[int, int]], square: Square | None
-    ) -> Iterator[Held]:
-        """Yields what to report to the leader, if there is anything new that is of use to it.
+    ) -> Held | None:
+        """Returns what to report to the leader, if there is anything new that is of use to it.
 
         Args:
             copies: the requests for copies that are held: (worker, token).
             square: measures pushes that are held; None where nothing is clipped.
         """
-        few = not 0 < needed <= len(self.held)
-        if not self._news or (few and not copies and not self.proposed):
-            return
+        wanted = bool(copies or self.proposed)
+        if not self.news or not (wanted or 0 < needed <= len(self.held)):
+            return None
         counting = self.counting(live)
-        if len(counting) < needed and not copies and not self.proposed:
-            return
-        self._news = False
+        if len(counting) < needed and not wanted:
+            return None
+        self.news = False
         pushes = tuple(pending.id for pending in self.held.values())
         self._reported.update(pushes)
-        measured: Sequence[PushId] = ()
-        if square is not None:
-            measured = self.proposed or counting
-        yield Held(
-            self.known,
-            pushes,
-            tuple(copies),
-            tuple(measured),
-            square(measured) if square is not None and measured else 0.0,
-        )
+        measured = () if square is None else self.proposed or counting
+        norm = square(measured) if square is not None and measured else 0.0
+        return Held(self.known, pushes, tuple(copies), measured, norm)
 
 
 def _pushes_of(decision: Decision) -> tuple[PushId, ...]:

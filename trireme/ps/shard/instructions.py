@@ -14,7 +14,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Send an answer where a request came from."""
 
     route: object  # the request's, as the driver gave it
-    message: Message  # the answer
+    message: Message
     # tensors whose memory follows it. They may be live values, which the next event can change: a
     # driver that cannot send them at once copies them first.
     payload: Sequence[torch.Tensor] = ()

@@ -25,26 +25,22 @@ class Participants:
 
     def take(self, view: View) -> set[int]:
         """Takes a newer view; returns the workers that were there before and go on."""
-        before = self.incarnations
-        self.view = view
+        before, self.view = self.incarnations, view
         self.incarnations = {entry.index: entry.incarnation for entry in view.workers}
         staying = {w for w, i in self.incarnations.items() if before.get(w) == i}
         self.retired &= staying
-        self._count_live()
+        self.retire()
         return staying
 
     def retire(self, *workers: int) -> None:
         """Notes that workers train no more, though they stay."""
         self.retired.update(workers)
-        self._count_live()
+        self.live = {w: i for w, i in self.incarnations.items() if w not in self.retired}
 
     @property
     def training(self) -> tuple[str, ...]:
         """The names of the workers that still train."""
         return tuple(f"worker:{worker}" for worker in sorted(self.live))
-
-    def _count_live(self) -> None:
-        self.live = {w: i for w, i in self.incarnations.items() if w not in self.retired}
 
     def holds(self, who: Participant) -> bool:
         """Returns whether a participant is in the view."""

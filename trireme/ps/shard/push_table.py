@@ -6,8 +6,7 @@ worker acknowledges it, however long that takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -24,8 +23,8 @@ Decided = Applied | Stale | RejectedVerdict
 class Pending(msgspec.Struct, eq=False):
     """A push that is not answered yet."""
 
-    owner: Participant  # the participant that has pushed
-    push: Push  # the message
+    owner: Participant
+    push: Push
     route: object  # where the answer goes; replaced when the worker comes back on a new connection
     gradients: PartBuffer  # the update; nobody writes to it until the answer is sent
     since: float  # when the push came, by the shard's clock
@@ -44,31 +43,17 @@ class Pending(msgspec.Struct, eq=False):
         return msgspec.structs.replace(self, push=push, gradients=gradients, answered=True)
 
 
-@dataclass(slots=True)
-class WorkerRecord:
+class WorkerRecord(msgspec.Struct, array_like=True):
     """One worker's line."""
 
     incarnation: int = 0  # the newest one seen
     sequence: int = 0  # the last decided push of that incarnation
     # what became of the pushes whose answers the worker may not have yet
-    verdicts: dict[int, Decided] = field(default_factory=dict)
+    verdicts: dict[int, Decided] = msgspec.field(default_factory=dict)
     clock: int = 0  # decided pushes, for the staleness bound; a newcomer starts at the slowest's
     # counts over all incarnations
     applied: int = 0
     stale: int = 0
-    pending: Pending | None = None  # the push whose answer is withheld, if any
-
-
-class RecordState(msgspec.Struct, frozen=True, array_like=True):
-    """One worker's line as it is exported; see `WorkerRecord`."""
-
-    worker: int
-    incarnation: int
-    sequence: int
-    verdicts: tuple[tuple[int, Decided], ...]
-    clock: int
-    applied: int
-    stale: int
 
 
 class PushTable:
@@ -81,20 +66,15 @@ class PushTable:
         """Returns the worker's record; a newer incarnation begins again at sequence 0."""
         record = self.records.setdefault(worker, WorkerRecord())
         if incarnation > record.incarnation:
-            record.incarnation = incarnation
-            record.sequence = 0
+            record.incarnation, record.sequence, record.clock = incarnation, 0, clock
             record.verdicts.clear()
-            record.pending = None
-            record.clock = clock
         return record
 
     def decide(self, owner: Participant, sequence: int, verdict: Decided) -> None:
         """Records the verdict on a push; of an incarnation that was replaced, only counts it."""
         record = self.records[owner.worker]
-        if isinstance(verdict, Applied):
-            record.applied += 1
-        elif isinstance(verdict, Stale):
-            record.stale += 1
+        record.applied += isinstance(verdict, Applied)
+        record.stale += isinstance(verdict, Stale)
         if owner.incarnation != record.incarnation:
             return
         assert sequence == record.sequence + 1, (
@@ -103,7 +83,6 @@ class PushTable:
         record.sequence = sequence
         record.verdicts[sequence] = verdict
         record.clock += 1
-        record.pending = None
 
     def forget_acknowledged(self, worker: int, acknowledged: int) -> None:
         """Forgets the verdicts that a worker has acknowledged: those up to a sequence."""
@@ -120,34 +99,15 @@ class PushTable:
     def export(self) -> tuple[WorkerProgress, ...]:
         """Returns the table for a snapshot, by worker."""
         return tuple(
-            WorkerProgress(
-                worker, record.incarnation, record.sequence, record.applied, record.stale
-            )
-            for worker, record in sorted(self.records.items())
+            WorkerProgress(worker, each.incarnation, each.sequence, each.applied, each.stale)
+            for worker, each in sorted(self.records.items())
         )
 
-    def export_records(self) -> tuple[RecordState, ...]:
-        """Returns the whole table, by worker, without the pushes that are not decided."""
-        return tuple(
-            RecordState(
-                worker,
-                record.incarnation,
-                record.sequence,
-                tuple(record.verdicts.items()),
-                record.clock,
-                record.applied,
-                record.stale,
-            )
-            for worker, record in sorted(self.records.items())
-        )
-
-    def resume(self, rows: Iterable[RecordState]) -> None:
-        """Goes on where another table was exported by `export_records`."""
+    def resume(self, records: Mapping[int, WorkerRecord]) -> None:
+        """Goes on with copies of another table's records."""
         self.records = {
-            row.worker: WorkerRecord(
-                row.incarnation, row.sequence, dict(row.verdicts), row.clock, row.applied, row.stale
-            )
-            for row in rows
+            worker: msgspec.structs.replace(each, verdicts=dict(each.verdicts))
+            for worker, each in records.items()
         }
 
     def restore(self, rows: Iterable[WorkerProgress]) -> None:

@@ -1,17 +1,12 @@
-"""The update that the pushes of a synchronous round make, and its hyper-parameters.
-
-All workers of a round should state its hyper-parameters alike.
-"""
+"""The update that the pushes of a synchronous round make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from trireme.ps.flat import PartBuffer
 from trireme.ps.leader.decisions import PushId
-from trireme.ps.messages import GroupSpec, Push
 from trireme.ps.row_messages import RowUpdates
-from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
 from trireme.ps.table_spec import TableSpec
@@ -93,65 +88,3 @@ def absent_in(members: Sequence[Pending]) -> tuple[int, ...]:
     if not absent or not all(absent):
         return ()
     return tuple(sorted(set(absent[0]).intersection(*absent[1:])))
-
-
-def compares(push: Push) -> bool:
-    """Returns whether an update says what all workers of a round must have written."""
-    return push.weight > 0 and push.sequence > 1
-
-
-_Settings = tuple[Mapping[str, object], ...]
-"""Hyper-parameters by name, group by group."""
-
-
-class RoundHyperparameters:
-    """What the hyper-parameters of the rounds are."""
-
-    def __init__(self, groups: Sequence[GroupSpec] = ()) -> None:
-        # what the answers of the last round say of workers that disagree; else empty
-        self.notice = ""
-        self.disagreements = 0  # in how many rounds workers have disagreed
-        # the hyper-parameters of the last round, by group
-        self.settled: _Settings = tuple(group.values for group in groups)
-
-    def of(self, members: Sequence[Pending]) -> Sequence[GroupSpec] | None:
-        """Returns the hyper-parameters of a round, where they have changed: its first worker's.
-
-        A worker without examples says nothing of them.
-        """
-        self.notice = ""
-        members = [each for each in members if each.push.weight]
-        first = next((each for each in members if each.push.hyper is not None), None)
-        if first is None:
-            return None
-        before = self.settled
-        self.settled = _settings_of(first.push, before)
-        for other in members:
-            settings = _settings_of(other.push, before)
-            if settings != self.settled:
-                self.disagreements += 1
-                self.notice = _disagreement(first.owner, self.settled, other.owner, settings)
-                break
-        return first.push.hyper
-
-
-def _settings_of(push: Push, before: _Settings) -> _Settings:
-    """Returns the hyper-parameters of a push; those of the last round where they are unchanged."""
-    return before if push.hyper is None else tuple(group.values for group in push.hyper)
-
-
-def _disagreement(
-    first: Participant, settings: _Settings, other: Participant, others: _Settings
-) -> str:
-    """Returns the first hyper-parameter that differs between two workers, in words."""
-    name, mine, theirs = next(
-        (name, group.get(name), another.get(name))
-        for group, another in zip(settings, others, strict=True)
-        for name in group
-        if group.get(name) != another.get(name)
-    )
-    return (
-        f"the workers of a round disagree about {name}: it is {mine} at worker:{first.worker} and "
-        f"{theirs} at worker:{other.worker}, and the first counts. Whoever changes it must do so "
-        "alike in every worker: let a session do it (scheduler=...), or go by global_step"
-    )

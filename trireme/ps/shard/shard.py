@@ -3,14 +3,12 @@
 Events come in as method calls, each with its time; instructions go out as a list. The server, the
 simulator, the tests and a lone process all drive this same object.
 
-    event                      what it is
-    view                       the coordinator's newest view
-    attach, load, pull, push   requests of workers
-    snapshot                   a request for a copy, which all shards make at one point
-    lease, stop, ...           requests to shard 0, for what the leader keeps
-    heard                      at shard 0, what another shard holds; at others, the leader's
-                               decisions
-    tick                       time passes
+    event      what it is
+    view       the coordinator's newest view
+    request    what a task asks: to attach, to load, a pull, a push, a copy; of shard 0 also what
+               the leader keeps
+    heard      at shard 0, what another shard holds; at others, the leader's decisions
+    tick       time passes
 
 Every shard carries out the same sequence of decisions, which the leader writes at shard 0. When the
 instructions of an event are carried out, the driver calls `go_on` while `due` holds: other shards
@@ -26,21 +24,17 @@ a repeat gets the same verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
 from trireme.cluster.view import View
-from trireme.errors import (
-    ConfigurationError,
-    ModelMismatchError,
-    TriremeError,
-    UnsupportedOptimizerError,
-)
+from trireme.errors import ModelMismatchError, Rejected, TriremeError, UnsupportedOptimizerError
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
+from trireme.ps.leader.leader import Leader
 from trireme.ps.messages import (
     Attach,
     Attached,
@@ -51,6 +45,7 @@ from trireme.ps.messages import (
     FencedVerdict,
     FromServer,
     Lease,
+    Leased,
     Pull,
     PulledRows,
     PullRows,
@@ -70,12 +65,13 @@ from trireme.ps.shard.execution import Execution
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
-from trireme.ps.shard.quiet_state import Quiet, restore
+from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
 from trireme.ps.tables import table_support
+from trireme.wire.message import Message
 
 if TYPE_CHECKING:
     from trireme.ps.tables import ShardTables
@@ -83,11 +79,20 @@ if TYPE_CHECKING:
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
 
-_CODES = {ModelMismatchError: "mismatch", UnsupportedOptimizerError: "optimizer"}
+_CODES: dict[type[Exception], str] = {
+    ModelMismatchError: "mismatch",
+    UnsupportedOptimizerError: "optimizer",
+}
+
+_OF_A_VIEW = (Attach, Lease, Load, Pull, PullRows, WriteValues)
+"""Requests that count in one view only."""
+
+_LET_OTHERS_GO_ON = (Load, Retire, StopJob)
+"""Requests after which answers may go out that were withheld."""
+
+_NOT_LOADED = "no values are loaded yet: pull them first"
 
 _MOST_TOPICS = 4096
-
-_NOT_THE_LEADER = "only shard 0 is asked that, which has the leader"
 
 
 class Shard:
@@ -103,6 +108,23 @@ class Shard:
         self.state = ShardState(number)  # the shard's state. Only the shard changes it.
         self.execution = Execution(self.state)
         self._noticed = 0.0
+        self._answering: Mapping[type[Message], Callable[..., Message]] = {
+            Attach: self.attach,
+            Load: self.load,
+            WriteValues: self.write_values,
+            PullRows: self.pull_rows,
+            Lease: self.lease,
+            StopJob: self.stop,
+            Retire: self.retire,
+            Share: self.share,
+            Status: self.status,
+        }
+        self._withholding: Mapping[type[Message], Callable[..., list[Instruction]]] = {
+            Pull: self.pull,
+            Drain: self.drain,
+            Collect: self.collect,
+            TakeSnapshot: self.snapshot,
+        }
 
     @property
     def due(self) -> bool:
@@ -118,57 +140,45 @@ class Shard:
 
     def view(self, now: float, view: View) -> list[Instruction]:
         """Takes the coordinator's newest view: nobody waits any longer for workers that are out."""
-        state = self.state
+        state, execution = self.state, self.execution
         participants, table = state.participants, state.table
         if view.number <= participants.view.number:
             return []
         staying = participants.take(view)
-        clock = table.slowest(staying & participants.live.keys())
-        out: list[Instruction] = []
-        for worker in sorted(table.records.keys() - staying):
-            out += self._drop(worker)
-        self._admit(clock)
-        out += [
-            self._refused(route, "fenced", "the view has changed")
-            for route in self.execution.answers.take_fenced_pulls()
-        ]
-        return [
-            *out,
-            *self.execution.copies.drop_absent(),
-            *self._lead(view),
-            *self.execution.proceed(),
-        ]
+        out = self._replace(table.records.keys() - staying, staying)
+        gone = [*execution.answers.take_fenced_pulls(), *execution.copies.take_routes(absent=True)]
+        out += [self._refused(route, "fenced", "the view has changed") for route in gone]
+        if state.leader is not None:
+            state.leader.view(view, participants.live)
+        return [*out, *execution.proceed()]
 
-    def _lead(self, view: View) -> Sequence[Instruction]:
-        """Shows the leader a view, where this shard has it."""
-        if (leader := self.state.leader) is not None:
-            leader.view(view)
-            leader.examples.members(tuple(self.state.participants.live))
-        return ()
+    def _replace(self, gone: set[int], staying: set[int]) -> list[Instruction]:
+        """Drops what workers had begun that are out, or were started anew; answers their pushes.
+
+        Newcomers are admitted, and count as far as the slowest of those that stay.
+        """
+        state, out = self.state, list[Instruction]()
+        clock = state.table.slowest(staying & state.participants.live.keys())
+        for worker in sorted(gone):
+            who = Participant(worker, state.table.records[worker].incarnation)
+            out += map(self._fenced, self.execution.drop(who))
+            if state.leader is not None:
+                state.leader.ending.done(worker)
+                state.leader.examples.release(worker)
+        self._admit(clock)
+        return out
 
     def _admit(self, clock: int) -> None:
         for worker, incarnation in self.state.participants.incarnations.items():
             self.state.table.admit(worker, incarnation, clock)
 
-    def _drop(self, worker: int) -> list[Reply]:
-        """Drops what a worker that is out, or was started anew, had begun; answers its push."""
-        record, withheld = self.state.table.records[worker], self.execution.answers.withheld
-        unanswered = [withheld.pop(worker).pending] if worker in withheld else []
-        if record.pending is not None:
-            unanswered.append(record.pending)
-        self.execution.drop(record)
-        leader = self.state.leader
-        if leader is not None:
-            leader.ending.done(worker)
-            leader.examples.release(worker)
-        return [self._fenced(pending) for pending in unanswered]
-
     def _fenced(self, pending: Pending) -> Reply:
         """Returns the answer to a push whose worker is out."""
         participants = self.state.participants
         reason = participants.fence(pending.owner, pending.push.view) or "it was taken for lost"
-        verdict = FencedVerdict(participants.view.number, reason)
-        return self._refused_push(pending.route, verdict, "fenced")
+        return self._refused_push(
+            pending.route, FencedVerdict(participants.view.number, reason), "fenced"
+        )
 
     def _refused_push(
         self, route: object, verdict: FencedVerdict | RejectedVerdict, counter: str
@@ -176,37 +186,45 @@ class Shard:
         self.state.counters[counter] += 1
         return Reply(route, PushReply(verdict, self.state.step, 0, False))
 
-    def _fence(self, route: object, who: Participant, view: int) -> list[Instruction]:
-        """Returns the answer to a request that is fenced off; nothing where it is not."""
-        reason = self.state.participants.fence(who, view)
-        return [] if reason is None else [self._refused(route, "fenced", reason)]
-
     def _refused(self, route: object, code: str, reason: str) -> Reply:
         return Reply(route, Refused(code, reason, self.state.participants.view.number))
 
-    # -- what workers ask ------------------------------------------------------------------------
+    # -- what tasks ask --------------------------------------------------------------------------
 
-    def attach(
-        self, now: float, route: object, who: Participant, request: Attach
+    def request(
+        self, now: float, route: object, who: Participant, message: Message, payload: Any = None
     ) -> list[Instruction]:
-        """Takes a worker's model: the first creates the values, the others must be the same."""
-        if fenced := self._fence(route, who, request.view):
-            return fenced
-        try:
-            self._agree(f"worker:{who.worker}", request)
-        except (ModelMismatchError, UnsupportedOptimizerError, ConfigurationError) as error:
-            return [self._refused(route, _CODES.get(type(error), "rejected"), str(error))]
-        except RuntimeError as error:  # of torch: there is no memory for the model
-            return [self._refused(route, "rejected", f"the model cannot be made here: {error}")]
-        state = self.state
-        return [Reply(route, Attached(state.loaded, state.step, state.participants.view.number))]
+        """Takes a request.
 
-    def _agree(self, task: str, request: Attach) -> None:
-        shown = self.state.shown_by(task, request)
-        if self.state.shown is None:
+        Args:
+            payload: of a push, its gradients, which must stay as they are until the answer is sent;
+                of values, their tensors; of what is shared, its bytes.
+        """
+        if isinstance(message, Push):
+            return self.push(now, route, who, message, payload)
+        if isinstance(message, _OF_A_VIEW):
+            reason = self.state.participants.fence(who, message.view)
+            if reason is not None:
+                return [self._refused(route, "fenced", reason)]
+        kind = type(message)
+        if kind in self._withholding:
+            return self._withholding[kind](now, route, who, message)
+        try:
+            answer = self._answering[kind](who, message, payload)
+        except (TriremeError, RuntimeError, TypeError, ValueError) as error:
+            return [self._refused(route, _CODES.get(type(error), "rejected"), str(error))]
+        out: list[Instruction] = [Reply(route, answer)]
+        return out + self.execution.proceed() if kind in _LET_OTHERS_GO_ON else out
+
+    def attach(self, who: Participant, request: Attach, _: None = None) -> Message:
+        """Takes a worker's model: the first creates the values, the others must be the same."""
+        state = self.state
+        shown = state.shown_by(f"worker:{who.worker}", request)
+        if state.shown is None:
             self._create(shown)
         else:
-            self.state.shown.check_same(shown)
+            state.shown.check_same(shown)
+        return Attached(state.loaded, state.step, state.participants.view.number)
 
     def _create(self, shown: ModelDescription) -> None:
         state, rule, layout = self.state, shown.rule, shown.layout
@@ -215,35 +233,25 @@ class Shard:
         state.tables = _tables_of(shown, self.number)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
         self.execution.updates.begin(shown)
-        if (leader := state.leader) is not None:
-            leader.begin(rule, layout.spec.shards)
-            if rule.max_steps is not None:
-                leader.ending.set_last(state.step, rule.max_steps)
+        if state.leader is not None:
+            state.leader.begin(rule, layout.spec.shards, state.step)
 
-    def load(
-        self, now: float, route: object, who: Participant, request: Load, tensors: Tensors
-    ) -> list[Instruction]:
+    def load(self, who: Participant, request: Load, tensors: Tensors) -> Message:
         """Loads the chief's first values, or a checkpoint's.
 
         A chief of a later view replaces the values of an earlier chief. It loads only if shard 0
         has no values, so the earlier chief did not finish, and no worker received its values.
         """
         state = self.state
-        if fenced := self._fence(route, who, request.view):
-            return fenced
         if state.values is None:
-            reason = "nothing was attached yet, so there is nothing to load values into"
-            return [self._refused(route, "rejected", reason)]
+            raise Rejected("nothing was attached yet, so there is nothing to load values into")
         if state.loaded_in >= request.view:  # a repeat
-            return [Reply(route, Loaded(state.step))]
+            return Loaded(state.step)
         if any(span.stop < span.start for span in request.consumed):
-            return [self._refused(route, "rejected", "examples end before they begin")]
-        try:
-            state.values.load(request.step, tensors)
-            if state.tables is not None:
-                state.tables.load(tensors, request.step)
-        except (TriremeError, RuntimeError, TypeError, ValueError) as error:
-            return [self._refused(route, "rejected", str(error))]
+            raise Rejected("examples end before they begin")
+        state.values.load(request.step, tensors)
+        if state.tables is not None:
+            state.tables.load(tensors, request.step)
         state.step, state.loaded_in = request.step, request.view
         self.execution.updates.load()
         state.table.restore(request.workers)
@@ -251,80 +259,114 @@ class Shard:
         if (leader := state.leader) is not None:
             leader.loaded = True
             leader.examples.restore(request.consumed, request.sizes, request.orders)
-        return [Reply(route, Loaded(state.step)), *self.execution.proceed()]
+        return Loaded(state.step)
 
-    def write_values(
-        self, now: float, route: object, who: Participant, request: WriteValues, tensors: Tensors
-    ) -> list[Instruction]:
+    def write_values(self, who: Participant, request: WriteValues, tensors: Tensors) -> Message:
         """Replaces values by those that a worker's program has written."""
         state = self.state
-        if fenced := self._fence(route, who, request.view):
-            return fenced
         if state.values is None or not state.loaded:
-            return [self._refused(route, "rejected", "no values are loaded yet: pull them first")]
+            raise Rejected(_NOT_LOADED)
         if state.synchronous and state.rule.aggregate:
-            reason = "with --aggregate a worker that is late would overwrite the values of others"
-            return [self._refused(route, "rejected", reason)]
+            raise Rejected(
+                "with --aggregate a worker that is late would overwrite the values of others"
+            )
         state.values.write(tensors)
-        return [Reply(route, Done())]
+        return Done()
 
     def pull(self, now: float, route: object, who: Participant, request: Pull) -> list[Instruction]:
         """Answers with the values, once they are loaded."""
-        if fenced := self._fence(route, who, request.view):
-            return fenced
         return [*self.execution.answers.pull(now, route, who, request)]
 
-    def pull_rows(
-        self, now: float, route: object, who: Participant, request: PullRows
-    ) -> list[Instruction]:
+    def pull_rows(self, who: Participant, request: PullRows, _: None = None) -> Message:
         """Answers with the rows of keys, as they are now."""
-        if fenced := self._fence(route, who, request.view):
-            return fenced
         state = self.state
-        reason = None if state.loaded else "no values are loaded yet: pull them first"
-        if reason is None:
-            reason = state.rows_mismatch(request.wanted)
+        reason = state.rows_mismatch(request.wanted) if state.loaded else _NOT_LOADED
         if reason is not None:
-            return [self._refused(route, "rejected", reason)]
+            raise Rejected(reason)
         assert state.tables is not None
-        return [Reply(route, PulledRows(state.step, state.tables.pull(request.wanted)))]
+        return PulledRows(state.step, state.tables.pull(request.wanted))
 
     def push(
         self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
     ) -> list[Instruction]:
-        """Takes a worker's update. `gradients` must stay as they are until the answer is sent."""
-        state = self.state
+        """Takes a worker's update."""
+        state, execution = self.state, self.execution
         reason = state.participants.fence(who, push.view)
         if reason is not None:
             fenced = FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = state.why_invalid(who.worker, push) or self.execution.updates.unlike(push)
+        reason = state.why_invalid(who.worker, push) or execution.updates.unlike(push)
         if reason is not None:
             return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)
-        record, pending = state.table.records[who.worker], Pending(who, push, route, gradients, now)
-        if push.sequence <= record.sequence:
-            return [*self.execution.answers.repeat(pending)]
-        if record.pending is not None:  # the worker came back while its answer is withheld
-            record.pending.route = route
+        pending, held = Pending(who, push, route, gradients, now), execution.follower.held.get(who)
+        if push.sequence <= state.table.records[who.worker].sequence:
+            return [*execution.answers.repeat(pending)]
+        if held is not None:  # the worker came back while its answer is withheld
+            held.route = route
             return []
-        return [*self.execution.take(pending)]
+        return [*execution.take(pending)]
 
-    def lease(
-        self, now: float, route: object, who: Participant, request: Lease
-    ) -> list[Instruction]:
+    # -- what the leader keeps -------------------------------------------------------------------
+
+    @property
+    def _leader(self) -> Leader:
+        if self.state.leader is None:
+            raise Rejected("only shard 0 is asked that, which has the leader")
+        return self.state.leader
+
+    def lease(self, who: Participant, request: Lease, _: None = None) -> Leased:
         """Leases examples to a worker."""
-        if fenced := self._fence(route, who, request.view):
-            return fenced
-        if (leader := self.state.leader) is None:
-            return [self._refused(route, "rejected", _NOT_THE_LEADER)]
-        try:
-            leased = leader.examples.lease(who.worker, request)
-        except ValueError as error:
-            return [self._refused(route, "rejected", str(error))]
-        if self.execution.awaits(who):
-            leased = msgspec.structs.replace(leased, awaited=True)
-        return [Reply(route, leased)]
+        leased = self._leader.examples.lease(who.worker, request)
+        awaited = self.execution.awaits(who)
+        return msgspec.structs.replace(leased, awaited=True) if awaited else leased
+
+    def stop(self, who: Participant, request: StopJob, _: None = None) -> Message:
+        """Ends the job at the next step at which every worker can."""
+        return Stopping(self._leader.ending.stop(self.state.step))
+
+    def drain(
+        self, now: float, route: object, who: Participant, request: Drain
+    ) -> list[Instruction]:
+        """Answers when no worker trains any more: the last step is made then."""
+        if not self.execution.answers.drain(now, route, who):
+            return [self._refused(route, "busy", "more tasks wait for the end than there are")]
+        return [*self.execution.answers.proceed()]
+
+    def retire(self, who: Participant, request: Retire, _: None = None) -> Message:
+        """Notes that a worker trains no more, though it stays: nobody waits for its updates.
+
+        Others are dealt the examples that it holds.
+        """
+        state = self.state
+        if state.participants.holds(who):
+            state.participants.retire(who.worker)
+            if state.leader is not None:
+                state.leader.ending.done(who.worker)
+                state.leader.examples.members(tuple(state.participants.live))
+        return Done()
+
+    def share(self, who: Participant, request: Share, payload: torch.Tensor) -> Message:
+        """Keeps bytes that a worker shares with the others; without any forgets the topic."""
+        topics = self._leader.topics
+        if not self.state.participants.holds(who):
+            return Done()
+        if not payload.numel():
+            topics.pop(request.topic, None)
+        elif request.topic not in topics and len(topics) >= _MOST_TOPICS:
+            raise Rejected(f"workers share {_MOST_TOPICS} topics")
+        else:
+            topics.setdefault(request.topic, {})[who.worker] = payload
+        return Done()
+
+    def collect(
+        self, now: float, route: object, who: Participant, request: Collect
+    ) -> list[Instruction]:
+        """Answers with the bytes that workers have shared under a topic."""
+        leader = self.state.leader
+        left = dict(sorted(leader.topics.get(request.topic, {}).items())) if leader else {}
+        sizes = tuple(tensor.numel() for tensor in left.values())
+        return [Reply(route, Collected(tuple(left), sizes), [*left.values()])]
 
     # -- the leader's decisions ------------------------------------------------------------------
 
@@ -337,66 +379,6 @@ class Shard:
         """Carries out what was `due`."""
         return self.execution.proceed()
 
-    # -- the end ---------------------------------------------------------------------------------
-
-    def stop(self, now: float, route: object, request: StopJob) -> list[Instruction]:
-        """Ends the job at the next step at which every worker can."""
-        if (leader := self.state.leader) is None:
-            return [self._refused(route, "rejected", _NOT_THE_LEADER)]
-        last = leader.ending.stop(self.state.step)
-        return [Reply(route, Stopping(last)), *self.execution.proceed()]
-
-    def drain(
-        self, now: float, route: object, who: Participant, request: Drain
-    ) -> list[Instruction]:
-        """Answers when no worker trains any more: the last step is made then."""
-        if not self.execution.answers.drain(now, route, who):
-            return [self._refused(route, "busy", "more tasks wait for the end than there are")]
-        return [*self.execution.answers.proceed()]
-
-    def retire(
-        self, now: float, route: object, who: Participant, request: Retire
-    ) -> list[Instruction]:
-        """Notes that a worker trains no more, though it stays: nobody waits for its updates.
-
-        Others are dealt the examples that it holds.
-        """
-        state = self.state
-        if state.participants.holds(who):
-            state.participants.retire(who.worker)
-            if state.leader is not None:
-                state.leader.ending.done(who.worker)
-                state.leader.examples.members(tuple(state.participants.live))
-        return [Reply(route, Done()), *self.execution.proceed()]
-
-    # -- what workers share ----------------------------------------------------------------------
-
-    def share(
-        self, now: float, route: object, who: Participant, request: Share, payload: torch.Tensor
-    ) -> list[Instruction]:
-        """Keeps bytes that a worker shares with the others; without any forgets the topic."""
-        if (leader := self.state.leader) is None:
-            return [self._refused(route, "rejected", _NOT_THE_LEADER)]
-        topics = leader.topics
-        if self.state.participants.holds(who):
-            if not payload.numel():
-                topics.pop(request.topic, None)
-                return [Reply(route, Done())]
-            if request.topic not in topics and len(topics) >= _MOST_TOPICS:
-                return [self._refused(route, "rejected", f"workers share {_MOST_TOPICS} topics")]
-            topics.setdefault(request.topic, {})[who.worker] = payload
-        return [Reply(route, Done())]
-
-    def collect(self, now: float, route: object, request: Collect) -> list[Instruction]:
-        """Answers with the bytes that workers have shared under a topic."""
-        leader = self.state.leader
-        left = sorted(leader.topics.get(request.topic, {}).items()) if leader else []
-        sizes = tuple(tensor.numel() for _, tensor in left)
-        message = Collected(tuple(worker for worker, _ in left), sizes)
-        return [Reply(route, message, [tensor for _, tensor in left])]
-
-    # -- a consistent copy -----------------------------------------------------------------------
-
     def snapshot(
         self, now: float, route: object, who: Participant, request: TakeSnapshot
     ) -> list[Instruction]:
@@ -404,26 +386,21 @@ class Shard:
         refused = self.execution.copies.ask(now, route, who, request)
         if refused is not None:
             return [Reply(route, refused)]
-        self.execution.follower.note_news()
+        self.execution.follower.news = True
         return self.execution.proceed()
 
     # -- the shards are divided anew -------------------------------------------------------------
 
     def dismiss(self, view: int) -> list[Reply]:
         """Returns answers to all that is not answered, as other shards take over: ask them."""
-        routes = [pending.route for pending in self._unanswered()]
+        execution = self.execution
         fenced = FencedVerdict(view, "the shards were divided anew")
-        out = [Reply(route, PushReply(fenced, self.state.step, 0, False)) for route in routes]
-        others = [*self.execution.answers.take_pulls(), *self.execution.answers.take_drains()]
-        others += self.execution.copies.take_routes()
-        return out + [Reply(r, Refused("fenced", fenced.reason, view)) for r in others]
-
-    def _unanswered(self) -> Iterator[Pending]:
-        for answer in self.execution.answers.withheld.values():
-            yield answer.pending
-        for record in self.state.table.records.values():
-            if record.pending is not None:
-                yield record.pending
+        refused = PushReply(fenced, self.state.step, 0, False)
+        others = [*execution.answers.take_routes(), *execution.copies.take_routes()]
+        return [
+            *(Reply(pending.route, refused) for pending in execution.unanswered()),
+            *(Reply(route, Refused("fenced", fenced.reason, view)) for route in others),
+        ]
 
     def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
         """Goes on where other shards have stopped; call it instead of the first `view`.
@@ -438,8 +415,7 @@ class Shard:
         state, before = self.state, quiet.state
         state.participants.take(view)
         here = state.participants.incarnations
-        known = {record.worker: record.incarnation for record in before.records}
-        gone = {worker for worker, incarnation in known.items() if here.get(worker) != incarnation}
+        gone = {w for w, record in before.records.items() if here.get(w) != record.incarnation}
         state.participants.retire(*(w for w in before.retired if w not in gone))
         layout = Layout(before.layout).divided(view.bounds)
         self._create(
@@ -449,14 +425,16 @@ class Shard:
         state.values.load(before.step, quiet.tensors)
         if state.tables is not None:
             state.tables.resume(quiet.tables, before.step)
-        self.execution.updates.load()
-        restore(state, quiet)
-        clock = state.table.slowest(state.participants.live.keys() - gone)
-        out: list[Instruction] = []
-        for worker in sorted(gone):
-            out += self._drop(worker)
-        self._admit(clock)
-        return [*out, *self._lead(view), *self.execution.proceed()]
+        # A chief that finds other shards without values replaces these: its view is later than 1.
+        state.step, state.loaded_in = before.step, 1
+        state.table.resume(before.records)
+        state.counters.update(before.counters)
+        if state.leader is not None and before.leader is not None:
+            state.leader.resume(before.leader)
+        out = self._replace(gone, before.records.keys() - gone)
+        if state.leader is not None:
+            state.leader.view(view, state.participants.live)
+        return [*out, *self.execution.proceed()]
 
     # -- time, and how things are ----------------------------------------------------------------
 
@@ -465,15 +443,12 @@ class Shard:
         if now - self._noticed < NOTICE_SECONDS:
             return []
         self._noticed = now
-        out: list[Instruction] = [
-            Reply(route, wait.notice) for route, wait in self.execution.waits(now)
-        ]
-        return [*out, *self.execution.answers.waiting_for_the_end(now)]
+        waits = [*self.execution.waits(now), *self.execution.answers.waits_for_the_end(now)]
+        return [Reply(wait.route, wait.notice) for wait in waits]
 
     def waits(self, now: float) -> tuple[Wait, ...]:
         """Returns the workers whose answers are withheld, and the reasons; the longest first."""
-        waits = [wait for _, wait in self.execution.waits(now)]
-        return tuple(sorted(waits, key=lambda wait: -wait.notice.seconds))
+        return tuple(sorted(self.execution.waits(now), key=lambda wait: -wait.notice.seconds))
 
     def lags(self) -> dict[int, int]:
         """Returns how many pushes each training worker is behind the furthest one."""
@@ -481,12 +456,12 @@ class Shard:
         clocks = {worker: records[worker].clock for worker in live}
         return {worker: max(clocks.values()) - clock for worker, clock in clocks.items()}
 
-    def status(self, now: float, route: object, request: Status) -> list[Instruction]:
+    def status(self, who: Participant, request: Status, _: None = None) -> Message:
         """Answers with the shard's status."""
         state = self.state
         counters = {name: float(value) for name, value in sorted(state.counters.items())}
         view, table = state.participants.view.number, state.table.export()
-        return [Reply(route, ServerStatus(state.step, state.loaded, view, table, counters))]
+        return ServerStatus(state.step, state.loaded, view, table, counters)
 
 
 def _tables_of(shown: ModelDescription, server: int) -> ShardTables | None:

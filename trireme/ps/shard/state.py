@@ -28,29 +28,25 @@ class ModelDescription:
     """What one worker has shown; that of the first worker holds for all."""
 
     task: str  # the worker's name, such as `worker:0`
-    layout: Layout  # the model's layout
-    optimizer: OptimizerSpec  # what updates the values
-    rule: Rule  # how pushes become steps
-    tables: tuple[TableSpec, ...] = ()  # the model's sparse tables
+    layout: Layout
+    optimizer: OptimizerSpec
+    rule: Rule
+    tables: tuple[TableSpec, ...] = ()
 
     def check_same(self, other: ModelDescription) -> None:
         """Checks that another worker trains the same."""
         self.layout.check_same(other.layout, whose=self.task, others=other.task)
-        if other.rule != self.rule:
-            raise ModelMismatchError(
-                f"the strategies differ: {self.task} trains by {_shown(self.rule)}, {other.task} "
-                f"by {_shown(other.rule)}; start every task with the same options"
-            )
-        if other.optimizer.names != self.optimizer.names:
-            raise ModelMismatchError(
-                f"the optimizers differ: {_listed(self.optimizer)} at {self.task}, "
-                f"{_listed(other.optimizer)} at {other.task}"
-            )
-        if other.tables != self.tables:
-            raise ModelMismatchError(
-                f"the sparse tables differ: {_first_difference(self.tables, other.tables)} at "
-                f"{self.task}, {_first_difference(other.tables, self.tables)} at {other.task}"
-            )
+        for what, mine, theirs in (
+            ("strategies", _shown(self.rule), _shown(other.rule)),
+            ("optimizers", self.optimizer.names, other.optimizer.names),
+            ("sparse tables", tuple(map(str, self.tables)), tuple(map(str, other.tables))),
+        ):
+            if mine != theirs:
+                raise ModelMismatchError(
+                    f"the {what} differ: {_besides(mine, theirs)} at {self.task}, "
+                    f"{_besides(theirs, mine)} at {other.task}; start every task with the same "
+                    "program and options"
+                )
 
 
 class ShardState:
@@ -89,9 +85,9 @@ class ShardState:
         return None if self.shown is None else self.shown.layout
 
     @property
-    def _primary(self) -> str:
-        """The name of the server with the primary of this shard."""
-        return self.participants.view.primary_name(self.number)
+    def present(self) -> Sequence[GroupSpec]:
+        """The optimizer's present hyper-parameters."""
+        return self.hyper or (self.shown.optimizer.groups if self.shown is not None else ())
 
     def shown_by(self, task: str, request: Attach) -> ModelDescription:
         """Returns the model that a worker shows, if it is laid out over the job's shards."""
@@ -122,22 +118,23 @@ class ShardState:
         if not least <= push.steps <= period:
             return f"a push is of {push.steps} steps, and may be of {least} to {period}"
         if self.synchronous and push.pulled > self.step:
+            here = self.participants.view.primary_name(self.number)
             return (
-                f"a push for step {push.pulled}, and {self._primary} is at {self.step}: pull the "
-                "values of one step from all servers"
+                f"a push for step {push.pulled}, and {here} is at {self.step}: pull the values of "
+                "one step from all servers"
             )
-        if push.absent and (reason := _nowhere(self.shown.layout, push.absent)) is not None:
-            return reason
-        if push.examples and (leader := self.leader) is not None:
-            reason = leader.examples.why_invalid(push.examples)
-            if reason is not None:
-                return reason
-        if push.rows or push.wanted:
-            if (reason := self.rows_mismatch((*push.rows, *push.wanted))) is not None:
-                return reason
-            if len({each.table for each in push.rows}) < len(push.rows):
-                return "a push names a table twice"
-        return mismatch(self.shown.optimizer, push.hyper) if push.hyper is not None else None
+        reason = None
+        if push.absent:
+            reason = _nowhere(self.shown.layout, push.absent)
+        if reason is None and push.examples and self.leader is not None:
+            reason = self.leader.examples.why_invalid(push.examples)
+        if reason is None and (push.rows or push.wanted):
+            reason = self.rows_mismatch((*push.rows, *push.wanted))
+            if reason is None and len({each.table for each in push.rows}) < len(push.rows):
+                reason = "a push names a table twice"
+        if reason is None and push.hyper is not None:
+            reason = mismatch(self.shown.optimizer, push.hyper)
+        return reason
 
     def overfull(self, worker: int, push: Push) -> str | None:
         """Returns why the tables have no room for the rows of a new push; None where they have.
@@ -167,21 +164,11 @@ def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:
     return None
 
 
-def _first_difference(tables: Sequence[TableSpec], others: Sequence[TableSpec]) -> str:
-    """Returns in words the first table that the others do not have."""
-    for table in tables:
-        if table not in others:
-            return str(table)
-    return f"{len(tables)} tables, {', '.join(repr(table.name) for table in tables)}"
+def _shown(rule: Rule) -> tuple[str, ...]:
+    fields = ((name, getattr(rule, name)) for name in rule.__struct_fields__)
+    return tuple(f"{name} {value}" for name, value in fields if value is not None)
 
 
-def _listed(optimizer: OptimizerSpec) -> str:
-    return ", ".join(dict.fromkeys(optimizer.names))
-
-
-def _shown(rule: Rule) -> str:
-    return ", ".join(
-        f"{name} {value}"
-        for name in rule.__struct_fields__
-        if (value := getattr(rule, name)) is not None
-    )
+def _besides(names: Sequence[str], others: Sequence[str]) -> str:
+    """Returns the names that are not among the others, or all."""
+    return ", ".join(dict.fromkeys(n for n in names if n not in others) or names) or "none"

@@ -10,7 +10,7 @@ from trireme.ps.messages import Applied, GroupSpec, Push, RejectedVerdict, Stale
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.push_table import Decided, Pending
-from trireme.ps.shard.rounds import Mean, RoundHyperparameters, compares
+from trireme.ps.shard.rounds import Mean
 from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.gradient_sums import Total
 
@@ -24,17 +24,15 @@ class Updates:
     def __init__(self, state: ShardState, answers: Answers) -> None:
         self._state = state
         self.answers = answers
-        self._hyper = RoundHyperparameters()
         self._scratch: PartBuffer | None = None
-        self._mean = Mean(self._spare)
+        self.mean = Mean(self._spare)  # the mean gradient of pushes
         # Of the first push for the open round that says so: its worker, and its digest of values
         # that the program has written.
         self._written: tuple[int, int] | None = None
 
     def begin(self, shown: ModelDescription) -> None:
         """Takes the model, as the first worker has shown it."""
-        self._hyper = RoundHyperparameters(shown.optimizer.groups)
-        self._mean = Mean(self._spare, shown.tables)
+        self.mean = Mean(self._spare, shown.tables)
 
     def load(self) -> None:
         """Begins the first round, as values are loaded."""
@@ -44,7 +42,7 @@ class Updates:
 
     def note(self, pending: Pending) -> None:
         """Notes what a push for the open round says of values that the program has written."""
-        if self._state.synchronous and self._written is None and compares(pending.push):
+        if self._state.synchronous and self._written is None and _compares(pending.push):
             self._written = pending.owner.worker, pending.push.written
 
     def unlike(self, push: Push) -> str | None:
@@ -53,7 +51,7 @@ class Updates:
         Their workers must have written the same values. The first push of an incarnation may be
         from values to which others have written already.
         """
-        if self._written is None or not compares(push) or push.pulled != self._state.step:
+        if self._written is None or not _compares(push) or push.pulled != self._state.step:
             return None
         worker, written = self._written
         if written == push.written:
@@ -64,14 +62,6 @@ class Updates:
             "the same in every worker, as the round has one update for all"
         )
 
-    def square(self, members: Sequence[Pending]) -> float:
-        """Returns the squared L2 norm of this shard's part of the mean gradient of pushes."""
-        return self._mean.square(members)
-
-    def forget_mean(self) -> None:
-        """Forgets a mean that may lie in memory of a worker that is out of the job."""
-        self._mean.forget()
-
     # -- deciding --------------------------------------------------------------------------------
 
     def apply(self, pending: Pending, step: int) -> PushAnswer:
@@ -81,28 +71,21 @@ class Updates:
         state.counters["staleness"] += staleness
         update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
         rows = push.rows if push.rows and push.weight > 0 else None
-        return self._decide(
-            pending, self._change(lambda: (update, rows), push.hyper, step), staleness
-        )
+        verdict = self._change(lambda: (update, rows), push.hyper, step)
+        return self._decide(pending, verdict, staleness)
 
     def apply_round(
         self, members: Sequence[Pending], scale: float, step: int, late: Sequence[Pending]
     ) -> None:
         """Applies a round; updates that came too late for it are stale."""
-        state, mean = self._state, self._mean
-        settled = self._hyper.settled
-        hyper = self._hyper.of(members)
+        mean = self.mean
+        hyper = self._agreed(members)
         verdict = self._change(
             lambda: (mean.update(members, scale), mean.rows(members, scale)), hyper, step
         )
-        if isinstance(verdict, RejectedVerdict):
-            self._hyper.settled = settled
         mean.forget()
         self._written = None
-        self.answers.notice = self._hyper.notice
-        state.counters["rounds"] += 1
-        if self._hyper.disagreements:
-            state.counters["disagreements"] = self._hyper.disagreements
+        self._state.counters["rounds"] += 1
         decided = [self._decide(pending, verdict, 0) for pending in members]
         self.answers.due += [each for each in decided if not each.pending.answered]
         self.drop_stale(late)
@@ -115,6 +98,32 @@ class Updates:
         """Calls a push stale; returns the answer."""
         step = self._state.step
         return self._decide(pending, Stale(step), step - pending.push.pulled)
+
+    def _agreed(self, members: Sequence[Pending]) -> Sequence[GroupSpec] | None:
+        """Returns the hyper-parameters of a round, where they have changed: its first worker's.
+
+        A worker without examples says nothing of them. All others should state them alike: answers
+        to the round carry a notice of workers that do not.
+        """
+        self.answers.notice = ""
+        members = [each for each in members if each.push.weight]
+        first = next((each for each in members if each.push.hyper is not None), None)
+        if first is None:
+            return None
+        before = self._state.present
+        for other in members:
+            differs = _difference(first.push.hyper or before, other.push.hyper or before)
+            if differs is not None:
+                name, mine, theirs = differs
+                self._state.counters["disagreements"] += 1
+                self.answers.notice = (
+                    f"the workers of a round disagree about {name}: it is {mine} at "
+                    f"worker:{first.owner.worker} and {theirs} at worker:{other.owner.worker}, and "
+                    "the first counts. Whoever changes it must do so alike in every worker: let a "
+                    "session do it (scheduler=...), or go by global_step"
+                )
+                break
+        return first.push.hyper
 
     def _change(
         self, make: Callable[[], _Change], hyper: Sequence[GroupSpec] | None, step: int
@@ -129,8 +138,7 @@ class Updates:
             hyper: the optimizer's hyper-parameters from now on, where they have changed.
         """
         state = self._state
-        assert state.values is not None and state.shown is not None
-        before = state.hyper if state.hyper is not None else state.shown.optimizer.groups
+        assert state.values is not None
         steps, state.step = step - state.step, step
         try:
             if hyper is not None:
@@ -144,7 +152,7 @@ class Updates:
                 raise
             state.counters["failed"] += 1
             if hyper is not None:
-                state.values.optimizer.set_hyper(before)
+                state.values.optimizer.set_hyper(state.present)
             return RejectedVerdict(
                 f"step {step} could not be applied to shard {state.number}: "
                 f"{type(error).__name__}: {error}"
@@ -156,26 +164,45 @@ class Updates:
     def _decide(self, pending: Pending, verdict: Decided, staleness: int) -> PushAnswer:
         """Records the verdict on a push; returns the answer."""
         state, owner, push = self._state, pending.owner, pending.push
-        applied = isinstance(verdict, Applied)
         state.table.decide(owner, push.sequence, verdict)
-        if applied:
-            state.counters["applied"] += 1
-        else:
-            state.counters["stale" if isinstance(verdict, Stale) else "rejected"] += 1
+        state.counters[_COUNTERS[type(verdict)]] += 1
         if (leader := state.leader) is not None:
             if state.participants.holds(owner):
                 leader.ending.done(owner.worker)
-            settle = leader.examples.finish if applied else leader.examples.give_back
+            examples = leader.examples
+            settle = examples.finish if isinstance(verdict, Applied) else examples.give_back
             settle(owner.worker, push.examples)
         return PushAnswer(pending, verdict, staleness)
 
     def _spare(self) -> PartBuffer:
         """Returns memory for the sum of a round, made when the first round needs it."""
         if self._scratch is None:
-            shown = self._state.shown
-            assert shown is not None
-            self._scratch = PartBuffer(shown.layout, self._state.number)
+            assert self._state.layout is not None
+            self._scratch = PartBuffer(self._state.layout, self._state.number)
         return self._scratch
+
+
+_COUNTERS: dict[type[Decided], str] = {
+    Applied: "applied",
+    Stale: "stale",
+    RejectedVerdict: "rejected",
+}
+
+
+def _compares(push: Push) -> bool:
+    """Returns whether an update says what all workers of a round must have written."""
+    return push.weight > 0 and push.sequence > 1
+
+
+def _difference(
+    groups: Sequence[GroupSpec], others: Sequence[GroupSpec]
+) -> tuple[str, object, object] | None:
+    """Returns the first hyper-parameter that differs, with both values; None for none."""
+    for group, other in zip(groups, others, strict=True):
+        for name, value in group.values.items():
+            if value != other.values.get(name):
+                return name, value, other.values.get(name)
+    return None
 
 
 def lacks_memory(error: Exception) -> bool:
