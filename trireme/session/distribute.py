@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack, overload
+from typing import TypeAlias, Unpack, overload
 
 import torch
 from torch import nn
@@ -13,7 +13,6 @@ from trireme.errors import ConfigurationError
 from trireme.launch.environment import current_task
 from trireme.launch.program_directory import name_run_dir
 from trireme.ps.joint_optimizer import members
-from trireme.ps.module_names import called_modules
 from trireme.session.distributed_optimizer import DistributedOptimizer
 from trireme.session.loop.loop_job import LoopJob, refuse_second
 from trireme.session.model.process_group import ProcessGroup
@@ -22,7 +21,6 @@ from trireme.session.settings import Settings
 from trireme.session.worker.assembly import assemble
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
-from trireme.tensors import digest
 
 Models: TypeAlias = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """One module, or several modules in a list or by name."""
@@ -98,7 +96,7 @@ def distribute(
     - Each process feeds a batch of its own. `replica` is its index among `replicas`, as in
       `DistributedSampler(data, optimizer.replicas, optimizer.replica)`. Under tensor parallelism
       the processes of one replica must feed the same batch, and begin with the same random state:
-      `distribute` gives them the random state of the first, and checks the first batch.
+      `distribute` gives them the random state of the first, and compares the first batches.
     - Every process must make the same number of steps. Where one ends its loop earlier, or leaves a
       step out, all of them raise an error that names it. Among several replicas in a worker of
       parameter servers, the others go on without it.
@@ -156,7 +154,6 @@ def distribute(
     job = Job(setup, own_loop=True)
     if setup.process_group is not None and setup.process_group.mesh.tp > 1:
         _share_random_state(setup.process_group)
-        _check_first_batch(setup.process_group, module)
     loop = LoopJob(job, module)
     joined = [
         DistributedOptimizer(member, loop, index)
@@ -196,26 +193,3 @@ def _share_random_state(process_group: ProcessGroup) -> None:
     states = process_group.exchange(mine, process_group.reporting_ranks)
     state = bytearray(states[process_group.replica])
     torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
-
-
-def _check_first_batch(process_group: ProcessGroup, model: nn.Module) -> None:
-    """Checks that the processes of a replica call the model with the same first batch."""
-
-    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
-        handles.pop(module).remove()
-        digests = process_group.exchange(digest((args, kwargs)))
-        for rank, other in enumerate(digests):
-            if (
-                process_group.mesh.replica(rank) == process_group.replica
-                and other != digests[process_group.rank]
-            ):
-                raise ConfigurationError(
-                    f"rank {process_group.rank} and rank {rank} hold one replica together by "
-                    "tensor parallelism, and were given different batches: feed all processes of a "
-                    "replica the same (`optimizer.replica` and `.replicas` number the batches)"
-                )
-
-    handles = {
-        module: module.register_forward_pre_hook(check, with_kwargs=True)
-        for module in called_modules(model)
-    }

@@ -255,8 +255,8 @@ def expected(way: str) -> str:
     if way == "unfreeze":
         return "parameter '0.weight' requires a gradient now, and did not when training began"
     if way == "remove":
-        return "the numbers of parameters in the optimizer's groups are 1 now, and were 2"
-    return "parameter '0.weight' and 1 more given to the optimizer after training began"
+        return "parameters were taken out of the optimizer's groups"
+    return "parameter '0.weight' was given to the optimizer after training began"
 
 
 @pytest.mark.thorough(
@@ -290,5 +290,4 @@ def test_a_loop_is_refused_by_name_what_would_not_be_trained(group: ProcessGroup
 )
 def test_a_session_is_refused_likewise(group: ProcessGroup, way: str) -> None:
     raised = run_process_group(group, session, way).raised
-    want = "in the optimizer's groups are" if way == "remove" else expected(way)
-    assert any(want in said for said in raised.values())  # a stage has some of them
+    assert any(expected(way) in said for said in raised.values())  # a stage has some of them

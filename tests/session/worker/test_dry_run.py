@@ -15,11 +15,11 @@ from trireme.session.worker.dry_run import describe
 @pytest.mark.parametrize(
     ("strategy", "mesh", "processes", "servers", "lines"),
     [
-        (None, "", 1, 0, ["one worker, each update is a step", "a step sends nothing"]),
-        (None, "", 2, 0, ["2 processes make each step together, from 2 batches", "averages 128 B"]),
-        ("fsdp", "", 2, 0, ["from 2 batches", "split over 2 processes, by the mesh fsdp=2"]),
-        ("tensor", "", 2, 0, ["together, from a batch", "by the mesh tp=2"]),
-        ("async", "", 1, 1, ["applied when it arrives", "256 slots over 1 server\n"]),
+        (None, "", 1, 0, ["strategy: Async", "a step sends nothing"]),
+        (None, "", 2, 0, ["each of 2 processes holds everything", "averages 128 B"]),
+        ("fsdp", "", 2, 0, ["split over 2 processes, by the mesh fsdp=2"]),
+        ("tensor", "", 2, 0, ["by the mesh tp=2"]),
+        ("async", "", 1, 1, ["256 slots over 1 servers\n"]),
         ("async", "", 1, 2, ["256 slots over 2 servers\n", "  ps:1  slots 128-255"]),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trireme.errors import Fenced
+from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.module_names import called_modules
 from trireme.session.worker.worker import Worker
 from trireme.tensors import digest, tensors_in
@@ -35,7 +35,7 @@ class BatchWatch:
         self._examples: dict[nn.Module, int] = {}
         self._handles: list[RemovableHandle] = []
         self._steps = 0
-        self._shared = self._compared = False
+        self._compared = False  # with all other workers
         for module in called_modules(model):
             # A LightningModule is not called itself, but its children are.
             children = [
@@ -70,46 +70,54 @@ class BatchWatch:
         """Counts a step, and warns, once, of workers with the same first batches.
 
         All processes that make the step together must call it.
+
+        Raises:
+            ConfigurationError: processes that hold one replica together have different ones.
         """
         self._steps += 1
-        group = worker.setup.process_group
+        if self._compared or self._steps < _COMPARED:
+            return
         digests = b"".join(self.digests) if len(self.digests) == _COMPARED else b""
-        if group is not None and group.mesh.replicas > 1 and self._steps == _COMPARED:
+        group, several = worker.setup.process_group, worker.task.workers > 1
+        if group is not None and self._steps == _COMPARED:
             found = group.exchange(digests)
+            for rank, other in enumerate(found):
+                mine = group.mesh.replica(rank) == group.replica
+                if mine and other != digests:
+                    raise ConfigurationError(
+                        f"rank {group.rank} and rank {rank} hold one replica together, and were "
+                        "given different batches: feed all processes of a replica the same "
+                        "(`optimizer.replica` and `.replicas` number the batches)"
+                    )
             if group.is_chief:
                 name = "rank" if worker.task.servers else "worker"
                 ranks = group.reporting_ranks
-                self._warn(worker, {f"{name}:{rank}": found[rank] for rank in ranks if found[rank]})
-        alone = not worker.task.servers or worker.setup.replicas == 1
-        if self._compared or alone or self._steps < _COMPARED:
+                if self._warn(worker, {f"{name}:{rank}": found[rank] for rank in ranks}):
+                    return
+        if not (worker.task.servers and several):
             return
         with suppress(Fenced):  # the next update tells
-            self._compare_by_servers(worker, digests)
+            if digests and self._steps == _COMPARED:
+                worker.backend.share(_TOPIC, digests)
+            if worker.lifecycle.is_chief and not self._steps & (self._steps - 1):
+                shared = worker.backend.collect(_TOPIC)
+                self._compared = len(shared) == worker.task.workers or self._steps >= _LAST_STEP
+                self._warn(worker, {f"worker:{i}": data for i, data in sorted(shared.items())})
 
-    def _compare_by_servers(self, worker: Worker, digests: bytes) -> None:
-        if digests and not self._shared:
-            self._shared = True
-            worker.backend.share(_TOPIC, digests)
-        if not worker.lifecycle.is_chief or self._steps & (self._steps - 1):
-            return
-        found = worker.backend.collect(_TOPIC)
-        self._compared = len(found) == worker.task.workers or self._steps >= _LAST_STEP
-        self._warn(worker, {f"worker:{index}": data for index, data in sorted(found.items())})
-
-    def _warn(self, worker: Worker, found: Mapping[str, bytes]) -> None:
+    def _warn(self, worker: Worker, found: Mapping[str, bytes]) -> bool:
         named: dict[bytes, list[str]] = {}
         for name, digests in found.items():
             named.setdefault(digests, []).append(name)
-        same = next((names for names in named.values() if len(names) > 1), None)
-        if same is None:
-            return
-        self._compared = True
-        worker.progress.warn(
-            f"{', '.join(same)} were given the same batches at the beginning: they compute the "
-            "same gradients, and train no faster than one. Give all the whole data by "
-            "optimizer.epochs(loader, count) or optimizer.prepare(loader), which deal it, or each "
-            "its own part (optimizer.replica of optimizer.replicas)"
-        )
+        same = next((names for each, names in named.items() if each and len(names) > 1), None)
+        if same is not None:
+            self._compared = True
+            worker.progress.warn(
+                f"{', '.join(same)} were given the same batches at the beginning: they compute the "
+                "same gradients, and train no faster than one. Give all the whole data by "
+                "optimizer.epochs(loader, count) or optimizer.prepare(loader), which deal it, or "
+                "each its own part (optimizer.replica of optimizer.replicas)"
+            )
+        return same is not None
 
     def close(self) -> None:
         for handle in self._handles:

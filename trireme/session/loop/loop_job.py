@@ -40,10 +40,8 @@ class LoopJob:
         if setup.part is None:
             setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
-        self.parameters = setup.parameters_of_each()  # as the program computes with them
         self._watch: GradientWatch | None = None
-        self._watch_gradients()
-        worker.on_other_parameters.append(self._follow_parameters)
+        self._take_parameters()
         self._batches = BatchWatch(model)
         self.loss: torch.Tensor | float | None = None  # that the program has logged last
         self.data = LoopData(job)
@@ -61,15 +59,13 @@ class LoopJob:
         job.exits.callback(self._release)
         _JOINED.append(self)
 
-    def _watch_gradients(self) -> None:
-        if self._averages_here or self._averages_on_servers:
-            self._watch = GradientWatch(parameter for each in self.parameters for parameter in each)
-
-    def _follow_parameters(self) -> None:
+    def _take_parameters(self) -> None:
+        """Takes the parameters of each optimizer, as the program computes with them."""
         self.parameters = self._setup.parameters_of_each()
         if self._watch is not None:
             self._watch.close()
-            self._watch_gradients()
+        if self._averages_here or self._averages_on_servers:
+            self._watch = GradientWatch(parameter for each in self.parameters for parameter in each)
 
     # -- training -------------------------------------------------------------------------------
 
@@ -85,7 +81,8 @@ class LoopJob:
     def _begin_step(self) -> None:
         if not self._began:
             self._began = True
-            self._worker.begin_step()
+            if self._worker.begin_step():
+                self._take_parameters()
 
     def update(
         self,
@@ -147,16 +144,15 @@ class LoopJob:
         before = self._size
         if not averages or self._setup.replicas == 1 or before < 0 or not number:
             return
-        self._size = number
-        if before in (0, number):
-            return
-        self._size = -1
-        self._worker.progress.warn(
-            f"the batches of this loop differ in size ({before} examples, then {number}), and the "
-            "gradient of each worker counts alike in the mean, which is then not the mean over all "
-            "examples: say optimizer.step(examples=len(batch)), or the number of tokens where the "
-            "loss is their mean; or let the job deal the data (optimizer.epochs)"
-        )
+        self._size = number if before in (0, number) else -1
+        if self._size < 0:
+            self._worker.progress.warn(
+                f"the batches of this loop differ in size ({before} examples, then {number}), and "
+                "the gradient of each worker counts alike in the mean, which is then not the mean "
+                "over all examples: say optimizer.step(examples=len(batch)), or the number of "
+                "tokens where the loss is their mean; or let the job deal the data "
+                "(optimizer.epochs)"
+            )
 
     def synchronize(self, optimizer: int, examples: float | None) -> None:
         """Averages the gradients over the processes that make the step together with this one."""
@@ -222,29 +218,20 @@ class LoopJob:
 
     def _check_gradients(self, optimizer: int) -> None:
         """Warns, once, where the loop has changed gradients that are this process's alone."""
-        if self._watch is None or not self._watch.changed(self.parameters[optimizer]):
+        if self._watch is None or not self._watch.written(self.parameters[optimizer]):
             return
-        if self._averages_on_servers:
-            advice = (
-                "the servers average the gradients of all workers. To clip the mean, as one "
-                "process does, give distribute(..., clip_norm=...) and clip nothing in the loop; "
-                "for a GradScaler, train in bfloat16, which needs none"
-            )
-        elif optimizer not in self._averaged:
-            advice = (
-                "the step averages the gradients of all processes. To change their mean, as one "
-                "process does, call optimizer.synchronize() right after backward, or give "
-                "distribute(..., clip_norm=...) and clip nothing in the loop"
-            )
-        else:
-            return
+        advice = "give distribute(..., clip_norm=...) and clip nothing in the loop"
+        if not self._averages_on_servers:
+            if optimizer in self._averaged:
+                return
+            advice = f"call optimizer.synchronize() right after backward, or {advice}"
         self._watch.close()
         self._watch = None
         if self._worker.lifecycle.is_chief:  # all of them run the same program
             self._worker.progress.warn(
-                f"before the step at {line_of_program()}, the program has changed the gradients "
+                f"before the step at {line_of_program()}, the program has written to the gradients "
                 "(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, "
-                f"and {advice}"
+                f"and are averaged later. To change their mean, as one process does, {advice}"
             )
 
     def drop_row_gradients(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import GroupSpec
@@ -14,11 +13,6 @@ from trireme.ps.optimizers import spec_of
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
-
-_DISAGREEMENT = (
-    "Each worker counts its own steps then; where they have made different numbers of them, they "
-    "disagree, and the servers take the settings of each update."
-)
 
 
 class Hyperparameters:
@@ -33,12 +27,13 @@ class Hyperparameters:
         # Counted here, as not every scheduler counts its steps.
         self._scheduled = getattr(self.scheduler, "last_epoch", 0)
         self._optimizer = setup.optimizer
-        self._settings = setup.settings
+        self._settings = settings = setup.settings
         self._progress = progress
-        # Otherwise the servers do not run the user's optimizer.
-        self._sends = setup.settings.task.servers > 0 and setup.outer is None
         self._warned = False
-        self._disagree = not setup.settings.rule.synchronous and setup.settings.task.workers > 1
+        # Otherwise the servers do not run the user's optimizer.
+        self._sends = settings.task.servers > 0 and setup.outer is None
+        # In rounds the servers compare what workers say.
+        self._disagree = not settings.rule.synchronous and settings.task.workers > 1
         self._then: list[tuple[Any, ...]] = []
         self._groups: tuple[GroupSpec, ...] = ()
 
@@ -52,12 +47,11 @@ class Hyperparameters:
         # Parameters among the values compare by identity first, so tensors are never compared.
         now = [tuple(group.values()) for group in self._optimizer.param_groups]
         if now != self._then:
-            # In rounds the servers compare what workers say of it.
             if self._then and self.scheduler is None and self._disagree:
                 self.warn(
-                    "the program changes the optimizer's learning rate, or another setting, by "
-                    f"itself. {_DISAGREEMENT} Let a session count the job's steps (scheduler=...), "
-                    "or set the rate by global_step"
+                    "the program changes the optimizer's settings by itself: each worker counts "
+                    "its own steps then, and the servers take the settings of each update. Let a "
+                    "session count the job's steps (scheduler=...), or set the rate by global_step"
                 )
             self._then = now
             self._groups = spec_of(self._optimizer).groups
@@ -74,22 +68,17 @@ class Hyperparameters:
             try:
                 self.scheduler.step()
             except ValueError as error:  # such as OneCycleLR's, past its last step
-                raise self._refused(step, error) from error
+                shared = self._settings.steps_of_a_loop(1) == 0
+                workers, most = self._settings.task.workers, self._settings.max_steps
+                every = f" (each update of any of the {workers} workers is one)" if shared else ""
+                raise ConfigurationError(
+                    f"the {type(self.scheduler).__name__} given as scheduler has no step "
+                    f"{self._scheduled + 1} ({error}), and the job is at global step {step}. A "
+                    f"session's schedule counts the global steps of the whole job{every}, with "
+                    "those before it was resumed: build it for as many steps as it makes"
+                    + ("" if most is None else f", max_steps={most}")
+                ) from error
             self._scheduled += 1
-
-    def _refused(self, step: int, error: ValueError) -> ConfigurationError:
-        """Returns the error that the schedule has no next step; says why the count is so high."""
-        settings, name = self._settings, type(self.scheduler).__name__
-        alone = settings.task.servers == 0 or settings.rule.synchronous
-        workers = settings.task.workers
-        every = "" if alone else f" (each update of any of the {workers} workers is one)"
-        last = "" if settings.max_steps is None else f", max_steps={settings.max_steps}"
-        return ConfigurationError(
-            f"the {name} given as scheduler has no step {self._scheduled + 1} ({error}), and the "
-            f"job is at global step {step}. A session's schedule counts the global steps of the "
-            f"whole job{every}, with those before it was resumed: build it for as many steps as "
-            f"it makes{last}"
-        )
 
 
 def note_schedule(error: BaseException, settings: Settings, step: int, began: int) -> None:
@@ -99,13 +88,9 @@ def note_schedule(error: BaseException, settings: Settings, step: int, began: in
     total, asked = getattr(passed, "total_steps", None), getattr(passed, "last_epoch", 0)
     if not isinstance(error, ValueError) or total is None or asked <= total:
         return
-    share, count = settings.steps_of_a_loop(step), settings.task.workers
-    counted = (
-        f"each update of any of the {count} workers is a global step, one worker's share of them "
-        f"is {share}, and a fast worker makes more"
-        if settings.steps_of_a_loop(count) < count
-        else "a step of the loop is a global step"
-    )
+    counted = "a step of the loop is a global step"
+    if settings.steps_of_a_loop(1) == 0:
+        counted = "each update of any worker is a global step"
     error.add_note(
         f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
         f"and was asked for step {asked}. The job is at global step {step}, and this process began "
@@ -116,25 +101,24 @@ def note_schedule(error: BaseException, settings: Settings, step: int, began: in
 
 
 def _scheduler(setup: TrainingSetup) -> Any:
-    make = setup.settings.options.scheduler
-    if make is None:
+    scheduler: Any = setup.settings.options.scheduler
+    if scheduler is None:
         return None
-    if isinstance(make, torch.optim.lr_scheduler.LRScheduler):
-        scheduler: Any = make
-        if make.optimizer is not setup.optimizer:
-            raise ConfigurationError(
-                f"the {type(make).__name__} given as scheduler is over another optimizer than the "
-                "session's: give the session that very optimizer too, or a function that builds "
-                f"the scheduler: scheduler=lambda optimizer: {type(make).__name__}(optimizer, ...)"
-            )
-    else:
-        scheduler = make(setup.optimizer)
+    if not isinstance(scheduler, LRScheduler):
+        scheduler = scheduler(setup.optimizer)
+    elif scheduler.optimizer is not setup.optimizer:
+        name = type(scheduler).__name__
+        raise ConfigurationError(
+            f"the {name} given as scheduler is over another optimizer than the session's: give the "
+            "session that very optimizer too, or a function that builds the scheduler: "
+            f"scheduler=lambda optimizer: {name}(optimizer, ...)"
+        )
     if not callable(getattr(scheduler, "step", None)):
         raise ConfigurationError(
             f"the function given as scheduler returned {scheduler!r}: it must return a scheduler "
             "of torch.optim.lr_scheduler"
         )
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+    if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
             "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
             "schedule of the step count, such as ExponentialLR or OneCycleLR"

@@ -26,44 +26,40 @@ class LostUpdates:
         self._trained = trained
         self._warn = warn
         self._updates = 0
-        self._warned = False
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # Of each narrow parameter with a gradient: some values, and which of them are to move.
+        self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def before(self) -> None:
         """Called before an update, with its gradients."""
         self._updates += 1
-        self._before = []
-        if self._warned or self._updates not in _STEPS:
+        self._before.clear()
+        if self._updates not in _STEPS:
             return
-        for parameter in self._trained.parameters.values():
+        for name, parameter in self._trained.parameters.items():
             gradient = parameter.grad
             dense = gradient is not None and gradient.layout is torch.strided
             if gradient is not None and dense and parameter.dtype in _NARROW:
-                self._before.append((_sampled(parameter), _sampled(gradient) != 0))
-            else:
-                self._before.append((torch.empty(0), torch.empty(0)))
+                self._before[name] = _sampled(parameter), _sampled(gradient) != 0
 
     def after(self) -> None:
         """Called after the update, with the new values."""
-        if not self._before:
-            return
         updated = lost = 0
-        parameters = self._trained.parameters.values()
-        for parameter, (values, moves) in zip(parameters, self._before, strict=True):
-            if values.numel():
-                updated += int(moves.sum())
-                lost += int((moves & (_sampled(parameter) == values)).sum())
-        self._before = []
+        narrow = set[str]()
+        for name, (values, moves) in self._before.items():
+            parameter = self._trained.parameters[name]
+            narrow.add(_NARROW[parameter.dtype])
+            updated += int(moves.sum())
+            lost += int((moves & (_sampled(parameter) == values)).sum())
+        self._before.clear()
         if updated and 2 * lost > updated:
-            self._warned = True
-            names = {_NARROW[p.dtype] for p in parameters if p.dtype in _NARROW}
             self._warn(
                 f"{100 * lost // updated}% of the values that have a gradient did not change in "
-                f"update {self._updates}: the parameters are in {' and '.join(sorted(names))}, and "
-                "updates below the last place of a value are lost, at every step. Train float32 "
-                'parameters and compute in bfloat16 (precision="bfloat16", or torch.autocast in a '
-                "loop of your own), or raise the learning rate"
+                f"update {self._updates}: the parameters are in {' and '.join(sorted(narrow))}, "
+                "and updates below the last place of a value are lost, at every step. Train "
+                'float32 parameters and compute in bfloat16 (precision="bfloat16", or '
+                "torch.autocast in a loop of your own), or raise the learning rate"
             )
+            self._updates = _STEPS[-1]  # it is said once
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,6 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.session.model.training_setup import TrainingSetup
 
-_INSTEAD = (
-    "it has no place in the job and would not be trained. Give the optimizer all parameters when "
-    "training begins, let them require a gradient then, and call requires_grad_(False) after that "
-    "on those that are to be trained later: they are left alone as long as they have no gradient"
-)
-
 
 class OptimizerParameters:
     """Notices that a program gives an optimizer other parameters, or unfreezes some.
@@ -42,37 +36,32 @@ class OptimizerParameters:
     def check(self) -> None:
         """Checks that the optimizer has the known parameters; names the first that differs."""
         self.check_frozen()
-        now = self._now()
-        if now == self._known:
+        if self._now() == self._known:
             return
         before = {each for group in self._known for each in group}
         every = (p for group in self._setup.optimizer.param_groups for p in group["params"])
-        added = [parameter for parameter in every if id(parameter) not in before]
-        if added:
-            more = f" and {len(added) - 1} more" if added[1:] else ""
-            raise ConfigurationError(
-                f"parameter {self._name(added[0])}{more} given to the optimizer after training "
-                f"began: {_INSTEAD}"
-            )
-        sizes, sizes_before = (
-            " + ".join(str(len(group)) for group in groups) for groups in (now, self._known)
-        )
+        added = next((parameter for parameter in every if id(parameter) not in before), None)
+        if added is not None:
+            raise self._refused(added, "was given to the optimizer after training began")
         raise ConfigurationError(
-            f"the numbers of parameters in the optimizer's groups are {sizes} now, and were "
-            f"{sizes_before} when training began: to train some no longer, call "
-            "requires_grad_(False) on them and leave them in their groups"
+            "parameters were taken out of the optimizer's groups, or moved between them, after "
+            "training began: to train some no longer, call requires_grad_(False) on them and leave "
+            "them in their groups"
         )
 
     def check_frozen(self) -> None:
         """Checks that none is trained now that was frozen when training began."""
         for parameter in self._frozen:
             if parameter.requires_grad:
-                raise ConfigurationError(
-                    f"parameter {self._name(parameter)} requires a gradient now, and did not when "
-                    f"training began: {_INSTEAD}"
-                )
+                what = "requires a gradient now, and did not when training began"
+                raise self._refused(parameter, what)
 
-    def _name(self, parameter: torch.Tensor) -> str:
+    def _refused(self, parameter: torch.Tensor, what: str) -> ConfigurationError:
         name = self._setup.name_of(parameter)
-        shape = f"of shape {tuple(parameter.shape)}, which the model does not have,"
-        return shape if name is None else repr(name)
+        shown = f"of shape {tuple(parameter.shape)}" if name is None else repr(name)
+        return ConfigurationError(
+            f"parameter {shown} {what}: it has no place in the job and would not be trained. Give "
+            "the optimizer all parameters when training begins, let them require a gradient then, "
+            "and call requires_grad_(False) after that on those that are to be trained later: they "
+            "are left alone as long as they have no gradient"
+        )

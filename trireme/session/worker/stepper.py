@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from trireme.errors import ConfigurationError
@@ -23,23 +23,16 @@ _LOOKS = 16
 
 
 class Stepper:
-    """Computes the gradients of one worker's steps, and seeds what is random in them.
-
-    Attributes:
-        seeding: seeds what is random.
-    """
+    """Computes the gradients of one worker's steps, and seeds what is random in them."""
 
     def __init__(self, worker: Worker, computation: Computation, optimizers: Optimizers) -> None:
         setup = worker.setup
         self._worker = worker
         self._computation = computation
         self._joint = setup.optimizer if isinstance(setup.optimizer, JointOptimizer) else None
-        self._parameters = setup.parameters_of_each()
-        several = range(len(self._parameters))
+        several = range(len(setup.parameters_of_each()))
         named = optimizers if isinstance(optimizers, Mapping) else several
         self._places: dict[str | int, int] = dict(zip(named, several, strict=False))
-        worker.on_other_parameters.append(self._take_parameters)
-        self._options = setup.settings.options
         self._clip_norm = setup.settings.clip_norm
         self._looks = _LOOKS
         if setup.process_group is None:
@@ -48,27 +41,21 @@ class Stepper:
         self.seeding = Seeding(setup)
         self.seeding.begin(worker.global_step)
 
-    def _take_parameters(self) -> None:
-        self._parameters = self._worker.setup.parameters_of_each()
-
     def choose(self, name: str | int | None) -> None:
         """Chooses the optimizer that makes the next step; see `Session.step`."""
-        if self._joint is None:
-            if name is not None:
-                raise ConfigurationError(
-                    f"step(batch, optimizer={name!r}): this session has one optimizer; give it "
-                    "several by name, in a dict"
-                )
+        if self._joint is None and name is None:
             return
-        if name is None or name not in self._places:
-            wrong = "say which optimizer" if name is None else f"there is no optimizer {name!r}"
-            names = ", ".join(map(repr, self._places))
-            raise ConfigurationError(f"step(batch, optimizer=...): {wrong}: one of {names}")
+        if self._joint is None or name is None or name not in self._places:
+            known = f"say which optimizer, one of {', '.join(map(repr, self._places))}"
+            if self._joint is None:
+                known = "this session has one optimizer; give it several by name, in a dict"
+            raise ConfigurationError(f"step(batch, optimizer={name!r}): {known}")
         self._joint.chosen = self._places[name]
 
     def gradient(self, batch: Any, loss: Loss | None) -> StepResult:
         """Computes the gradient of a batch; the fields of the update are not set yet."""
-        worker, joint, tables = self._worker, self._joint, self._worker.setup.tables
+        worker, joint = self._worker, self._joint
+        setup, tables = worker.setup, worker.setup.tables
         if tables is not None:
             tables.forget()
         if self._looks and worker.lifecycle.is_chief:  # all workers run the same program
@@ -77,22 +64,17 @@ class Stepper:
                 self._looks = 0
                 worker.progress.warn(
                     "targets are -100, which losses of PyTorch leave out of their mean, and each "
-                    "batch counts by its examples: workers, the pieces of accumulate and the "
-                    "batches of evaluate are weighed wrongly where they have other numbers of "
-                    "labels. Give weight=lambda batch, outputs: (batch[1] != -100).sum(), or as "
-                    "your batches have their labels"
+                    "batch counts by its examples. Give the number of labels that count, such as "
+                    "weight=lambda batch, outputs: (batch[1] != -100).sum()"
                 )
         self.seeding.step(worker.global_step)
         worker.begin_step()
         if joint is not None:
-            worker.setup.agree_on_optimizer()
-        if loss is None:
+            setup.agree_on_optimizer()
+        with self._by(loss):
             result = self._computation.backward(batch)
-        else:
-            with self._computation.another_loss(loss):
-                result = self._computation.backward(batch)
         if joint is not None:
-            for place, parameters in enumerate(self._parameters):
+            for place, parameters in enumerate(setup.parameters_of_each()):
                 if place != joint.chosen:  # which does not update them
                     for parameter in parameters:
                         parameter.grad = None
@@ -102,8 +84,11 @@ class Stepper:
 
     def compute_only(self, batch: Any, loss: Loss | None) -> StepResult:
         """Computes the result of a step that comes after the end of training; updates nothing."""
-        with self._computation.another_loss(loss) if loss is not None else nullcontext():
+        with self._by(loss):
             result = self._computation.backward(batch)
         step = result.global_step = self._worker.global_step
         result.decide(PushResult(Stale(step), step, 0, True))
         return result
+
+    def _by(self, loss: Loss | None) -> AbstractContextManager[None]:
+        return nullcontext() if loss is None else self._computation.another_loss(loss)

@@ -50,21 +50,18 @@ class LastIteration:
     """
 
     def __init__(self) -> None:
-        self._asks = False
-        self._informed = False
+        self._informed: bool | None = None  # None until the loop asks
         self._left_out = 0
 
     def asked(self, ended: bool) -> bool:
         """Notes that the loop has asked whether training has ended; returns the answer."""
-        self._asks, self._informed = True, ended
+        self._informed = ended
         return ended
 
     def leaves_out(self) -> bool:
         """Returns whether a step after the end is skipped; otherwise it is an error."""
-        if self._informed or not self._asks or self._left_out == _MOST_LEFT_OUT:
-            return False
         self._left_out += 1
-        return True
+        return self._informed is False and self._left_out <= _MOST_LEFT_OUT
 
 
 class Signals:
@@ -85,12 +82,11 @@ class Signals:
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._seen:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self._seen = True
-        self._interrupt(signal.Signals(number).name)
+        if not self._seen:
+            self._seen = True
+            self._interrupt(signal.Signals(number).name)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
 
 
 def rolled_back(before: int, step: int, *, ended: str = "") -> RolledBack:

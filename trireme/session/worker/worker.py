@@ -11,10 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from trireme.errors import (
-    ConfigurationError,
-    Fenced,
-)
+from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import PushTerms, Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.row_messages import RowKeys
@@ -58,8 +55,7 @@ class Worker:
         self.setup = setup
         self.task = settings.task
         self.progress = make_progress(
-            self.task.display if setup.shows_progress else "none",
-            max_steps=settings.max_steps,
+            self.task.display if setup.shows_progress else "none", max_steps=settings.max_steps
         )
         self.lifecycle = Lifecycle(setup, self.progress)
         self.storage = Storage(settings, self.progress)
@@ -67,6 +63,8 @@ class Worker:
         self.rejoined = 0  # times; examples dealt to it before are dealt to other workers
         self.passed = False  # whether the program's last loop has made all passes over its data
         self.update_times = UpdateTimes()
+        self.push_under_way = False  # whose answer the next step receives, by prefetch
+        self.life = 0  # how often the job was rolled back, as far as this worker knows
         self.lifecycle.exits.callback(self.storage.close)
         if setup.tables is not None:
             self.lifecycle.exits.callback(setup.tables.close)
@@ -74,11 +72,7 @@ class Worker:
         self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
         self._parameters = OptimizerParameters(setup)
         self._prefetches = settings.prefetches and setup.process_group is None
-        # Called when the optimizer has other parameters than before.
-        self.on_other_parameters: list[Callable[[], None]] = []
-        self._under_way = False  # an exchange whose result is not received yet
         self._began = 0  # the global step at which this process began
-        self.life = 0  # how often the job was rolled back, as far as this worker knows
 
     def _warn_as_chief(self, text: str) -> None:
         if self.lifecycle.is_chief:  # all workers run the same program
@@ -88,7 +82,7 @@ class Worker:
 
     def start(self) -> None:
         """Joins the job, and receives the values of its initial or restored step."""
-        lifecycle, storage = self.lifecycle, self.storage
+        lifecycle, storage, tables = self.lifecycle, self.storage, self.setup.tables
         self.backend = lifecycle.join()
         storage.epoch = lifecycle.epoch
         self.checkpoints = WorkerCheckpoints(lifecycle, storage)
@@ -100,11 +94,11 @@ class Worker:
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
             self.progress.message(storage.durability(1 if view is None else view.copies))
-        if self.setup.tables is not None and self.setup.tables.left and not self.global_step:
+        if tables is not None and tables.left and not self.global_step:
             self.progress.warn(
-                f"the sparse tables {', '.join(self.setup.tables.left)} begin anew, and the "
-                "parameters where an earlier session of this program has left them: rows are in "
-                "its table alone. Give both one run_dir, and this one a larger max_steps, to go on"
+                f"the sparse tables {', '.join(tables.left)} begin anew, and the parameters where "
+                "an earlier session of this program has left them: rows are in its table alone. "
+                "Give both one run_dir, and this one a larger max_steps, to go on"
             )
 
     def _receive_first(self) -> None:
@@ -112,10 +106,10 @@ class Worker:
 
         Another worker may become chief before values are loaded; the chief at that time loads them.
         """
-        lifecycle, checkpoints = self.lifecycle, self.checkpoints
-        while not self._start(lambda: checkpoints.first_state() if lifecycle.is_chief else None):
-            lifecycle.come_back()
-        self.life = lifecycle.life
+        checkpoints = self.checkpoints
+        while not self._start(checkpoints.first_state):
+            self.lifecycle.come_back()
+        self.life = self.lifecycle.life
         checkpoints.follow_view()
         checkpoints.take_first()
         if self.backend.stopping and not self.retire():
@@ -123,12 +117,16 @@ class Worker:
             return
         self._hyper.advance(self.backend.global_step)
 
-    def _start(self, first: Callable[[], ModelState | None]) -> bool:
+    def _start(self, first: Callable[[], ModelState]) -> bool:
         """Receives the job's values; returns False where this worker must rejoin the job first."""
+        backend, setup, tables = self.backend, self.setup, self.setup.tables
+        backend.tables = () if tables is None else tables.specs
         try:
-            backend, tables = self.backend, self.setup.tables
-            backend.tables = () if tables is None else tables.specs
-            backend.start(self.setup.optimizer_spec, self.setup.settings.rule, first)
+            backend.start(
+                setup.optimizer_spec,
+                setup.settings.rule,
+                lambda: first() if self.lifecycle.is_chief else None,
+            )
             if tables is not None:
                 tables.open(self._pull_rows)
         except Fenced:
@@ -143,11 +141,6 @@ class Worker:
                 self.come_back()
 
     # -- training -------------------------------------------------------------------------------
-
-    @property
-    def push_under_way(self) -> bool:
-        """Whether there is a push whose answer the next step receives, by prefetch."""
-        return self._under_way
 
     @property
     def global_step(self) -> int:
@@ -166,34 +159,32 @@ class Worker:
         self.lifecycle.stop_sent = True
         self.backend.stop(reason)
 
-    def begin_step(self) -> None:
-        """Meets the other processes that make the step together with this one."""
-        self.follow_parameters()
+    def begin_step(self) -> bool:
+        """Meets the other processes that make the step together with this one.
+
+        Returns whether the optimizer has other parameters than before, which the program has given
+        it meanwhile.
+        """
+        changed = self._parameters.changed
+        if changed:
+            if not self.backend.grows:
+                self._parameters.check()
+            self.backend.grow(self.setup.lay_out_again())
+            self._parameters = OptimizerParameters(self.setup)
         self.checkpoints.ask_all()
         self.backend.begin_step()
-
-    def follow_parameters(self) -> None:
-        """Takes over the parameters that the program has given the optimizer meanwhile."""
-        if not self._parameters.changed:
-            return
-        if not self.backend.grows:
-            self._parameters.check()
-        self.backend.grow(self.setup.lay_out_again())
-        self._parameters = OptimizerParameters(self.setup)
-        for call in self.on_other_parameters:
-            call()
+        return changed
 
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces values of trained parameters; see `Session.write_values`."""
         setup = self.setup
         for name, value in values.items():
             known = setup.flat.parameters.get(name)
             if known is None or known.shape != value.shape:
-                wrong = (
-                    "the optimizer has no such parameter"
-                    if known is None
-                    else f"it has shape {tuple(known.shape)}, and the value {tuple(value.shape)}"
+                has = "no such parameter" if known is None else f"shape {tuple(known.shape)} there"
+                raise ConfigurationError(
+                    f"write_values: {name!r} of shape {tuple(value.shape)}: the optimizer has {has}"
                 )
-                raise ConfigurationError(f"write_values: {name!r}: {wrong}")
         on_servers = self.task.servers > 0 and setup.outer is None
         with setup.own_writes.ours() if on_servers else nullcontext(), torch.no_grad():
             for held in (setup.trained, setup.flat) if on_servers else (setup.trained,):
@@ -226,45 +217,28 @@ class Worker:
         self.setup.own_writes.check()
         self._lost_updates.before()
         self.checkpoints.ask_all()
-        backend, liveness = self.backend, self.lifecycle.liveness
+        backend, lifecycle = self.backend, self.lifecycle
         try:
             if (written := self.setup.own_writes.to_send()) is not None:
                 backend.write_values(*written)
             terms = PushTerms(hyper=self._hyper.now(), examples=examples)
             if not counts:
                 terms["steps"] = 0
-            if self._prefetches:
-                result = self._push_ahead(weight, terms)
-            else:
-                began = time.monotonic()
-                tables = self.setup.tables
-                if tables is not None:
-                    terms |= {"rows": tables.updates(), "wanted": tables.wanted}
-                backend.push(weight, **terms)
-                pushed = time.monotonic()
-                meanwhile()
-                waiting = time.monotonic()
-                liveness.excuse = WAITS
-                result = backend.wait()
-                if tables is not None:
-                    tables.bring(backend.wanted_rows())
-                self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
-                if result is not None and result.notice:
-                    self._hyper.warn(result.notice)
+            push = self._push_ahead if self._prefetches else self._push
+            result = push(weight, terms, meanwhile)
         except Fenced:
             result = self.rejoin()
-        liveness.stepped()
+        lifecycle.liveness.stepped()
         self._lost_updates.after()
         result = self._decided(result)
-        if not self.lifecycle.stop_sent and not backend.stopping:
-            reason = self.lifecycle.interrupted
-            if reason is not None:
-                self.stop(reason)
+        reason = None if lifecycle.stop_sent or backend.stopping else lifecycle.interrupted
+        if reason is not None:
+            self.stop(reason)
         self.checkpoints.step_made(exchanged=result is not None)
-        dismissed = self.lifecycle.dismissed is not None
-        if dismissed and result is not None and not backend.stopping:  # nothing is left to push
+        # Nothing is left to push, but with prefetch what is under way.
+        if lifecycle.dismissed is not None and result is not None and not backend.stopping:
             backend.end()
-            if not self._under_way:  # else with the answer to the push under way
+            if not self.push_under_way:
                 self.retire()  # the job needs nothing more from this worker
         self.remember()
         return result
@@ -273,18 +247,39 @@ class Worker:
         self.setup.own_writes.remember()
         self._parameters.remember()
 
-    def _push_ahead(self, weight: float, terms: PushTerms) -> PushResult | None:
+    def _push(
+        self, weight: float, terms: PushTerms, meanwhile: Callable[[], None]
+    ) -> PushResult | None:
+        backend, tables, began = self.backend, self.setup.tables, time.monotonic()
+        if tables is not None:
+            terms |= {"rows": tables.updates(), "wanted": tables.wanted}
+        backend.push(weight, **terms)
+        pushed = time.monotonic()
+        meanwhile()
+        waiting = time.monotonic()
+        self.lifecycle.liveness.excuse = WAITS
+        result = backend.wait()
+        if tables is not None:
+            tables.bring(backend.wanted_rows())
+        self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
+        if result is not None and result.notice:
+            self._hyper.warn(result.notice)
+        return result
+
+    def _push_ahead(
+        self, weight: float, terms: PushTerms, meanwhile: Callable[[], None]
+    ) -> PushResult | None:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
         backend = self.backend
         basis, waiting = backend.step, time.monotonic()
         self.lifecycle.liveness.excuse = WAITS
-        before = backend.wait() if self._under_way else None
+        before = backend.wait() if self.push_under_way else None
         began = time.monotonic()
-        self._under_way = False
+        self.push_under_way = False
         if before is None or not before.stop:
             terms["pulled"] = basis
             backend.push(weight, **terms)
-            self._under_way = True
+            self.push_under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
         return before
 
@@ -302,9 +297,9 @@ class Worker:
 
         A worker that trains locally exchanges its updates since the last exchange.
         """
-        backend, under_way = self.backend, self._under_way
+        backend, under_way = self.backend, self.push_under_way
         ended, before = backend.stopping, backend.global_step
-        self._under_way = False
+        self.push_under_way = False
         self.lifecycle.liveness.excuse = WAITS
         try:
             result = backend.wait() if under_way else backend.complete()
@@ -338,20 +333,19 @@ class Worker:
 
     def rejoin(self) -> PushResult:
         """Rejoins the job, which had given this worker up, with the present values."""
-        self._under_way = False
+        self.push_under_way = False
         backend, lifecycle, before = self.backend, self.lifecycle, self.backend.global_step
         lifecycle.last_chief.reopen()
         lifecycle.come_back()
         steps = backend.pending_steps  # `start` resets it
-        checkpoints = self.checkpoints
         # Where all copies of a shard were lost, no values are loaded any more.
-        while not self._start(lambda: checkpoints.state_again() if lifecycle.is_chief else None):
+        while not self._start(self.checkpoints.state_again):
             lifecycle.come_back()  # the job has given it up again
         if self.life == lifecycle.life:
             self.progress.warn("this worker was taken for lost and comes back")
         else:
             self.life = lifecycle.life
-            checkpoints.take_first()
+            self.checkpoints.take_first()
             self.progress.warn(str(rolled_back(before, backend.step)))
         self.rejoined += 1
         self.remember()
@@ -379,9 +373,10 @@ class Worker:
 
         A second interrupt is no failure, also while the worker waits for the others: they continue.
         """
+        lifecycle = self.lifecycle
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            self.lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
+            lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
             return
-        if self.lifecycle.state in ("training", "saving"):
+        if lifecycle.state in ("training", "saving"):
             self.checkpoints.fail(error)
-        self.lifecycle.fail(error)
+        lifecycle.fail(error)
