@@ -13,7 +13,7 @@ from benchmarks.context import Context
 from benchmarks.pairs import Plan, Sample, interleave
 from benchmarks.report import figure
 from benchmarks.results import Kind, Result
-from trireme.wire.codec import CODECS, ErrorFeedback
+from trireme.compression.codec import CODECS, ErrorFeedback
 
 NUMBERS = 1_000_000
 COPY = "memcpy"

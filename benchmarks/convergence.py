@@ -63,9 +63,9 @@ def pushed_bytes(codec: str) -> int:
     """Returns how many bytes a push of LeNet-5's gradients carries."""
     from images.networks import LeNet5
 
-    from trireme.ps.compression import Packer
+    from trireme.compression.codec import make_codec
+    from trireme.compression.packing import Packer
     from trireme.ps.flat import FlatModel
-    from trireme.wire.codec import make_codec
 
     flat = FlatModel([list(LeNet5().named_parameters())], servers=1)
     made = make_codec(codec)

@@ -21,7 +21,7 @@ STRATEGIES = Plugins("trireme.strategies", "strategy", type)
 """The classes of every installed strategy; see `trireme.strategies`."""
 
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
-"""The values of `compress` besides `topk:SHARE`. A test compares them with `trireme.wire.codec`."""
+"""The values of `compress` besides `topk:SHARE`, as `trireme.compression.codec` has them."""
 
 COMMAND_LINE, LAUNCH_CALL = "command line", "run()"
 """The origins of values that a command, or a call of `trireme.run`, has given itself."""

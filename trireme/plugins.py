@@ -44,6 +44,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.engines": {"ray": "ray"},
     "trireme.environments": {"launchers": "environments"},
     "trireme.hooks": {"profile": "tracking"},
+    "trireme.packing": {"codecs": "compression"},
     "trireme.tables": {"tables": "tables"},
     "trireme.transports": {"shm": "shm", "tls": "tls"},
     "trireme.strategies": {

@@ -619,7 +619,7 @@ def test_it_rests_when_nothing_happens() -> None:
         clock=clock,
         limits=ServiceLimits(tick_seconds=0.05),
     )
-    original = service._poller.events
+    original = service.poller.events
 
     def watched(seconds: float) -> Iterator[tuple[Callable[[int], None], int]]:
         happened = [*original(seconds)]
@@ -633,7 +633,7 @@ def test_it_rests_when_nothing_happens() -> None:
     with run.client() as client:
         ask(client, "hello")
         run.turn()
-        service._poller.events = watched  # type: ignore[method-assign]
+        service.poller.events = watched  # type: ignore[method-assign]
         assert rested.wait(PATIENCE), "the loop never waits"
     assert rests[:3] == pytest.approx([0.05] * 3)
     service.stop()

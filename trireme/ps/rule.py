@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trireme.errors import ConfigurationError
+from trireme.ps.packing import PACKING
 
 
 class Average(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clip_norm: scale the mean gradient of a round down to this global L2 norm; None for no
             clipping. Only synchronous rounds clip on the server: elsewhere each worker can.
         average: keep an exponential moving average of the parameters.
-        codec: what pushed gradients are packed with, by the name in `trireme.wire.codec`.
+        codec: what pushed gradients are packed with, by the name in `trireme.compression.codec`.
         max_steps: no update makes the global step larger than this; None for no end. Where deltas
             are applied one by one, the last of them may overshoot it by less than `every`.
         every: None: pushes are gradients, each of one step. H: workers train locally, and push
@@ -107,8 +108,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"clip_norm is {self.clip_norm} and every {self.every}: where workers train by "
                 "themselves, each clips its own gradients, and servers clip no deltas"
             )
-        from trireme.wire.codec import make_codec  # and PyTorch, which a launcher does without
-
-        make_codec(self.codec)
+        if self.codec != "none":
+            PACKING.load("codecs").check(self.codec)
         if self.max_steps is not None and self.max_steps < 0:
             raise ConfigurationError(f"max_steps is {self.max_steps}: it must be 0 or more")

@@ -91,8 +91,7 @@ class Connection(AbstractContextManager["Connection", None]):
 
     After a failed receive nothing more can be received, and after a failed send nothing more can be
     sent: later calls raise the same error again. The two directions fail independently, so that
-    messages which a peer sent before it went away can still be received. Errors are those of
-    `Stream`, and `ValueError` for a message that is not in the catalog, of which nothing is sent.
+    messages which a peer sent before it went away can still be received.
     """
 
     def __init__(
@@ -188,11 +187,10 @@ class Connection(AbstractContextManager["Connection", None]):
             payload: C-contiguous buffers, sent one after the other.
             sequence: for the peer's reply, or of the request that this replies to.
             timeout: in seconds, for all of it.
-            check: called about ten times a second while the stream has no room. What it raises ends
-                the send, and nothing more can be sent.
+            check: called about ten times a second while the stream has no room.
 
         Raises:
-            WireTimeout: the peer did not take all of it in time; nothing more can be sent.
+            WireTimeout: the peer did not take all of it in time.
         """
         self._queue += self._frame(message, payload, sequence)
         if not self.flush():
@@ -295,8 +293,7 @@ class Connection(AbstractContextManager["Connection", None]):
         """Blocks until a complete message has arrived; sends meanwhile what was offered.
 
         Raises:
-            WireTimeout: no complete message came in time. The part that came is kept, and the next
-                receive continues from there.
+            WireTimeout: none came in time. The next receive continues with the part that came.
             FrameError: as `poll`.
         """
         if self._receive_failure is not None:
@@ -332,9 +329,8 @@ class Connection(AbstractContextManager["Connection", None]):
     def poll(self) -> Incoming | None:
         """Returns a message if a complete one is there. Never blocks.
 
-        It reads a bounded amount, so that the descriptor may still be readable after None. Messages
-        may also be there when the descriptor is not readable: before you wait on it, call this
-        until it returns None, or until nothing is `buffered`.
+        It reads a bounded amount. Messages may be there when the descriptor is not readable: before
+        you wait on it, call this until it returns None, or until nothing is `buffered`.
 
         Raises:
             FrameError: the bytes are not a frame of this catalog, or the destination refused it.

@@ -150,11 +150,11 @@ class ServerHandshake:
 
         After `Denied` the connection is to be closed; after `Welcome`, `identity` is set.
         """
-        over = self.identity is not None or self.denied is not None
-        if isinstance(message, Hello) and self._hello is None and not over:
+        hello, over = self._hello, self.identity is not None or self.denied is not None
+        if isinstance(message, Hello) and hello is None and not over:
             return self._answer_hello(message)
-        if isinstance(message, Proof) and self._hello is not None and not over:
-            return self._answer_proof(self._hello, message)
+        if isinstance(message, Proof) and hello is not None and not over:
+            return self._answer_proof(hello, message)
         return self._deny("order", f"{type(message).__name__} came out of order")
 
     def _answer_hello(self, hello: Hello) -> Message:
@@ -184,8 +184,9 @@ class ServerHandshake:
             if not self._epoch:
                 return self._deny("early", f"{hello.task} came before this task had joined the job")
             return self._deny("epoch", f"{hello.task} belongs to an earlier start of the job")
-        who = hello.job, hello.task, hello.incarnation, hello.epoch, hello.server
-        self.identity = Identity(*who)
+        self.identity = Identity(
+            hello.job, hello.task, hello.incarnation, hello.epoch, hello.server
+        )
         return Welcome(_digest(self._secret, _SERVER, hello, self._challenge, proof))
 
     def _deny(self, reason: str, explanation: str) -> Denied:
@@ -205,9 +206,7 @@ def authenticate(
     """Authenticates this task to a server, and the server to this task; blocks.
 
     Raises:
-        AuthenticationError: the server serves another job, has another secret, is another task or
-            has the certificate of another, or another process listens in its place; or it refuses
-            this task. A retry does not help.
+        AuthenticationError: one refuses the other. A retry does not help.
         StaleEpochError: this task belongs to an earlier start of the job.
         ConnectionRefused: the server has not joined the job yet. Retry soon.
         WireTimeout: the server did not answer in time.

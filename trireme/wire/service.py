@@ -125,8 +125,7 @@ class Link:
 
     def admit(self, identity: Identity) -> None:
         """Accepts an authenticated peer."""
-        self._deadline = None
-        self.identity, self.authenticated = identity, True
+        self.identity, self.authenticated, self._deadline = identity, True, None
 
     def flush(self) -> None:
         """Sends more of what was offered."""
@@ -164,7 +163,7 @@ class Link:
             events |= WRITABLE
         if events != self.events:
             self.events = events
-            self._service.watch(self, events)
+            self._service.poller.modify(self.connection.fileno(), events)
 
 
 class Handler(Protocol):
@@ -222,7 +221,7 @@ class Service:
         self.clock = clock or MonotonicClock()
         self.handlers = tuple(handlers)
         self.refusals = Refusals()
-        self.turned: Callable[[], object] | None = None  # called after each turn of the loop
+        self.turned: Callable[[], object] = lambda: None  # called after each turn of the loop
         self.turns = 0  # of the loop; any thread may read it
         self._handler_of = {kind: handler for handler in handlers for kind in handler.messages}
         self._refused_hosts = RefusedHosts(limits.tries, limits.try_seconds)
@@ -234,8 +233,8 @@ class Service:
         self._calls: deque[Callable[[], object]] = deque()
         self._stopping = self._accepting = False
         self._wakeup = Wakeup()
-        self._poller = Poller()
-        self._poller.register(self._wakeup.fileno(), READABLE, lambda _: self._wakeup.drain())
+        self.poller = Poller()
+        self.poller.register(self._wakeup.fileno(), READABLE, lambda _: self._wakeup.drain())
 
     @property
     def address(self) -> str:
@@ -267,7 +266,12 @@ class Service:
             while not self._stopping:
                 now = self.clock.now()
                 if now >= next_tick:
-                    self._tick(now)
+                    self._accept_connections()
+                    for link in list(self._links):
+                        link.expire(now)
+                    self.refusals.tick(now)
+                    for handler in self.handlers:
+                        handler.tick(now)
                     next_tick = now + self.limits.tick_seconds
                 self._turn(0 if self._closed_links or self._calls else next_tick - now)
             self._linger()
@@ -279,7 +283,7 @@ class Service:
         finally:
             for link in list(self._links):
                 self.drop(link, None)
-            self._poller.close()
+            self.poller.close()
             for listener in self.listeners:
                 listener.close()
             self._wakeup.close()
@@ -287,14 +291,13 @@ class Service:
     def _turn(self, timeout: float) -> bool:
         """Waits for events once and handles them; returns whether there were any."""
         happened = False
-        for handle, mask in self._poller.events(timeout):
+        for handle, mask in self.poller.events(timeout):
             handle(mask)
             happened = True
         for _ in range(len(self._calls)):  # what is added meanwhile is left to the next turn
             self._calls.popleft()()
         self._report_closed_links()
-        if self.turned is not None:
-            self.turned()
+        self.turned()
         self.turns += 1
         return happened
 
@@ -303,14 +306,6 @@ class Service:
             link, error = self._closed_links.popleft()
             for handler in self.handlers:
                 handler.closed(link, error)
-
-    def _tick(self, now: float) -> None:
-        self._accept_connections()
-        for link in list(self._links):
-            link.expire(now)
-        self.refusals.tick(now)
-        for handler in self.handlers:
-            handler.tick(now)
 
     def _linger(self) -> None:
         """Sends what was offered, then drops all links."""
@@ -336,13 +331,13 @@ class Service:
         if not self._accepting:
             for listener in self.listeners:
                 accept = partial(self._accept, listener)
-                self._poller.register(listener.fileno(), READABLE, accept)
+                self.poller.register(listener.fileno(), READABLE, accept)
             self._accepting = True
 
     def _stop_accepting(self) -> None:
         if self._accepting:
             for listener in self.listeners:
-                self._poller.unregister(listener.fileno())
+                self.poller.unregister(listener.fileno())
             self._accepting = False
 
     def _accept(self, listener: Listener, mask: int) -> None:
@@ -389,7 +384,7 @@ class Service:
 
     def _register(self, link: Link) -> None:
         self._links[link] = self._strangers[link] = None
-        self._poller.register(link.connection.fileno(), READABLE, partial(self._receive, link))
+        self.poller.register(link.connection.fileno(), READABLE, partial(self._receive, link))
 
     def _receive(self, link: Link, mask: int) -> None:
         """Handles the messages of a link that have arrived, up to a number, and sends more.
@@ -446,16 +441,12 @@ class Service:
         for handler in self.handlers:
             handler.authenticated(link)
 
-    def watch(self, link: Link, events: int) -> None:
-        """Waits for other events of a link from now on."""
-        self._poller.modify(link.connection.fileno(), events)
-
     def drop(self, link: Link, error: WireError | None) -> None:
         """Closes a link. The handlers' `closed` is called at the end of the turn."""
         if link not in self._links:
             return
         del self._links[link]
-        self._poller.unregister(link.connection.fileno())
+        self.poller.unregister(link.connection.fileno())
         link.connection.close()
         if link.authenticated:
             host = network(link.connection.stream.peer)

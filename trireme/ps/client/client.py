@@ -27,7 +27,6 @@ from trireme.ps.client.server_links import (
     ServerLinks,
     SharedBuffer,
 )
-from trireme.ps.compression import Residuals
 from trireme.ps.flat import FlatModel, as_bytes
 from trireme.ps.messages import (
     Attach,
@@ -38,6 +37,7 @@ from trireme.ps.messages import (
     Traced,
     Verdict,
 )
+from trireme.ps.packing import Residuals
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
@@ -102,7 +102,7 @@ class Client:
 
     @property
     def residuals(self) -> Residuals:
-        """The residuals of packed pushes; nothing where pushes are not packed."""
+        """The residuals of packed pushes."""
         return self._parts.residuals
 
     @property

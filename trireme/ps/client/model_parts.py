@@ -8,12 +8,11 @@ import numpy as np
 
 from trireme.errors import FrameError
 from trireme.ps.client.lanes import Answer
-from trireme.ps.compression import Packer, Residuals
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.messages import PulledRows, PullReply, Push, PushReply
+from trireme.ps.packing import PACKING, Packer, Residuals
 from trireme.ps.row_messages import data_of
 from trireme.ps.rule import Rule
-from trireme.wire.codec import make_codec
 from trireme.wire.message import Message
 
 
@@ -40,14 +39,14 @@ class ModelParts:
 
     def pack_by(self, rule: Rule) -> None:
         """Makes the packed form of gradients, where a rule wants one."""
-        codec = make_codec(rule.codec)
-        if codec is not None:
-            self.packers = [Packer(codec, g, deflates=rule.deflates) for g in self.gradients]
+        if rule.codec != "none":
+            packing = PACKING.load("codecs")
+            self.packers = [packing.packer(rule.codec, g, rule.deflates) for g in self.gradients]
 
     @property
     def residuals(self) -> Residuals:
-        """The residuals of packed pushes; nothing where pushes are not packed."""
-        return Residuals(self.layout, self.packers)
+        """The residuals of packed pushes."""
+        return PACKING.load("codecs").residuals(self.layout, self.packers)
 
     def payload_of(self, server: int, message: Push) -> tuple[Sequence[memoryview], int]:
         """Returns the gradients that a push carries to a server, and its size in bytes.

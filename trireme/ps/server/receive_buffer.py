@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from trireme.errors import FrameError, WireError
-from trireme.ps.compression import Packed
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.lending_messages import LendMemory
 from trireme.ps.messages import Pairs
+from trireme.ps.packing import PACKING, Packed
 from trireme.ps.shard.state import ShardState
-from trireme.wire.codec import make_codec
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
 from trireme.wire.transport import local_memory
@@ -192,8 +191,9 @@ def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
         gradients = PartBuffer(layout, state.number)
     except RuntimeError as error:
         raise FrameError(f"no memory for a push of {task}: {error}") from error
-    codec, deflates = make_codec(state.rule.codec), state.rule.deflates
-    packed = None if codec is None else Packed(codec, gradients, deflates=deflates)
+    codec, packed = state.rule.codec, None
+    if codec != "none":
+        packed = PACKING.load("codecs").packed(codec, gradients, state.rule.deflates)
     return Staging(gradients, (), packed)
 
 

@@ -19,7 +19,6 @@ import torch
 
 from trireme.ps.row_messages import RowCodec
 from trireme.ps.table_spec import Add, TableSpec
-from trireme.wire.codec import LARGEST_HALF
 
 _HALVES: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _SCALE_BYTES = 4
@@ -32,7 +31,7 @@ def row_codec(codec: str, spec: TableSpec) -> RowCodec:
     a half, and where only the largest entries are sent (`topk`): most rows are left out already.
 
     Args:
-        codec: the codec of the job's pushes, by its name in `trireme.wire.codec`.
+        codec: the codec of the job's pushes, by its name in `trireme.compression.codec`.
     """
     if spec.dtype != "float32" or isinstance(spec.optimizer, Add):
         return "none"
@@ -67,7 +66,8 @@ def pack(rows: npt.NDArray[np.float32], codec: RowCodec) -> npt.NDArray[np.uint8
         parts = scales.numpy().view(np.uint8), numbers.numpy().view(np.uint8)
         return np.concatenate(parts, axis=1)
     if codec == "fp16":
-        values = values.clamp(-LARGEST_HALF, LARGEST_HALF)
+        most = torch.finfo(torch.float16).max
+        values = values.clamp(-most, most)
     halves: npt.NDArray[np.int16] = values.to(_HALVES[codec]).view(torch.int16).numpy()
     return halves.view(np.uint8)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.wire.codec import deflated, inflated
+from trireme.compression.codec import deflated, inflated
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4))

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trireme.compression.codec import BlockInt8
+from trireme.compression.packing import Packed, Packer, Residuals
 from trireme.errors import FrameError
-from trireme.ps.compression import Packed, Packer, Residuals
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
-from trireme.wire.codec import BlockInt8
 
 MODEL = [
     ParameterSpec("w", (60, 10), "float32", 0),

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme import job_config
+from trireme.compression.codec import CODECS, BlockInt8, Codec, ErrorFeedback, TopK, make_codec
 from trireme.errors import ConfigurationError
-from trireme.wire.codec import CODECS, BlockInt8, Codec, ErrorFeedback, TopK, make_codec
 
 NAMES = [*CODECS, "topk:0.1"]
 

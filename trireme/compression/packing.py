@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from trireme.compression.codec import Codec, ErrorFeedback, deflated, inflated
 from trireme.errors import FrameError
 from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout, Range, Vector
-from trireme.wire.codec import Codec, ErrorFeedback, deflated, inflated
 
 
 class Packed:

@@ -1,0 +1,1 @@
+"""Pushes that are packed by a codec: `--compress`."""
