@@ -45,6 +45,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.environments": {"launchers": "environments"},
     "trireme.hooks": {"profile": "tracking"},
     "trireme.packing": {"codecs": "compression"},
+    "trireme.streams": {"streams": "streams"},
     "trireme.tables": {"tables": "tables"},
     "trireme.transports": {"shm": "shm", "tls": "tls"},
     "trireme.strategies": {

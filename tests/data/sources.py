@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
+from trireme.data.streams import STREAMS
+
 Example = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -116,13 +118,16 @@ def kinds() -> dict[str, tuple[Any, dict[str, Any]]]:
     tensors = TensorDataset(
         *(torch.stack(each) for each in zip(*map(example, range(SIZE)), strict=True))
     )
+    streams = {
+        "stream": (Flow(SIZE), size),
+        "resumable": (Resumable(SIZE), size),
+        "shards": (Sharded(SIZE), size),
+        "shards by position": (Sharded(SIZE), {**size, "by": "position"}),
+    }
     return {
         "tensors": (tensors, size),
         "rows": (Rows(SIZE), size),
         "DataLoader": (DataLoader(Rows(SIZE), BATCH, shuffle=True), {}),
         "sampler": (Rows(SIZE), {**size, "sampler": RandomSampler(range(SIZE))}),
-        "stream": (Flow(SIZE), size),
-        "resumable": (Resumable(SIZE), size),
-        "shards": (Sharded(SIZE), size),
-        "shards by position": (Sharded(SIZE), {**size, "by": "position"}),
+        **(streams if STREAMS.names() else {}),
     }

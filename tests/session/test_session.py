@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import trireme
-from tests.data.sources import Flow
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.session.checkpoint import latest
 from trireme.session.hooks import Hook
@@ -198,10 +197,6 @@ def test_l2_leaves_alone_what_is_frozen_in_the_middle() -> None:
         (DATA, 10, {"weights": [1.0]}, "there are 1 weights and"),
         (DATA, 10, {"sampler": iter([1, 2])}, "has no length, or can be iterated over only once"),
         (DataLoader(DATA, 10), 10, {}, "the DataLoader has that itself"),
-        (Flow(5), 2, {"num_workers": 2}, "Use num_workers=1"),
-        (Flow(5), 2, {"shuffle": True}, "Shuffle in the data set itself"),
-        (Flow(5), 2, {"sampler": [0]}, "can only be read in its own order"),
-        (Flow(5), 2, {"by": "shard"}, "has no num_shards above 1"),
     ],
 )
 def test_a_loader_refuses_what_it_cannot_deal(

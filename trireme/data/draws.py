@@ -8,7 +8,7 @@ program's own numbers go on afterwards as if nothing had been drawn.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.utils.data import (
     Dataset,
-    IterableDataset,
     Subset,
     TensorDataset,
     default_collate,
@@ -35,7 +34,7 @@ Drawn = tuple[int, int]
 
 def seed_all(seed: int) -> None:
     """Seeds the random numbers of torch, on all devices, of NumPy and of `random`."""
-    _seed(seed)
+    seed_process(seed)
     torch.manual_seed(seed)
 
 
@@ -51,18 +50,19 @@ def drawing() -> Iterator[Callable[[int], None]]:
     A loader process has none of its own.
     """
     if get_worker_info() is not None:
-        yield _seed
+        yield seed_process
         return
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
-        yield _seed
+        yield seed_process
     finally:
         torch.set_rng_state(before[0])
         random.setstate(before[1])
         np.random.set_state(before[2])
 
 
-def _seed(seed: int) -> None:
+def seed_process(seed: int) -> None:
+    """Seeds the random numbers of torch on the CPU, of NumPy and of `random`."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % _NUMPY_SEEDS)
@@ -103,20 +103,6 @@ class DrawingDataset(Dataset[Any]):
             return Items(found, seeds[0])
 
 
-class DrawingStream(IterableDataset[Any]):
-    """A stream that a process of its own reads, with random numbers seeded before each example."""
-
-    def __init__(self, dataset: Iterable[Any], seed: int) -> None:
-        self.dataset = dataset
-        self._seed = seed
-
-    def __iter__(self) -> Iterator[Any]:
-        _seed(derive(self._seed, 0))
-        for number, example in enumerate(self.dataset, 1):
-            yield example
-            _seed(derive(self._seed, number))
-
-
 class Items(list[Any]):
     """Examples that are to be made a batch, with the seed of the first."""
 
@@ -151,8 +137,8 @@ class DrawingInit:
         self._init = init
 
     def __call__(self, number: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, DrawingDataset | DrawingStream):
+        info: Any = get_worker_info()
+        if info is not None:
             object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
         if self._init is not None:
             self._init(number)

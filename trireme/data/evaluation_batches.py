@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from trireme.data.loader import tensors_of
 from trireme.data.loading import Loading
-from trireme.data.stream import check_one_reader, is_stream
+from trireme.data.streams import check_one_reader, is_stream
 from trireme.errors import ConfigurationError
 
 _OF_ALL = (RandomSampler, WeightedRandomSampler, DistributedSampler, SequentialSampler)

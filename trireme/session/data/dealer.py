@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from trireme.data.intervals import joined
 from trireme.data.ledger import MOST_POSITIONS, EpochEnd
-from trireme.data.stream import Stream
 from trireme.ps.messages import Leased
 from trireme.session.backends.base import Backend
-from trireme.session.backends.local import Local
 
 Span = tuple[int, int]
 
@@ -59,30 +57,6 @@ class Dealer:
             self.left = [span for span in self.left if span not in wanted]
             return wanted if self._whole else [p for span in wanted for p in self._pieces(span)]
         return self.taken(self.ask(1 if self._whole else count))
-
-    def spans_together(self, stream: Stream, together: int, *, drop_last: bool) -> list[Span]:
-        """Returns the span of the next step in processes that make each step together.
-
-        Each of them reads ahead all examples of the step, so that all know where a part ends, and
-        deal what is left alike.
-        """
-        backend, limit = self._backend, self.until
-        assert isinstance(backend, Local), "only processes without servers have the whole ledger"
-        if self.left:
-            return self.spans(1)
-        self.ask(0)  # makes the ledger known
-        while True:
-            start = backend.frontier(self.name)
-            # What was dealt before and came back, or is left of a part whose end is known.
-            if start and (back := self.taken(self.ask(1, min(start, limit or start)))):
-                return back
-            if limit and start >= limit:
-                return []
-            stop = (start // self.size + 1) * self.size
-            end = stream.look_ahead(start, together)
-            if end is None:
-                return self.taken(self.ask(1, stop))
-            self.lack(start if drop_last else end, stop)
 
     def ask(self, count: int, until: int | None = None) -> Leased:
         """Asks for spans, and tells which positions have no examples."""

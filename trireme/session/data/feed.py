@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,15 +17,13 @@ from trireme.data.ledger import EpochEnd, parts_of
 from trireme.data.loader import Loader, SpanLoader
 from trireme.data.order import fingerprint
 from trireme.data.request import Request
-from trireme.data.stream import Stream, is_stream, shards_of
-from trireme.data.stream_loader import StreamLoader
+from trireme.data.streams import STREAMS, is_stream
 from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.messages import Span
 from trireme.session.data.batches import Batches, Lookahead
 from trireme.session.data.dealer import Dealer
 from trireme.session.data.handed_out import HandedOut
 from trireme.session.data.idle_steps import IdleSteps
-from trireme.session.data.stream_places import StreamPlaces
 from trireme.session.model.seeding import Seeding
 from trireme.session.options import check_whole
 from trireme.session.worker.job import Job
@@ -48,7 +47,6 @@ class DataFeed:
         self._finish = job.end
         self._recorder = job.recorder
         self._idle = IdleSteps(worker, job.complete)
-        self._places = StreamPlaces(worker)
         self._epoch: _Epoch | None = None
         self._last_epoch = 0  # of the batch before
         self._seeding = Seeding(worker.setup)
@@ -115,9 +113,8 @@ class DataFeed:
             self._worker.progress.warn(note)
         loader: SpanLoader
         if is_stream(request.dataset):
-            if resized:
-                self._refuse_stream(request, "resized")
-            loader, dealer = self._of_stream(request, name, transform)
+            opened = pkgutil.resolve_name(STREAMS.load("streams").open)
+            loader, dealer = opened(self._worker, request, name, transform, resized=resized)
         else:
             loader, dealer = self._of_dataset(request, name, transform, resized=resized)
         per_epoch = parts_of(dealer.size) * dealer.size
@@ -152,65 +149,6 @@ class DataFeed:
             batch_size=batch_size,
             transform=transform,
             loading=request.loading,
-        )
-        return loader, dealer
-
-    def _refuse_stream(self, request: Request, argument: str) -> None:
-        raise ConfigurationError(
-            f"a {type(request.dataset).__name__} can only be read in its own order, and has no "
-            f"length: {argument} is for data sets with __getitem__"
-        )
-
-    def _of_stream(
-        self, request: Request, name: str, transform: Transform | None
-    ) -> tuple[StreamLoader, Dealer]:
-        worker, backend, kind = self._worker, self._worker.backend, type(request.dataset).__name__
-        for argument in ("sampler", "weights"):
-            if getattr(request, argument) is not None:
-                self._refuse_stream(request, argument)
-        group = backend.group
-        if group is not None and group.mesh.replicas > 1 and not backend.together:
-            raise ConfigurationError(
-                f"a {kind} in workers of several replicas with parameter servers: where it ends "
-                "cannot be agreed on within a step. Let each worker have one replica, or train "
-                "without servers"
-            )
-        shards = 1 if request.by == "position" else shards_of(request.dataset)
-        if request.by == "shard" and shards == 1:
-            raise ConfigurationError(
-                f"by='shard': the {kind} has no num_shards above 1 and shard(num_shards=, index=)"
-            )
-        batch_size, drop_last = int(request.batch_size), request.drop_last
-        seed = worker.setup.settings.options.seed if request.seed is None else request.seed
-        stream = Stream(
-            request.dataset,
-            shards,
-            loading=request.loading,
-            seed=seed,
-            shuffle=request.shuffle is True,
-            warn=worker.progress.warn,
-        )
-        whole = shards > 1 and group is None
-        dealer = Dealer(backend, name, stream.size, batch_size, end=EpochEnd.SHORT, whole=whole)
-        share_place = self._places.begin(name, stream)
-        together = group.mesh.replicas if backend.together and group is not None else 0
-
-        def source(count: int) -> list[tuple[int, int]]:
-            share_place()
-            if not together:
-                return dealer.spans(count)
-            return dealer.spans_together(stream, together * batch_size, drop_last=drop_last)
-
-        loader = StreamLoader(
-            stream,
-            source,
-            dealer.lack,
-            batch_size=batch_size,
-            loading=request.loading,
-            seed=seed,
-            transform=transform,
-            drop_last=drop_last,
-            ahead=1 if together else 16,
         )
         return loader, dealer
 

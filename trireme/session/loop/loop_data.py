@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from trireme.data.batch import Batch
 from trireme.data.request import Request, of_dataloader
-from trireme.data.stream import is_stream
+from trireme.data.streams import is_stream
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Span
 from trireme.session.data.feed import DataFeed

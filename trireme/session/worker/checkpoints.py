@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,7 @@ class WorkerCheckpoints:
         self.restored_from: int | None = None  # the step of the checkpoint, in the chief
         # Where streams are read and what the program keeps, to be saved; and both, decoded, of the
         # checkpoint that was restored.
-        self.places: Callable[[], dict[str, str]] = dict
+        self.places: dict[str, Callable[[], bytes]] = {}
         self.known_places: dict[str, bytes] = {}
         self.kept: Callable[[], dict[str, str]] = dict
         self.known_kept: dict[str, bytes] = {}
@@ -340,7 +341,8 @@ class WorkerCheckpoints:
             "orders": dict(state.orders),
             "pushes": [msgspec.to_builtins(row) for row in state.workers],
         }
-        for name, made in (("streams", self.places()), ("kept", self.kept())):
+        streams = {name: b64encode(place()).decode() for name, place in self.places.items()}
+        for name, made in (("streams", streams), ("kept", self.kept())):
             if made:
                 described[name] = made
         constants = self.buffers.constants()

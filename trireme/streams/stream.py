@@ -20,37 +20,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from trireme.data.bookmarks import Bookmark, Bookmarks, digest, packed
-from trireme.data.draws import DrawingInit, DrawingStream, drawing, draws_of
+from trireme.data.draws import DrawingInit, drawing, draws_of, seed_process
 from trireme.data.ledger import size_of_parts
 from trireme.data.loading import Loading
 from trireme.data.seeds import derive, permutation
+from trireme.data.streams import check_one_reader
 from trireme.errors import ConfigurationError, DataError
+from trireme.streams.bookmarks import Bookmark, Bookmarks, digest, packed
 
 _BETWEEN_BOOKMARKS = 1024
 _MOST_CURSORS = 3
-
-
-def check_one_reader(dataset: object, num_workers: int) -> None:
-    """Checks that at most one process reads a stream."""
-    if num_workers > 1:
-        raise ConfigurationError(
-            f"num_workers={num_workers} with a {type(dataset).__name__}: several processes would "
-            "read a stream in an order of their own, or each example several times. Use "
-            "num_workers=1, which reads ahead in one process"
-        )
-
-
-def is_stream(dataset: object) -> bool:
-    """Returns whether a data set can only be read from the beginning."""
-    if isinstance(dataset, Iterator) and not hasattr(dataset, "load_state_dict"):
-        raise ConfigurationError(
-            f"a {type(dataset).__name__} can be read only once: give an object that begins anew "
-            "each time it is iterated over, such as a torch.utils.data.IterableDataset"
-        )
-    if isinstance(dataset, IterableDataset):
-        return True
-    return isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__")
 
 
 def shards_of(dataset: object) -> int:
@@ -298,6 +277,20 @@ class _Cursor:
                 source = DataLoader(drawn, batch_size=None, **named)
             self._iterator = iter(source)
         return self._iterator
+
+
+class DrawingStream(IterableDataset[Any]):
+    """A stream that a process of its own reads, with random numbers seeded before each example."""
+
+    def __init__(self, dataset: Iterable[Any], seed: int) -> None:
+        self.dataset = dataset
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        seed_process(derive(self._seed, 0))
+        for number, example in enumerate(self.dataset, 1):
+            yield example
+            seed_process(derive(self._seed, number))
 
 
 def _apart(dataset: Any) -> Any:

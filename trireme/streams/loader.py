@@ -14,7 +14,7 @@ from trireme.data.draws import collated, draws_of
 from trireme.data.loader import BatchTransform, Source, SpanLoader
 from trireme.data.loading import Loading
 from trireme.data.seeds import derive
-from trireme.data.stream import Stream
+from trireme.streams.stream import Stream
 
 _TRANSFORMS = 0x7472616E  # as a loader's
 

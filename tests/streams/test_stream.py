@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.data.sources import Flow, Resumable, Sharded
-from trireme.data.bookmarks import Bookmarks, digest
 from trireme.data.loading import Loading
-from trireme.data.stream import Stream
 from trireme.errors import DataError
+from trireme.streams.bookmarks import Bookmarks, digest
+from trireme.streams.stream import Stream
 
 
 def numbers(examples: list[Any]) -> list[int]:

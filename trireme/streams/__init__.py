@@ -1,0 +1,1 @@
+"""Data sets that are read from the beginning, dealt to workers by position."""
