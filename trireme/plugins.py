@@ -39,6 +39,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.boards": {"tensorboard": "dashboards"},
     "trireme.commands": {
         **{"certs": "tls", "doctor": "doctor", "graph": "graph", "report": "dashboards"},
+        "top": "screen",
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},

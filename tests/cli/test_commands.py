@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
@@ -17,7 +16,6 @@ import msgspec
 import psutil
 import pytest
 import torch
-from rich.console import Console
 
 from tests.conftest import PYTHONPATH
 from tests.launch.programs import alive, eventually
@@ -27,15 +25,13 @@ from trireme.cli.command import COMMANDS
 from trireme.errors import DataError
 from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
-from trireme.monitor.job_state import UNSAVED, from_records
+from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.records import (
     Begin,
     Record,
     RecordWriter,
-    read_starts,
     records_directory,
 )
-from trireme.monitor.top import render
 from trireme.session.checkpoint import CheckpointData, save
 
 TRIREME = [sys.executable, "-m", "trireme"]
@@ -290,51 +286,42 @@ def test_the_status_of_a_worker_says_that_it_makes_no_step_now(capsys) -> None:
     assert "step 3, makes no step now: it saves" in capsys.readouterr().out
 
 
-_EVIL = "\n\x1b[2J\x1b]0;title\x07\x9b1m\u202e"
+EVIL = "\n\x1b[2J\x1b]0;title\x07\x9b1m\u202e"
 
 
 @pytest.mark.parametrize("running", [True, False])
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_strangers_run_directory_controls_no_terminal(
-    capsys, monkeypatch, terminal: bool, running: bool
-) -> None:
+def test_a_strangers_run_directory_controls_no_terminal(capsys, running: bool) -> None:
     record = msgspec.structs.replace(
         FINISHED,
-        state="running" if running else f"finished{_EVIL}",
-        host=f"here{_EVIL}",
-        command=(f"train.py{_EVIL}", "[bold]"),
-        failure=(f"failed{_EVIL}",),
-        events=((1.0, f"event{_EVIL}"),),
-        pids={f"worker:0{_EVIL}": 1},
-        options={f"workers{_EVIL}": f"2{_EVIL}"},
-        origins={f"workers{_EVIL}": f"somewhere{_EVIL}"},
+        state="running" if running else f"finished{EVIL}",
+        host=f"here{EVIL}",
+        command=(f"train.py{EVIL}", "[bold]"),
+        failure=(f"failed{EVIL}",),
+        events=((1.0, f"event{EVIL}"),),
+        pids={f"worker:0{EVIL}": 1},
+        options={f"workers{EVIL}": f"2{EVIL}"},
+        origins={f"workers{EVIL}": f"somewhere{EVIL}"},
     )
     claimed = claim(Path("run"))
     claimed.write_record(record)
-    begin = Begin(task=f"worker:0{_EVIL}", job="abc", time=1.0, host=f"h{_EVIL}", pid=1)
+    begin = Begin(task=f"worker:0{EVIL}", job="abc", time=1.0, host=f"h{EVIL}", pid=1)
     writer = RecordWriter(records_directory(Path("run")), begin)
-    status = {"state": f"training{_EVIL}", "primary_of": f"[0]{_EVIL}", UNSAVED: f"no{_EVIL}"}
+    status = {"state": f"training{EVIL}", "primary_of": f"[0]{EVIL}", UNSAVED: f"no{EVIL}"}
     writer.write(Record(time=2.0, status=status), due=True)
     writer.close()
     if not running:
         claimed.release()
-    monkeypatch.setattr("trireme.cli.top.time.sleep", lambda _: claimed.release())
     shown = ""
-    here = [name for name in ("status", "top", "report") if name in COMMANDS]
+    here = [name for name in ("status", "report") if name in COMMANDS]
     for command in (*here, *(() if running else ("stop",))):
         assert main([command, "run"]) == 0
         shown += "".join(capsys.readouterr())
     if "report" in COMMANDS:
         shown += Path("run/report.html").read_text()
-    if terminal:  # as a terminal of 100 columns is drawn
-        picture = from_records(" ".join(record.command), record.state, read_starts(Path("run")), 3)
-        console = Console(file=io.StringIO(), width=100, height=40, no_color=True)
-        console.print(render(picture, 100))
-        shown += console.file.getvalue()
     assert r"training\x0a\x1b[2J" in shown
     assert not {each for each in shown if not each.isprintable()} - {"\n", "\u200b"}
     if not running:
-        assert main(["stop", f"no{_EVIL}where"]) == 2
+        assert main(["stop", f"no{EVIL}where"]) == 2
         assert capsys.readouterr().err.strip().isprintable()
 
 
@@ -668,37 +655,6 @@ def test_a_damaged_or_missing_checkpoint_is_said(run_dir: str, capsys, fails) ->
         assert "no checkpoint in nowhere. Give the" in fails(
             "checkpoint", action, "nowhere", status=1
         )
-
-
-# top ---------------------------------------------------------------------------------------------
-
-
-def test_top_shows_a_job_that_has_only_just_been_claimed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run"
-    directory = claim(path)
-    frames: list[float] = []
-
-    def ends_soon(seconds: float) -> None:
-        frames.append(seconds)
-        directory.write_record(FINISHED)
-        directory.release()
-
-    monkeypatch.setattr("trireme.cli.top.time.sleep", ends_soon)
-    assert main(["top", str(path)]) == 0
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("0.0 s  starting  global step 0")
-    assert "finished  global step 0" in last
-    assert len(frames) == 1
-
-
-@pytest.mark.parametrize("speed", ["0", "-1", "fast", "inf"])
-def test_top_refuses_a_speed_that_is_none(
-    speed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["top", "--speed", speed, str(tmp_path)]) == 2
-    assert f"--speed is {speed!r}: it must be a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-"])

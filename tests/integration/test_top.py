@@ -19,7 +19,7 @@ TRAIN = (PROGRAMS / "train.py", "--out", "out")
 
 
 @pytest.mark.thorough
-def test_a_stopped_worker_is_named_within_two_seconds_and_the_run_played_again(
+def test_a_stopped_worker_is_named_within_two_seconds_and_the_end_is_shown(
     shell: Shell,
 ) -> None:
     job = shell.start(
@@ -47,8 +47,6 @@ def test_a_stopped_worker_is_named_within_two_seconds_and_the_run_played_again(
     last = ended.out.rpartition("\x1b[?1049l")[2]  # what stays on the screen of before
     assert re.search(r"interrupted for \d", last) and "ps:0" in last and "worker:1" in last
 
-    again, _ = shell.start_at_terminal("top", "--speed", 1000, "run")
-    assert "interrupted for" in again.ended().out
     lines = shell.run("top", "run").out.splitlines()
     assert len(lines) == 1
     assert re.search(r"interrupted  global step [1-9]\d*/1000000000  [\d,]+ examples/s", lines[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trireme.jobs.display import ConsoleDisplay, Display, NotebookDisplay, make_display
+from trireme.jobs.display import ConsoleDisplay, Display, make_display
 from trireme.jobs.messages import Progress
 from trireme.launch.output import Console
 
@@ -28,7 +28,7 @@ HALF = Progress(
         (Progress(), ""),
         (HALF, "global step 50/100  loss 0.5  1,234 examples/s  training"),
         (Progress(step=3), "global step 3"),
-        (Progress(missing=("ps:0", "worker:1")), "waiting for ps:0, worker:1"),
+        (Progress(waits_for=("ps:0", "worker:1")), "waiting for ps:0, worker:1"),
         (
             Progress(tasks={"worker:0": "saving", "worker:1": "finished"}),
             "worker:0 saving, worker:1 finished",
@@ -45,8 +45,8 @@ def test_a_program_prints_what_the_command_prints() -> None:
     display.line("worker:0", "training", False)
     display.line("worker:0", "a warning", True)
     display.progress(HALF)  # a live line, which only a terminal has
-    display.say("finished", False)
-    display.end(HALF)
+    display.line("", "finished", True)
+    display.progress(HALF, ended=True)
     assert out.getvalue() == "worker:0 | training\n"
     assert error.getvalue() == "worker:0 | a warning\ntrireme: finished\n"
 
@@ -60,30 +60,6 @@ def test_a_terminal_has_a_live_line() -> None:
     display = ConsoleDisplay(Console(out, Terminal(), {"TERM": "xterm"}))
     display.progress(HALF)
     assert "━" * 16 + "╌" * 16 + " global step 50/100" in out.getvalue()
-
-
-def test_a_notebook_shows_the_newest_lines_and_the_end() -> None:
-    shown: list[tuple[Progress, str, bool]] = []
-    display = NotebookDisplay(lambda *what: shown.append(what))
-    for number in range(30):
-        display.line("worker:0", f"line {number}", False)
-    display.progress(HALF)
-    assert shown[-1] == (
-        HALF,
-        "\n".join(f"worker:0 | line {number}" for number in range(18, 30)),
-        False,
-    )
-    assert len(shown) < 30  # not one for each line
-    display.say("finished", False)
-    display.end(HALF)
-    assert shown[-1][1].endswith("trireme: finished") and shown[-1][2]
-
-
-@pytest.fixture
-def widgets() -> ModuleType:
-    """The real widgets, imported before anything looks like a kernel."""
-    module: ModuleType = pytest.importorskip("ipywidgets")
-    return module
 
 
 @pytest.fixture
@@ -107,39 +83,19 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return displayed
 
 
-def test_without_widgets_a_notebook_shows_text(
-    notebook: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    display = make_display(verbose=True, stop=None)
-    display.progress(HALF)
-    display.line("worker:0", "<b>", False)
-    display.end(HALF)
+def test_a_notebook_shows_the_newest_lines_and_the_end(notebook: list[Any]) -> None:
+    display = make_display(verbose=True)
+    for number in range(30):
+        display.line("worker:0", f"<line {number}>", False)
+    assert len(notebook) < 30  # not one for each line
+    display.line("", "finished", True)
+    display.progress(HALF, ended=True)
     assert notebook[0] == {"text/plain": "starting"}
-    first, second = notebook[-1]["text/plain"].splitlines()
-    assert first.endswith("training") and second == "worker:0 | <b>"
-
-
-def test_the_widget_has_a_bar_lines_and_a_button_that_stops(
-    widgets: Any, notebook: list[Any]
-) -> None:
-    stops: list[None] = []
-    display = make_display(verbose=True, stop=lambda: stops.append(None))
-    (box,) = notebook
-    (bar, label, button), text = box.children[0].children, box.children[1]
-    assert isinstance(bar, widgets.FloatProgress)
-    display.line("worker:0", "<b>", False)
-    display.progress(HALF)
-    assert (bar.value, label.value, text.value.count("&lt;b&gt;")) == (
-        0.5,
-        HALF.text.replace("  ", " · "),
-        1,
-    )
-    button.click()
-    assert len(stops) == 1 and not button.disabled
-    display.end(HALF)
-    assert button.disabled
+    first, *lines, last = notebook[-1]["text/plain"].splitlines()
+    assert first == "━" * 16 + "╌" * 16 + f" {HALF.text}"
+    assert lines == [f"worker:0 | <line {number}>" for number in range(19, 30)]
+    assert last == "trireme: finished"
 
 
 def test_silence_is_silent() -> None:
-    assert type(make_display(verbose=False, stop=None)) is Display
+    assert type(make_display(verbose=False)) is Display

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
@@ -13,13 +11,10 @@ from trireme.monitor.job_state import (
     UNSAVED,
     JobSnapshot,
     TaskSnapshot,
-    at_the_end,
     findings,
     from_cluster,
-    from_records,
 )
-from trireme.monitor.records import Begin, Record, RecordWriter, Start, read_starts
-from trireme.monitor.top import line, render
+from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
 
 
 def task(role: str, index: int, quiet: float = 0.2, **status: float | str) -> TaskStatus:
@@ -62,7 +57,6 @@ def test_the_silent_one_is_named_with_who_waits_for_it() -> None:
     expected = "worker:1 has said nothing for 1.8 s; worker:0 waits for worker:1 (round 41)"
     assert findings(seen) == [expected]
     assert seen.pace == 1000.0  # what the silent one said last no longer holds
-    assert line(seen) == (f"12.5 s  running  global step 40/100  1,000 examples/s  {expected}")
 
 
 def test_a_wait_without_a_silent_task_is_told_once_it_is_long() -> None:
@@ -97,42 +91,8 @@ def test_a_checkpoint_that_is_not_saved_comes_before_all_else() -> None:
     seen = picture(task("worker", 0, **{**WORKER, UNSAVED: "step 3 is NOT SAVED"}), lost)
     expected = ["worker:0: step 3 is NOT SAVED", "worker:1 is lost: it said nothing"]
     assert findings(seen) == expected
-    assert "NOT SAVED" in line(seen)
     waiting = picture(task("worker", 0, **{UNSAVED: "step 3 is NOT SAVED"}), missing=("ps:0",))
     assert findings(waiting) == ["worker:0: step 3 is NOT SAVED", "the job waits for ps:0"]
-
-
-def test_the_end_is_not_behind_what_was_seen() -> None:
-    seen = picture(task("worker", 0, **WORKER), task("worker", 1, **WORKER))
-    begin = [
-        Begin(task=f"worker:{index}", job="j", time=5.0, host="here", pid=1) for index in range(2)
-    ]
-    starts = [
-        Start(begin[0], [Record(time=8.0, status=WORKER | {"global_step": 50, "state": "ended"})]),
-        Start(begin[1], [Record(time=7.0, status={"global_step": 30, "state": "training"})]),
-    ]
-    recorded = from_records("digits.py", "finished", starts, 8.0)
-    assert (recorded.seconds, recorded.step) == (3.0, 50)
-    end = at_the_end(seen, recorded)
-    assert (end.phase, end.seconds) == ("finished", 12.5)
-    assert [each.number("global_step") for each in end.tasks] == [50, 40]
-    assert at_the_end(None, recorded) == recorded
-    assert from_records("digits.py", "finished", starts, 15.0, began=2.0).seconds == 13.0
-
-
-@pytest.mark.parametrize("width", [60, 100, 160])
-def test_a_terminal_shows_tasks_phases_and_lags(width: int) -> None:
-    server = task("ps", 0, global_step=40, apply_seconds=0.0001, **{"lag/worker:0": 3})
-    console = Console(file=io.StringIO(), width=width, height=40, no_color=True)
-    console.print(render(picture(server, task("worker", 0, **WORKER)), width))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    (row,) = [each for each in text.splitlines() if each.startswith("worker:0")]
-    assert "training" in row
-    assert "1,000" in row
-    bar = {60: "dccccwww", 100: "ddccccccwwww", 160: "dddccccccccccccwwwwwwwww"}
-    assert f" {bar[width]}" in row
-    assert (" 3 " in row) == (width >= 84)  # the lag
-    assert all(len(each) <= width for each in text.splitlines())
 
 
 SHARDS = (ShardEntry(0, 64, 0, (1,)), ShardEntry(64, 256, 0, (), (1,)))
@@ -153,18 +113,6 @@ def test_missing_copies_and_takeovers_are_found_after_the_lost_tasks() -> None:
         "shard 1 has 1 of 2 copies (ps:0): ps:1 is being filled",
         "ps:0 took over shard 1 from ps:1, 4 s ago",
     ]
-
-
-@pytest.mark.parametrize("width", [80, 130])
-def test_a_terminal_shows_who_holds_which_shards(width: int) -> None:
-    holds = {"primary_of": "0, 1", "share": 1.0}
-    seen = replicated(task("ps", 0, **holds), task("ps", 1, backup_of="0", joining_of="1"))
-    console = Console(file=io.StringIO(), width=width, height=40, no_color=True)
-    console.print(render(seen, width))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "generation 3: 2 shards, 2 copies of each" in text
-    assert ("0, 1 100%" in text) == ("(0) [1]" in text) == (width >= 116)
-    assert ("[being filled with]" in text) == (width >= 116)
 
 
 def begin(name: str, job: str, time: float) -> Begin:
@@ -191,9 +139,6 @@ def test_records_are_read_back_by_job_and_time(tmp_path: Path) -> None:
     starts = read_starts(tmp_path)
     assert [start.begin.task for start in starts] == ["ps:0", "worker:0"]
     assert [each.time for each in starts[1].records] == [100.0, 101.0, 102.0]
-    then = from_records("x", "finished", starts, 101.5)
-    assert [task.number("global_step") for task in then.tasks] == [7, 1]
-    assert then.seconds == 2.5
 
 
 def test_records_become_rare_with_time_and_the_last_is_there(tmp_path: Path) -> None:
@@ -231,7 +176,6 @@ def test_a_disk_that_takes_nothing_ends_nothing(
 
 def test_no_records_are_none(tmp_path: Path) -> None:
     assert read_starts(tmp_path) == []
-    assert from_records("x", "finished", [], 0.0) == JobSnapshot("x", "finished", 0.0, ())
     assert TaskSnapshot("worker:0", "new").phases() == {}
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.view import ShardEntry
-from trireme.monitor.placement import Placement, events, held, placement_of
+from trireme.monitor.placement import Placement, events, placement_of
 
 FULL = (ShardEntry(0, 64, 0, (1,)), ShardEntry(64, 256, 1, (0,)))
 SHORT = (ShardEntry(0, 64, 1), ShardEntry(64, 256, 1, (), (2,)))
@@ -41,13 +41,6 @@ def test_a_job_without_a_view_has_no_placement() -> None:
         "running", "", 3, (), (), replicas=2, servers=2, shards=FULL, generation=7, life=2
     )
     assert placement_of(status) == Placement(FULL, (), 7, 2, 2, 2)
-
-
-def test_the_shards_of_a_server_fit_into_a_column() -> None:
-    status = {"primary_of": "0, 3", "share": 0.5, "backup_of": "1", "joining_of": "2"}
-    assert held(status) == "0, 3 50% (1) [2]"
-    assert held({"primary_of": "", "backup_of": "1"}) == "(1)"
-    assert held({}) == ""
 
 
 def test_takeovers_and_rollbacks_are_told_for_a_while() -> None:

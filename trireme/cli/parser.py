@@ -87,19 +87,6 @@ def _status() -> Parser:
     return parser
 
 
-def _top() -> Parser:
-    parser = Parser(
-        "top",
-        "[--speed X] RUN",
-        "Shows the running job in the run directory RUN: its tasks, their steps and phases, and "
-        "which tasks wait for which. Replays a job that has ended from its records. Without a "
-        "terminal it prints a line each second. Ctrl-C ends it.",
-    )
-    parser.add("RUN", "a run directory")
-    parser.add("--speed X", "how much faster to replay (default: ten seconds in all)")
-    return parser
-
-
 def _stop() -> Parser:
     parser = Parser(
         "stop",
@@ -183,7 +170,6 @@ TASK = Command(
     "run one task of a job, started by hand on its machine", _task, "trireme.cli.tasks.task:main"
 )
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
-TOP = Command("watch a running job, or replay one that has ended", _top, "trireme.cli.top:main")
 STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")
 SCALE = Command(
     "change the number of servers and workers of a running job", _scale, "trireme.cli.scale:main"

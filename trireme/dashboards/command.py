@@ -7,12 +7,12 @@ from pathlib import Path
 
 from trireme.cli.checkpoint import describe_all
 from trireme.cli.runs import local_run
+from trireme.dashboards.curves import read_curves
 from trireme.dashboards.entry import REPORT
 from trireme.dashboards.report import ReportData, page
 from trireme.errors import ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.location import RemotePath, local_directory, location
-from trireme.monitor.curves import read_curves
 from trireme.monitor.records import Start, read_starts
 from trireme.printable import printable
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trireme.dashboards.charts import line_chart, stacked_bars, template
+from trireme.dashboards.curves import Curves
 from trireme.dashboards.totals import (
     ServerTotals,
     WorkerTotals,
@@ -18,11 +19,10 @@ from trireme.dashboards.totals import (
 )
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.checkpoint_row import CheckpointRow
-from trireme.monitor.curves import Curves
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
-from trireme.monitor.table_totals import table_totals
+from trireme.screen.table_totals import table_totals
 
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")

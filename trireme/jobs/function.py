@@ -106,6 +106,14 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
+def _read_all(fd: int) -> bytes:
+    """Returns what is in a file, whose position other processes share."""
+    size, data = os.fstat(fd).st_size, bytearray()
+    while len(data) < size and (part := os.pread(fd, size - len(data), len(data))):
+        data += part  # one call reads 2 GiB at most
+    return bytes(data)
+
+
 def new_result() -> IO[bytes]:
     """Returns a nameless file for what a function returns."""
     file = nameless_file("result")
@@ -118,13 +126,7 @@ def read_result(file: IO[bytes]) -> object:
 
     Call it after all workers have ended. It unpickles what they wrote, and so runs code of theirs.
     """
-    size = os.fstat(file.fileno()).st_size
-    data = bytearray()
-    while len(data) < size:  # one call reads 2 GiB at most
-        part = os.pread(file.fileno(), size - len(data), len(data))
-        if not part:
-            break
-        data += part
+    data = _read_all(file.fileno())
     index, length = _HEADER.unpack_from(data)
     if index < 0:
         return None
@@ -151,12 +153,9 @@ def call(task: TaskConfig) -> None:
 
 def _receive(fd: int, task: str) -> tuple[Callable[..., object], tuple[Any, ...]]:
     """Returns the function and its arguments."""
-    with os.fdopen(os.dup(fd), "rb") as file:  # a duplicate is not inherited by children
-        os.close(fd)
-        size = os.fstat(file.fileno()).st_size
-        data = os.pread(file.fileno(), size, 0)  # the position is shared with other workers
-        while len(data) < size and (more := os.pread(file.fileno(), size, len(data))):
-            data += more
+    os.set_inheritable(fd, False)
+    data = _read_all(fd)
+    os.close(fd)
     parcel = msgspec.msgpack.decode(data, type=_Parcel)
     sys.path += [path for path in parcel.paths if path not in sys.path]
     for name, text in parcel.sources.items():
@@ -188,11 +187,8 @@ def _leave(fd: int, index: int, value: object) -> None:
         if 0 <= before < index:
             return
         os.pwrite(fd, _EMPTY, 0)  # a worker that is killed here leaves nothing
-        offset = _HEADER.size
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(fd, rest, offset)
-            rest, offset = rest[written:], offset + written
+        file.seek(_HEADER.size)
+        _write_all(file, data)
         os.pwrite(fd, _HEADER.pack(index, len(data)), 0)
 
 

@@ -15,8 +15,7 @@ import queue
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,17 +23,18 @@ import msgspec
 
 from trireme.cli.run import start
 from trireme.cli.runs import query
+from trireme.cluster.messages import StatusValue
+from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError, UsageError
-from trireme.jobs.messages import Begun, Ended, Line, Order, Progress, Report, Said, progress_of
+from trireme.jobs.messages import Begun, Ended, Line, Order, Progress, Report
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.launch.output import Console
 from trireme.launch.run_directory import read_record
-from trireme.monitor.job_state import from_cluster, from_records
+from trireme.monitor.numbers import number_of
 from trireme.monitor.records import read_starts
 
 WATCH_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
-_CHUNK_BYTES = 1 << 16
 
 
 class Reports(Console):
@@ -61,20 +61,18 @@ class Reports(Console):
         self._sender.join(CLOSE_SECONDS)
 
     def _send_all(self, fd: int) -> None:
-        gone = False
-        while (report := self._reports.get()) is not None:
-            data = memoryview(msgspec.json.encode(report) + b"\n")
-            try:
-                while data and not gone:
-                    data = data[os.write(fd, data) :]
-            except OSError:  # the job is stopped soon
-                gone = True
+        # Where the program is gone the job is stopped soon.
+        with suppress(OSError), open(fd, "wb", buffering=0) as pipe:
+            while (report := self._reports.get()) is not None:
+                data = memoryview(msgspec.json.encode(report) + b"\n")
+                while data:
+                    data = data[pipe.write(data) :]
 
     def line(self, name: str, text: str, error: bool) -> None:
         self.send(Line(name, text, error))
 
     def say(self, text: str, *, alarm: bool = False) -> None:
-        self.send(Said(text, alarm))
+        self.send(Line("", text, True))
 
     @contextlib.contextmanager
     def watch(self, run: Path) -> Iterator[None]:
@@ -82,9 +80,7 @@ class Reports(Console):
         self.run_dir = run
         self.send(Begun(str(run.resolve())))
         ended = threading.Event()
-        thread = threading.Thread(
-            target=self._watch, args=(run, ended), name="job-watch", daemon=True
-        )
+        thread = threading.Thread(target=self._watch, args=(run, ended), daemon=True)
         thread.start()
         try:
             yield
@@ -108,12 +104,35 @@ def _progress(run: Path) -> Progress:
     record = read_record(run)
     if not record.coordinator:
         return _recorded(run)
-    return progress_of(from_cluster("", query(record, timeout=1.0), 0.0))
+    status = query(record, timeout=1.0)
+    statuses = {
+        task_name(task.role, task.index): {"state": task.state, **task.status}
+        if task.state == "live"
+        else {**task.status, "state": task.state}
+        for task in status.tasks
+    }
+    return _progress_of(statuses, tuple(status.missing))
 
 
 def _recorded(run: Path) -> Progress:
-    record = read_record(run)
-    return progress_of(from_records("", record.state, read_starts(run, record.job), time.time()))
+    starts = read_starts(run, read_record(run).job)
+    return _progress_of({s.begin.task: s.records[-1].status for s in starts if s.records})
+
+
+def _progress_of(
+    statuses: Mapping[str, Mapping[str, StatusValue]], missing: tuple[str, ...] = ()
+) -> Progress:
+    """Returns how far a job is, from what its tasks say."""
+    workers = [status for name, status in statuses.items() if name.startswith("worker:")]
+    losses = [number_of(status, "loss") for status in workers if "loss" in status]
+    return Progress(
+        step=int(max((number_of(each, "global_step") for each in statuses.values()), default=0)),
+        max_steps=int(max((number_of(each, "max_steps") for each in workers), default=0)),
+        loss=losses[0] if losses else None,
+        examples_per_second=sum(number_of(each, "examples_per_second") for each in workers),
+        waits_for=missing,
+        tasks={name: str(status.get("state", "")) for name, status in statuses.items()},
+    )
 
 
 def main() -> int:
@@ -121,9 +140,12 @@ def main() -> int:
     # Until the launcher handles signals itself, a request to stop ends this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reports = Reports(int(sys.argv[1]))
+    requests = os.fdopen(0, "rb", buffering=0, closefd=False)
     try:
-        order, rest = _read_order()
-        threading.Thread(target=_obey, args=(rest,), name="requests", daemon=True).start()
+        if not (line := requests.readline()):
+            raise KeyboardInterrupt
+        order = msgspec.json.decode(line, type=Order)
+        threading.Thread(target=_obey, daemon=True).start()
         status = start(order.task, order.program, order.name, reports, reports.watch)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ended = _ended(status, reports.run_dir)
@@ -138,36 +160,18 @@ def main() -> int:
 
 
 def _ended(status: int, run: Path | None) -> Ended:
-    ended = Ended(status=status)
     with suppress(TriremeError):
         if run is not None:
             record = read_record(run)
-            ended = Ended(status=status, failure=record.failure, traceback=record.traceback)
-    return ended
+            return Ended(status=status, failure=record.failure, traceback=record.traceback)
+    return Ended(status=status)
 
 
-def _read_order() -> tuple[Order, int]:
-    """Returns the order, and how many requests to stop came with it."""
-    data = b""
-    while b"\n" not in data:
-        part = os.read(0, _CHUNK_BYTES)
-        if not part:
-            raise KeyboardInterrupt
-        data += part
-    line, _, rest = data.partition(b"\n")
-    return msgspec.json.decode(line, type=Order), len(rest)
-
-
-def _obey(requests: int) -> None:
+def _obey() -> None:
     """Stops the job whenever the program asks for that, and when the program is gone."""
-    while True:
-        for _ in range(requests):
-            os.kill(os.getpid(), signal.SIGTERM)
-        data = os.read(0, 1)
-        requests = 1
-        if not data:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
+    while os.read(0, 1):
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

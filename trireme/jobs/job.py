@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -17,7 +14,7 @@ import msgspec
 from trireme.errors import ConfigurationError, JobFailed, JobStopped, TriremeError, WaitTimeout
 from trireme.jobs.display import Display
 from trireme.jobs.function import read_result
-from trireme.jobs.messages import Begun, Ended, Line, Progress, Report, Said
+from trireme.jobs.messages import Begun, Ended, Line, Progress, Report
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.launch.run_directory import task_log
 
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STOP = b"s"
-_TURN_SECONDS = 1.0
 _LAST_CHARACTERS = 2000
 
 
@@ -113,17 +109,8 @@ class LaunchedJob:
 
     def status(self) -> JobStatus:
         """Returns the state of the job, half a second old at most."""
-        progress = self._progress
-        return JobStatus(
-            state=self._state(),
-            step=progress.step,
-            max_steps=progress.max_steps,
-            loss=progress.loss,
-            examples_per_second=progress.examples_per_second,
-            waits_for=progress.missing,
-            tasks=dict(progress.tasks),
-            run_dir=self._run_dir,
-        )
+        progress = msgspec.structs.asdict(self._progress)
+        return JobStatus(state=self._state(), run_dir=self._run_dir, **progress)
 
     def _state(self) -> str:
         if not self._over.is_set():
@@ -161,42 +148,15 @@ class LaunchedJob:
 
         starts = [] if self._run_dir is None else read_starts(self._run_dir, self._id)
         workers = [start for start in starts if start.begin.task.startswith("worker:")]
-        first = workers[0].begin.task if workers else ""
-        records = [r for start in workers if start.begin.task == first for r in start.records]
-        names = {
-            name: None
+        chief = [start for start in workers if start.begin.task == workers[0].begin.task]
+        records = [record for start in chief for record in start.records]
+        rows = [
+            {name: value for name, value in record.status.items() if not isinstance(value, str)}
+            | {"time": record.time - records[0].time}
             for record in records
-            for name, value in record.status.items()
-            if isinstance(value, int | float)
-        }
-        columns = {
-            "time": np.array([r.time for r in records]) - (records[0].time if records else 0)
-        }
-        for name in names:
-            values = [record.status.get(name) for record in records]
-            columns[name] = np.array(
-                [v if isinstance(v, int | float) else np.nan for v in values], dtype=np.float64
-            )
-        return columns
-
-    @property
-    def curves(self) -> dict[str, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]:
-        """The curves that the session has written for TensorBoard, for plots.
-
-        By name, such as `loss`, and run, such as `train` or `test`: an array of shape (n, 2) with
-        the global step and the value. They cover all jobs that trained in the run directory.
-        """
-        import numpy as np
-
-        from trireme.monitor.curves import read_curves
-
-        if self._run_dir is None:
-            return {}
-        found = read_curves(self._run_dir / "tensorboard")
-        return {
-            name: {run: np.array(points, dtype=np.float64) for run, points in runs.items()}
-            for name, runs in found.items()
-        }
+        ]
+        names = dict.fromkeys(name for row in [{"time": 0.0}, *rows] for name in row)
+        return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in names}
 
     def stop(self) -> None:
         """Asks the job to stop, and returns at once: the workers save and end, as at Ctrl-C.
@@ -215,14 +175,7 @@ class LaunchedJob:
         Args:
             timeout: the seconds to wait at most; None for no limit.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        # In turns: a wait without an end cannot be interrupted on every system.
-        while not self._over.is_set():
-            left = _TURN_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._over.wait(min(left, _TURN_SECONDS))
-        return True
+        return self._over.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits until the job has ended and returns what the chief's function returned.
@@ -264,16 +217,14 @@ class LaunchedJob:
                 f"the job in {self._run_dir} was stopped at global step {step}, and has saved; the "
                 "same call goes on from there"
             )
-        if ended.status:
-            report = "\n".join(ended.failure) or "the job was ended before all workers had saved"
-            report = report.replace(
-                "its traceback is above and in", "its traceback is below and in"
-            )
-            trace = ended.traceback.rstrip()
-            if trace.startswith("  File "):  # the lines alone, as the report has the message
-                trace = f"In the program:\n{trace}"
-            return JobFailed(f"{report}\n\n{trace}" if trace else report)
-        return None
+        if not ended.status:
+            return None
+        report = "\n".join(ended.failure) or "the job was ended before all workers had saved"
+        report = report.replace("its traceback is above and in", "its traceback is below and in")
+        trace = ended.traceback.rstrip()
+        if trace.startswith("  File "):  # the lines alone, as the report has the message
+            trace = f"In the program:\n{trace}"
+        return JobFailed(f"{report}\n\n{trace}" if trace else report)
 
     def _launcher_died(self) -> str:
         with suppress(OSError, ValueError):
@@ -285,30 +236,6 @@ class LaunchedJob:
             + (f". It printed:\n{printed}" if printed else "")
         )
 
-    @contextmanager
-    def interruptible(self) -> Iterator[list[float]]:
-        """Has Ctrl-C, or an interrupt of the kernel, stop the job while the block runs.
-
-        Only in the main thread, which alone may handle signals.
-
-        Yields:
-            The times of the interrupts.
-        """
-        times: list[float] = []
-        if threading.current_thread() is not threading.main_thread():
-            yield times
-            return
-
-        def handle(number: int, frame: object) -> None:
-            times.append(time.monotonic())
-            self.stop()
-
-        before = signal.signal(signal.SIGINT, handle)
-        try:
-            yield times
-        finally:
-            signal.signal(signal.SIGINT, before)
-
     def _read(self, reports: IO[bytes]) -> None:
         """Takes in the launcher's reports until it has ended."""
         decoder = msgspec.json.Decoder(Report)
@@ -318,7 +245,7 @@ class LaunchedJob:
                     self._take(decoder.decode(line))
         self._launcher.wait()
         with suppress(Exception):  # a display must not hide the end
-            self._display.end(self._progress)
+            self._display.progress(self._progress, ended=True)
         self._over.set()
 
     def _take(self, report: Report) -> None:
@@ -330,10 +257,7 @@ class LaunchedJob:
             case Ended():
                 self._ended = report
         with suppress(Exception):  # nor end the job: its output may be closed
-            match report:
-                case Line(task, text, error):
-                    self._display.line(task, text, error)
-                case Said(text, alarm):
-                    self._display.say(text, alarm)
-                case Progress():
-                    self._display.progress(report)
+            if isinstance(report, Line):
+                self._display.line(report.task, report.text, report.error)
+            elif isinstance(report, Progress):
+                self._display.progress(report)

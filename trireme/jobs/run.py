@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import msgspec
@@ -92,58 +95,61 @@ def run(
         KeyboardInterrupt: the job was interrupted; says whether it has saved.
     """
     check_no_task(LAUNCH_CALL)
-    _check(function_or_script, args)
-    _check_timeout(timeout, wait)
+    _check(function_or_script, args, timeout, wait)
     given: dict[str, Any] = {"ps": ps, "workers": workers, "strategy": strategy, "mesh": mesh}
     given |= {"replicas": replicas, "run_dir": run_dir, "max_restarts": max_restarts, **options}
     file = None if config is None else os.fspath(config)
     task = prepare(configuration(_texts(given), file, LAUNCH_CALL))
     if callable(function_or_script):
-        job = _start_function(function_or_script, args, task, verbose=verbose, wait=wait)
+        job = _start_function(function_or_script, args, task, verbose)
     else:
         program = _program(os.fspath(function_or_script), args)
-        job = _start(Order(task, program, program_name(program)), verbose=verbose, wait=wait)
+        job = _start(Order(task, program, program_name(program)), None, verbose)
     return _wait(job, timeout) if wait else job
 
 
-def _check(function_or_script: Any, args: Any) -> None:
+def _check(function_or_script: Any, args: Any, timeout: Any, wait: bool) -> None:
+    problem = ""
     if not callable(function_or_script) and not isinstance(function_or_script, str | os.PathLike):
-        raise ConfigurationError(
-            f"run({function_or_script!r}): give a function, or the path of a script"
-        )
-    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
-        raise ConfigurationError(
-            f"run(args={args!r}): give a list or tuple, such as args=({args!r},)"
-        )
-
-
-def _check_timeout(timeout: Any, wait: bool) -> None:
-    if timeout is None:
-        return
-    if not wait:
-        raise ConfigurationError(
+        problem = f"run({function_or_script!r}): give a function, or the path of a script"
+    elif isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        problem = f"run(args={args!r}): give a list or tuple, such as args=({args!r},)"
+    elif timeout is not None and not wait:
+        problem = (
             "run(timeout=..., wait=False): a job that is not waited for has no timeout; wait "
             "for it by `job.wait(timeout)`, and end it by `job.stop()`"
         )
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise ConfigurationError(
-            f"run(timeout={timeout!r}): it must be a number of seconds greater than 0"
-        )
+    elif timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0
+    ):
+        problem = f"run(timeout={timeout!r}): it must be a number of seconds greater than 0"
+    if problem:
+        raise ConfigurationError(problem)
 
 
 def _wait(job: LaunchedJob, timeout: float | None) -> Any:
-    """Waits for a job, which Ctrl-C stops, and returns its result."""
-    with job.interruptible() as interrupts:
-        try:
-            late = not job.wait(timeout)
-        except BaseException:  # the caller gets no handle of the job
-            job.stop()
-            raise
+    """Waits for a job, which Ctrl-C or an interrupt of the kernel stops, and returns its result."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupts.append(number)
+        job.stop()
+
+    main = threading.current_thread() is threading.main_thread()  # it alone may handle signals
+    before = signal.signal(signal.SIGINT, interrupt) if main else None
+    try:
+        late = not job.wait(timeout)
         if late:
             job.stop()
             if not job.wait(_STOP_SECONDS):
                 job.stop()
                 job.wait(_LEAST_WAIT)
+    except BaseException:  # the caller gets no handle of the job
+        job.stop()
+        raise
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
     error = job.error
     if interrupts and error is not None:
         raise KeyboardInterrupt(str(error)) from None
@@ -166,17 +172,14 @@ def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
                 f"run() has no option {field}{suggestion(field, known)}; `trireme run --help` "
                 "lists them, here with underscores for dashes"
             )
-        if value is None:
-            texts[field] = None
-        elif isinstance(value, bool):
-            texts[field] = "yes" if value else "no"
-        elif isinstance(value, str | int | float | os.PathLike):
-            texts[field] = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-        else:
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif value is not None and not isinstance(value, str | int | float | os.PathLike):
             raise ConfigurationError(
                 f"{field} is {value!r}: give its name, and its values as options of run(), "
                 'such as strategy="sync", aggregate=4'
             )
+        texts[field] = None if value is None else str(value)
     return texts
 
 
@@ -188,12 +191,7 @@ def _program(text: str, args: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _start_function(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    task: TaskConfig,
-    *,
-    verbose: bool,
-    wait: bool,
+    function: Callable[..., Any], args: Sequence[Any], task: TaskConfig, verbose: bool
 ) -> LaunchedJob:
     on = task.config.launch.on
     if not ENGINES.load(on).one_host:
@@ -205,17 +203,11 @@ def _start_function(
     with pack_call(function, args) as call:
         result = new_result()
         task = task.inheriting(call=call.fileno(), result=result.fileno())
-        return _start(
-            Order(task, (MODULE, "trireme.jobs.function", f"{name}()"), name),
-            result,
-            verbose=verbose,
-            wait=wait,
-        )
+        order = Order(task, (MODULE, "trireme.jobs.function", f"{name}()"), name)
+        return _start(order, result, verbose)
 
 
-def _start(
-    order: Order, result: IO[bytes] | None = None, *, verbose: bool, wait: bool
-) -> LaunchedJob:
+def _start(order: Order, result: IO[bytes] | None, verbose: bool) -> LaunchedJob:
     """Starts the launcher of a job in a process of its own.
 
     It has a session of its own too: signals for the group of this process do not reach it.
@@ -237,15 +229,8 @@ def _start(
     finally:
         os.close(writer)
     assert launcher.stdin is not None  # asked for by PIPE
-    try:
+    with suppress(OSError):  # it has ended: its status says how
         launcher.stdin.write(msgspec.json.encode(order) + b"\n")
         launcher.stdin.flush()
-    except OSError:
-        pass  # it has ended: its status says how
-    requests: list[LaunchedJob] = []
-    stop = None if wait else lambda: requests[0].stop()
-    display = make_display(verbose=verbose, stop=stop)
-    reports = os.fdopen(reader, "rb")
-    job = LaunchedJob(launcher, reports, errors, display, result, order.task.job)
-    requests.append(job)
-    return job
+    display = make_display(verbose=verbose)
+    return LaunchedJob(launcher, os.fdopen(reader, "rb"), errors, display, result, order.task.job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
@@ -11,7 +11,6 @@ from trireme.cluster.progress import STUCK
 from trireme.cluster.spec import task_name
 from trireme.monitor.numbers import number_of
 from trireme.monitor.placement import Placement, events, placement_of
-from trireme.monitor.records import Start
 
 PHASES = ("data", "compute", "push", "wait", "apply")
 """The phases of a step."""
@@ -127,47 +126,6 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
     return JobSnapshot(
         title, status.phase, seconds, tasks, status.missing, placement=placement_of(status)
     )
-
-
-def from_records(
-    title: str, phase: str, starts: Sequence[Start], time: float, began: float | None = None
-) -> JobSnapshot:
-    """Returns the snapshot of a job at a time, from the records of its tasks."""
-    newest: dict[str, TaskSnapshot] = {}
-    for start in starts:
-        before = [record for record in start.records if record.time <= time]
-        if before:
-            status = before[-1].status
-            name = start.begin.task
-            newest[name] = TaskSnapshot(name, str(status.get("state", "")), status=status)
-    if began is None:
-        began = span_of(starts)[0] if starts else time
-    return JobSnapshot(title, phase, max(0.0, time - began), tuple(newest.values()))
-
-
-def at_the_end(seen: JobSnapshot | None, recorded: JobSnapshot) -> JobSnapshot:
-    """Returns the snapshot of a job that has ended, which is not behind what was seen before.
-
-    `recorded` is from its records, in which a task that was killed may lack the last.
-    """
-    if seen is None:
-        return recorded
-    before = {task.name: task for task in seen.tasks}
-    tasks = tuple(
-        replace(task, status=before[task.name].status)
-        if task.name in before
-        and task.number("global_step") < before[task.name].number("global_step")
-        else task
-        for task in recorded.tasks
-    )
-    return replace(recorded, seconds=max(seen.seconds, recorded.seconds), tasks=tasks)
-
-
-def span_of(starts: Sequence[Start]) -> tuple[float, float]:
-    """Returns the times at which the records begin and end; (0, 0) if there are none."""
-    begins = [start.begin.time for start in starts]
-    ends = [record.time for start in starts for record in start.records]
-    return (min(begins), max([*ends, *begins])) if begins else (0.0, 0.0)
 
 
 def findings(picture: JobSnapshot) -> list[str]:

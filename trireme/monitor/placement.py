@@ -82,20 +82,6 @@ def placement_of(status: ClusterStatus) -> Placement | None:
     )
 
 
-def held(status: Mapping[str, StatusValue]) -> str:
-    """Returns the shards of a server, by its status, such as `0 33% (1) [2]`.
-
-    First those that it is primary of, with their share of all parameters; then those that it is
-    backup of; then those that it is being filled with.
-    """
-    primary, share = str(status.get("primary_of", "")), number_of(status, "share")
-    parts = [f"{primary} {share:.0%}"] if primary else []
-    for name, brackets in (("backup_of", "({})"), ("joining_of", "[{}]")):
-        if shards := status.get(name):
-            parts.append(brackets.format(shards))
-    return " ".join(parts)
-
-
 def events(statuses: Mapping[str, Mapping[str, StatusValue]]) -> Iterator[str]:
     """Yields a line for each recent takeover, and for a recent rollback."""
     rolled = [number_of(s, "rolled_back_seconds") for s in statuses.values()]

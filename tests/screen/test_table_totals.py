@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.monitor.table_totals import TableTotals, table_totals
+from trireme.screen.table_totals import TableTotals, table_totals
 
 
 def status(name: str, rows: int, hottest: str) -> dict[str, float | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trireme.cluster.messages import StatusValue
 from trireme.monitor.job_state import (
     SHOWN_PHASES,
     SILENT_SECONDS,
@@ -16,10 +18,9 @@ from trireme.monitor.job_state import (
     TaskSnapshot,
     findings,
 )
-from trireme.monitor.numbers import size
-from trireme.monitor.placement import held
-from trireme.monitor.table_totals import table_totals
+from trireme.monitor.numbers import number_of, size
 from trireme.printable import printable
+from trireme.screen.table_totals import table_totals
 
 _COLOURS = {
     "data": "blue",
@@ -124,6 +125,20 @@ def _cells(picture: JobSnapshot, task: TaskSnapshot, width: int) -> dict[str, Re
         "pushed": _size(task, "bytes_pushed"),
         "pulled": _size(task, "bytes_pulled"),
     }
+
+
+def held(status: Mapping[str, StatusValue]) -> str:
+    """Returns the shards of a server, by its status, such as `0 33% (1) [2]`.
+
+    First those that it is primary of, with their share of all parameters; then those that it is
+    backup of; then those that it is being filled with.
+    """
+    primary, share = str(status.get("primary_of", "")), number_of(status, "share")
+    parts = [f"{primary} {share:.0%}"] if primary else []
+    for name, brackets in (("backup_of", "({})"), ("joining_of", "[{}]")):
+        if shards := status.get(name):
+            parts.append(brackets.format(shards))
+    return " ".join(parts)
 
 
 def _state(task: TaskSnapshot) -> Text:

@@ -1,0 +1,1 @@
+"""`trireme top`: a job on a terminal, while it runs."""
