@@ -32,11 +32,7 @@ class Strategy(ABC):
         """Returns the parameter server's rule for this strategy."""
 
     def check(self, *, workers: int, servers: int) -> None:
-        """Checks that the strategy can run on a cluster.
-
-        Raises:
-            ConfigurationError: it cannot run; says why, and what is possible.
-        """
+        """Checks that the strategy can run on a cluster; a `ConfigurationError` says why not."""
         if not servers and workers > 1:
             raise ConfigurationError(
                 f"strategy {self.name} with {workers} workers needs a parameter server: add --ps "
@@ -66,9 +62,6 @@ class Strategy(ABC):
         """Returns the backend by which processes hold one model together; "" for one process.
 
         It is the name of an entry point in the group `trireme.backends`.
-
-        Args:
-            mesh: the mesh of these processes.
         """
         if mesh.size == 1:
             return ""
@@ -77,12 +70,18 @@ class Strategy(ABC):
     def outer(self, workers: int) -> Mapping[str, float | bool] | None:
         """Returns the servers' optimizer where workers push deltas, as arguments of SGD.
 
-        None where workers push gradients, and servers run the user's optimizer.
-
-        Args:
-            workers: the number of workers of the job.
+        None where workers push gradients, and servers run the user's optimizer. `workers` is the
+        number of workers of the job.
         """
         return None
+
+    def _at_least_one(self, *options: str) -> None:
+        for option in options:
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigurationError(
+                    f"{self.name} with {option} {value}: give 1 or more, or leave it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,6 @@ class Async(Strategy):
     prefetch: bool = False
 
     def rule(self) -> Rule:
-        """Returns the rule: each update is a step, answered at once."""
         return Rule(aggregate=1, staleness=None)
 
 
@@ -124,22 +122,10 @@ class SSP(Strategy):
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        if self.staleness < 1:
-            raise ConfigurationError(
-                f"ssp with staleness {self.staleness}: give 1 or more, or use sync, in which "
-                "no worker is ahead"
-            )
+        self._at_least_one("staleness")
 
     def rule(self) -> Rule:
-        """Returns the rule: each update is a step; workers too far ahead wait for their answers."""
         return Rule(aggregate=1, staleness=self.staleness)
-
-
-def _check_aggregate(strategy: str, aggregate: int | None) -> None:
-    if aggregate is not None and aggregate < 1:
-        raise ConfigurationError(
-            f"{strategy} with aggregate {aggregate}: a round needs at least one update"
-        )
 
 
 @dataclass(frozen=True)
@@ -159,10 +145,9 @@ class Sync(Strategy):
     aggregate: int | None = None
 
     def __post_init__(self) -> None:
-        _check_aggregate(self.name, self.aggregate)
+        self._at_least_one("aggregate")
 
     def rule(self) -> Rule:
-        """Returns the rule: rounds, and no update from an older one."""
         return Rule(aggregate=self.aggregate or 0, staleness=0)
 
 
@@ -175,51 +160,32 @@ class Averaging(Strategy):
     Learning of Deep Networks from Decentralized Data (AISTATS 2017), algorithm 1, with every
     worker in every round.
 
-    With a staleness bound there are no rounds: a worker's delta is multiplied by `share` and added
-    to the global values when it arrives, and the worker continues from the new values. Source:
-    Zhang et al., Deep learning with Elastic Averaging SGD (NIPS 2015), section 3; here the worker
-    takes over the global values instead of moving towards them.
+    With a staleness bound there are no rounds: a worker's delta is multiplied by 1 / workers and
+    added to the global values when it arrives, and the worker continues from the new values.
+    Source: Zhang et al., Deep learning with Elastic Averaging SGD (NIPS 2015), section 3; here the
+    worker takes over the global values instead of moving towards them.
 
     Attributes:
         every: the number of steps between two exchanges, at least 1.
         staleness: None for rounds of all workers; K >= 1: deltas are applied as they arrive, and a
             worker waits while it is more than K exchanges ahead of the slowest.
-        share: the factor of a delta where deltas are applied as they arrive; None for 1 / workers.
-            Rounds do not use it.
     """
 
     name: ClassVar[str] = "averaging"
     every: int = 16
     staleness: int | None = None
-    share: float | None = None
 
     def __post_init__(self) -> None:
-        if self.staleness is not None and self.staleness < 1:
-            raise ConfigurationError(
-                f"averaging with staleness {self.staleness}: give 1 or more, or leave it out for "
-                "rounds of all workers"
-            )
-        if self.share is not None and (self.staleness is None or not 0 < self.share <= 1):
-            raise ConfigurationError(
-                f"averaging with share {self.share}: it is above 0 and at most 1, and needs a "
-                "staleness: in rounds the average of all deltas is added whole"
-            )
-        self.rule().check()
+        self._at_least_one("every", "staleness")
 
     def rule(self) -> Rule:
-        """Returns the rule: deltas, in rounds of all workers or one by one."""
-        rounds = self.staleness is None
-        return Rule(
-            aggregate=0 if rounds else 1,
-            staleness=0 if rounds else self.staleness,
-            every=self.every,
-        )
+        if self.staleness is None:
+            return Rule(aggregate=0, staleness=0, every=self.every)
+        return Rule(aggregate=1, staleness=self.staleness, every=self.every)
 
     def outer(self, workers: int) -> Mapping[str, float | bool]:
-        """Returns a step of plain SGD: values - mean(pulled - current) is the mean of `current`."""
-        if self.staleness is None:
-            return {"lr": 1.0}
-        return {"lr": self.share if self.share is not None else 1.0 / workers}
+        # A step of plain SGD by 1.0: values - mean(pulled - current) is the mean of `current`.
+        return {"lr": 1.0 if self.staleness is None else 1.0 / workers}
 
 
 @dataclass(frozen=True)
@@ -246,20 +212,17 @@ class DiLoCo(Strategy):
     outer_momentum: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_aggregate(self.name, self.aggregate)
+        self._at_least_one("every", "aggregate")
         if not self.outer_lr > 0 or not 0 <= self.outer_momentum < 1:
             raise ConfigurationError(
                 f"diloco with outer_lr {self.outer_lr} and outer_momentum {self.outer_momentum}: "
                 "the first must be above 0, the second in [0, 1)"
             )
-        self.rule().check()
 
     def rule(self) -> Rule:
-        """Returns the rule: rounds of deltas."""
         return Rule(aggregate=self.aggregate or 0, staleness=0, every=self.every)
 
     def outer(self, workers: int) -> Mapping[str, float | bool]:
-        """Returns SGD with Nesterov momentum."""
         momentum = self.outer_momentum
         return {"lr": self.outer_lr, "momentum": momentum, "nesterov": momentum > 0}
 
@@ -277,15 +240,9 @@ class Collective(Strategy):
     axis: ClassVar[str]
 
     def rule(self) -> Rule:
-        """Returns the rule: rounds of one update from each replica."""
         return Rule(aggregate=0, staleness=0)
 
     def check(self, *, workers: int, servers: int) -> None:
-        """Checks that there are no parameter servers.
-
-        Raises:
-            ConfigurationError: there are parameter servers.
-        """
         if servers:
             raise ConfigurationError(
                 f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
@@ -294,7 +251,6 @@ class Collective(Strategy):
             )
 
     def mesh(self, inside: Mesh, processes: int) -> Mesh:
-        """Returns the mesh of the whole job."""
         workers, rest = divmod(processes, inside.size)
         if rest or not workers:
             inside.check_processes(processes)
@@ -318,11 +274,7 @@ BACKENDS = Plugins("trireme.backends", "backend", BackendType)
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Returns the class of a strategy, by the name of its entry point.
-
-    Raises:
-        ConfigurationError: there is none, or it cannot be imported.
-    """
+    """Returns the class of a strategy, by the name of its entry point."""
     found = STRATEGIES.load(name)
     if not issubclass(found, Strategy) or found.name != name:
         raise ConfigurationError(
@@ -333,12 +285,7 @@ def strategy_class(name: str) -> type[Strategy]:
 
 
 def resolve(name: str, config: JobConfig) -> Strategy:
-    """Returns the strategy of a name, with the options of the launch.
-
-    Raises:
-        ConfigurationError: the name is unknown; or an option does not belong to the strategy, or
-            has an invalid value.
-    """
+    """Returns the strategy of a name, with the options of the launch, which it must have."""
     chosen = strategy_class(name)
     classes = [strategy_class(each) for each in STRATEGIES]
     given: dict[str, Any] = {}
@@ -360,17 +307,10 @@ def resolve(name: str, config: JobConfig) -> Strategy:
 def choose(
     config: JobConfig, own: str | Strategy = "auto", *, workers: int, servers: int
 ) -> Strategy:
-    """Returns the strategy of the launch, else of the program, else the cluster's default.
+    """Returns the strategy of the launch, else the program's `own`, else the cluster's default.
 
-    Args:
-        config: the configuration of the launch.
-        own: the strategy of the program; `auto` takes that of the launch.
-        workers: the number of workers; without servers, every process is a worker.
-        servers: the number of parameter servers.
-
-    Raises:
-        ConfigurationError: there is no such strategy, an option is invalid for it, or it cannot
-            run on this cluster.
+    Without servers, every process is a worker. A `ConfigurationError` says why a strategy cannot
+    run on this cluster.
     """
     default = "async" if servers or workers == 1 else "allreduce"
     chosen = config.training.strategy or (default if own == "auto" else own)

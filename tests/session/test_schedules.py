@@ -48,7 +48,7 @@ def test_a_scheduler_over_another_optimizer_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("scheduler", [0.5, "cosine", {"gamma": 0.5}])
 def test_what_is_no_scheduler_is_refused_by_name(scheduler: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"scheduler=.*give a function that builds one"):
+    with pytest.raises(ConfigurationError, match=r"scheduler=.*a function that builds one"):
         made(torch.nn.Linear(4, 1), lambda params: torch.optim.SGD(params, lr=0.1), scheduler)
 
 

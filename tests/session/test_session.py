@@ -223,7 +223,7 @@ SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         ((MODEL, LOSS, SGD), {"seed": "a"}, "seed='a': it must be a whole number"),
         ((MODEL, LOSS, SGD), {"clip_norm": "1"}, "clip_norm='1': it must be above 0"),
         ((MODEL, LOSS, SGD), {"strategy": "snyc"}, "did you mean sync"),
-        ((MODEL, LOSS, SGD), {"strategy": 5}, "strategy=5: give a name"),
+        ((MODEL, LOSS, SGD), {"strategy": 5}, "strategy=5: it must be a name"),
         ((MODEL, LOSS, SGD), {"metrics": trireme.accuracy}, "give a mapping from names"),
     ],
 )

@@ -128,4 +128,6 @@ def _tuple(name: str, given: Any) -> tuple[str, ...]:
 def graph_config(settings: Settings) -> GraphConfig:
     """Returns how a model is placed as a graph, by the program and by the launch."""
     given = settings.options.graph or GraphConfig()
+    if not isinstance(given, GraphConfig):
+        raise ConfigurationError(f"graph={given!r}: it must be a trireme.GraphConfig")
     return replace(given, **settings.task.config.model.given(GraphConfig))

@@ -74,4 +74,6 @@ class PipelineConfig:
 def pipeline_config(settings: Settings) -> PipelineConfig:
     """Returns how a model is split into stages, by the program and by the launch."""
     given = settings.options.pipeline or PipelineConfig()
+    if not isinstance(given, PipelineConfig):
+        raise ConfigurationError(f"pipeline={given!r}: it must be a trireme.PipelineConfig")
     return replace(given, **settings.task.config.model.given(PipelineConfig))

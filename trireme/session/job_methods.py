@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trireme.monitor.board import Board, Write
+from trireme.monitor.board import Board
 from trireme.session.model.operation_log import OperationLog
 from trireme.session.worker.job import Job
 from trireme.session.worker.recorder import Recorder
@@ -20,8 +20,10 @@ from trireme.session.worker.worker import Worker
 class JobMethods(ABC):
     """What a program asks of its job, by a session or by an optimizer of its own loop.
 
-    Numbers, images and the like are recorded at the present global step. Only the chief records;
-    on other workers, and without a run directory, these methods do nothing.
+    Numbers, images and the like are recorded at the present global step, and in the TensorBoard run
+    that the keyword `run` names, by default "train". Other keywords are those of the method of
+    `SummaryWriter`. Only the chief records; on other workers, and without a run directory, these
+    methods do nothing.
     """
 
     @property
@@ -111,9 +113,8 @@ class JobMethods(ABC):
                 present one.
             named: further numbers, as keywords.
         """
-        if (board := self.board) is not None:
-            step = self.global_step if step is None else step
-            board.scalars(step, {**(values or {}), **named}, run)
+        if self.is_chief:
+            self.recorder.log({**(values or {}), **named}, run, step)
 
     def image(self, name: str, image: Any, **options: Any) -> None:
         """Records an image, or a grid of them.
@@ -122,47 +123,49 @@ class JobMethods(ABC):
             name: the tag under which TensorBoard shows it.
             image: a tensor or array (channels, height, width), or four-dimensional for several;
                 floats in [0, 1] or bytes. `dataformats` says other orders, such as "HW".
-            options: the run, as `run=`, and those of `SummaryWriter.add_image` or `add_images`.
+            options: see the class.
         """
         self._record("add_images" if image.ndim == 4 else "add_image", name, image, options)
 
     def histogram(self, name: str, values: Any, **options: Any) -> None:
-        """Records how the values of a tensor are distributed (`SummaryWriter.add_histogram`)."""
+        """Records how the values of a tensor are distributed."""
         self._record("add_histogram", name, values, options)
 
     def audio(self, name: str, sound: Any, **options: Any) -> None:
-        """Records a sound: values in [-1, 1] of shape (1, time) (`SummaryWriter.add_audio`)."""
+        """Records a sound: values in [-1, 1] of shape (1, time)."""
         self._record("add_audio", name, sound, options)
 
     def text(self, name: str, text: str, **options: Any) -> None:
-        """Records a text in Markdown (`SummaryWriter.add_text`)."""
+        """Records a text in Markdown."""
         self._record("add_text", name, text, options)
 
     def pr_curve(
         self, name: str, predictions: torch.Tensor, *, labels: torch.Tensor, **options: Any
     ) -> None:
-        """Records precision and recall by threshold (`SummaryWriter.add_pr_curve`).
+        """Records precision and recall by threshold.
 
         Args:
             name: the tag under which TensorBoard shows it.
             predictions: for each example, how likely it is to be of the class, in [0, 1].
             labels: for each example, whether it is.
-            options: the run, as `run=`, and those of `SummaryWriter.add_pr_curve`.
+            options: see the class.
         """
         self._record("add_pr_curve", name, (labels, predictions), options)
 
     def embedding(self, name: str, matrix: Any, *, run: str = "train", **options: Any) -> None:
-        """Records points (number, dimension) for the projector (`SummaryWriter.add_embedding`).
+        """Records points (number, dimension) for the projector.
 
         The options are `metadata`, a label for each point, and `label_img`, an image for each.
         """
         options |= {"tag": name, "global_step": self.global_step}
-        self._write_now(name, lambda writer: writer.add_embedding(matrix, **options), run)
+        if (board := self.board) is not None:
+            board.write_now(name, lambda writer: writer.add_embedding(matrix, **options), run)
 
     def figure(self, name: str, figure: Any, *, run: str = "train", **options: Any) -> None:
-        """Records one or several figures of matplotlib (`SummaryWriter.add_figure`)."""
+        """Records one or several figures of matplotlib."""
         step = self.global_step
-        self._write_now(name, lambda to: to.add_figure(name, figure, step, **options), run)
+        if (board := self.board) is not None:
+            board.write_now(name, lambda to: to.add_figure(name, figure, step, **options), run)
 
     def graph(self, example: Any, *, run: str = "train") -> None:
         """Records what the model computes from example inputs, with shapes and devices.
@@ -175,13 +178,9 @@ class JobMethods(ABC):
             run: the name of the run.
         """
         placed = None if self.pipeline is None else self.pipeline.graph
-        devices = placed.decision.modules if placed is not None else None
         if (board := self.board) is not None:
+            devices = None if placed is None else placed.decision.modules
             board.graph(self.model, example, devices, run)
-
-    def _write_now(self, name: str, write: Write, run: str) -> None:
-        if (board := self.board) is not None:
-            board.write_now(name, write, run)
 
     def _record(self, method: str, name: str, values: Any, options: dict[str, Any]) -> None:
         if (board := self.board) is not None:

@@ -75,8 +75,8 @@ class OptionValues(TypedDict, total=False):
     nan: Literal["raise", "skip", "ignore"]
     log_every: int
     device: str | torch.device | None
-    pipeline: Any
-    graph: Any
+    pipeline: object
+    graph: object
     tensor_plan: Mapping[str, str] | None
     weight: Callable[[Any, Any], Any] | None
 
@@ -104,60 +104,41 @@ class Options:
     nan: Literal["raise", "skip", "ignore"] = "raise"
     log_every: int = 100
     device: str | torch.device | None = None
-    pipeline: Any = None
-    graph: Any = None
+    pipeline: object = None  # a `PipelineConfig` and a `GraphConfig`, checked by their plug-ins
+    graph: object = None
     tensor_plan: Mapping[str, str] | None = None
     weight: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("precision", ("float32", "bfloat16")),
-            ("nan", ("raise", "skip", "ignore")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)!r}: it must be one of {', '.join(allowed)}"
-                )
+        given: Any = self  # whatever a program has given
         if isinstance(self.strategy, str) and self.strategy != "auto":
             strategy_class(self.strategy)
-        if not isinstance(self.strategy, str | Strategy):
-            raise ConfigurationError(
-                f"strategy={self.strategy!r}: give a name, such as 'sync', or a strategy, such as "
-                "trireme.Sync()"
-            )
         check_whole("accumulate", self.accumulate)
         check_whole("log_every", self.log_every)
         check_whole("seed", self.seed, least=None)
-        _above("l2", self.l2, 0, equal=True)
-        listed = isinstance(self.hooks, Sequence)
-        if not (listed and all(isinstance(hook, Hook) for hook in self.hooks)):
-            raise ConfigurationError(
-                f"hooks={self.hooks!r}: give a list of hooks, such as [EarlyStopping(...)], each "
-                "an object of a class derived from trireme.session.hooks.Hook"
-            )
-        built = hasattr(self.scheduler, "step") and hasattr(self.scheduler, "optimizer")
-        if self.scheduler is not None and not callable(self.scheduler) and not built:
-            raise ConfigurationError(
-                f"scheduler={self.scheduler!r}: give a function that builds one from the "
-                "optimizer, such as lambda optimizer: ExponentialLR(optimizer, 0.99), or a "
-                "scheduler of torch.optim.lr_scheduler over the session's optimizer"
-            )
-        if self.weight is not None and not callable(self.weight):
-            raise ConfigurationError(
-                f"weight={self.weight!r}: give a function of a batch and the model's outputs, such "
-                'as lambda batch, outputs: (batch["labels"] != -100).sum()'
-            )
-        if self.clip_norm is not None:
-            _above("clip_norm", self.clip_norm, 0)
-        if not isinstance(self.ema, (int, float, Average, type(None))):
-            raise ConfigurationError(f"ema={self.ema!r}: give a decay in [0, 1), or an Average")
-        if not isinstance(self.checkpoint, (Checkpoint, type(None))):
-            raise ConfigurationError(
-                f"checkpoint={self.checkpoint!r}: give a Checkpoint, such as "
-                "Checkpoint(every_steps=1000), or None for no checkpoints"
-            )
-        if self.ema is not None and not 0 <= self.ema_rule.decay < 1:  # type: ignore[union-attr]
-            raise ConfigurationError(f"ema={self.ema}: the decay must be in [0, 1)")
+        number, hooks, average = (int, float), given.hooks, given.ema_rule
+        hooks_are = isinstance(hooks, Sequence) and all(isinstance(each, Hook) for each in hooks)
+        limit, scheduler = given.clip_norm, given.scheduler
+        built = hasattr(scheduler, "step") and hasattr(scheduler, "optimizer")
+        decays = isinstance(average, Average) and 0 <= average.decay < 1
+        a_strategy = "a name, such as 'sync', or a strategy, such as trireme.Sync()"
+        a_scheduler = "a function that builds one from the optimizer, or a scheduler of torch.optim"
+        a_checkpoint = "a Checkpoint, such as Checkpoint(every_steps=1000), or None"
+        saves = isinstance(given.checkpoint, (Checkpoint, type(None)))
+        for name, right, must in (
+            ("precision", self.precision in ("float32", "bfloat16"), "float32 or bfloat16"),
+            ("nan", self.nan in ("raise", "skip", "ignore"), "raise, skip or ignore"),
+            ("strategy", isinstance(given.strategy, str | Strategy), a_strategy),
+            ("l2", isinstance(given.l2, number) and given.l2 >= 0, "at least 0"),
+            ("clip_norm", limit is None or (isinstance(limit, number) and limit > 0), "above 0"),
+            ("hooks", hooks_are, "a list of objects of classes derived from trireme.Hook"),
+            ("scheduler", scheduler is None or callable(scheduler) or built, a_scheduler),
+            ("weight", given.weight is None or callable(given.weight), "a function"),
+            ("ema", average is None or decays, "a decay in [0, 1), or an Average"),
+            ("checkpoint", saves, a_checkpoint),
+        ):
+            if not right:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}: it must be {must}")
 
     @property
     def ema_rule(self) -> Average | None:
@@ -192,9 +173,3 @@ def check_whole(name: str, value: object, *, least: int | None = 1) -> int:
         bound = "" if least is None else f" from {least}"
         raise ConfigurationError(f"{name}={value!r}: it must be a whole number{bound}")
     return number
-
-
-def _above(name: str, value: object, bound: float, *, equal: bool = False) -> None:
-    if not isinstance(value, (int, float)) or not (value >= bound if equal else value > bound):
-        how = "at least" if equal else "above"
-        raise ConfigurationError(f"{name}={value!r}: it must be {how} {bound}")
