@@ -39,10 +39,11 @@ from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import declared
 from trireme.launch.ray.options import RayOptions
-from trireme.ps import lending_messages, replication_messages, snapshot_messages
+from trireme.ps import lending_messages, snapshot_messages
 from trireme.ps import messages as ps_messages
 from trireme.ps import rule as ps_rule
 from trireme.ps.leader import decisions
+from trireme.ps.replication import messages as replication_messages
 from trireme.wire import handshake
 from trireme.wire.message import Message
 

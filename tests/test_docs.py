@@ -21,7 +21,7 @@ from trireme.cli.command import COMMANDS
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.job_config import STRATEGIES
 from trireme.launch.engines import ENGINES
-from trireme.ps.catalog import PS_MESSAGES
+from trireme.ps.replication.messages import PS_MESSAGES
 from trireme.wire.handshake import Challenge, Denied, Hello, Proof, Welcome
 
 ROOT = Path(__file__).parent.parent

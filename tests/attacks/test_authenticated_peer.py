@@ -33,7 +33,6 @@ from trireme.cluster.messages import (
 from trireme.cluster.state import Policy
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import FrameError
-from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
 from trireme.ps.leader.decisions import Apply, Cut, Decided, Divide, Held, Measure, Stop
 from trireme.ps.lending_messages import LendMemory
 from trireme.ps.messages import (
@@ -61,8 +60,9 @@ from trireme.ps.messages import (
     Trace,
     WorkerProgress,
 )
-from trireme.ps.replication.replicas import Peer
-from trireme.ps.replication_messages import (
+from trireme.ps.replication.messages import (
+    PS_CATALOG,
+    PS_MESSAGES,
     ConnectToLeader,
     ConnectToShard,
     Fill,
@@ -71,6 +71,7 @@ from trireme.ps.replication_messages import (
     Replicate,
     Replicated,
 )
+from trireme.ps.replication.replicas import Peer
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, TensorSpec
@@ -95,6 +96,7 @@ TASKS = [
 class FakeLink:
     identity: Identity
     opened_here: bool = False
+    number: int = 0
     sent: list[Message] = field(default_factory=list)
     closed: bool = False
     departing: bool = False

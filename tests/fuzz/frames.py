@@ -20,7 +20,7 @@ from tests.fuzz.damage import NUMBERS, damaged_bytes, damaged_value
 from tests.fuzz.values import message_of
 from trireme.cluster.messages import CLUSTER_CATALOG, CLUSTER_MESSAGES
 from trireme.errors import ConnectionBroken, FrameError, PeerClosed, WireError
-from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
+from trireme.ps.replication.messages import PS_CATALOG, PS_MESSAGES
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Challenge, Denied, Hello, Proof, Welcome
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Limits, Message, pack_header

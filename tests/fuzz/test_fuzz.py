@@ -16,7 +16,7 @@ from tests.fuzz.checkpoints import CheckpointFuzzer
 from tests.fuzz.run import Broken, run_cases
 from tests.fuzz.values import message_of
 from trireme.cluster.messages import CLUSTER_CATALOG
-from trireme.ps.catalog import PS_CATALOG, PS_MESSAGES
+from trireme.ps.replication.messages import PS_CATALOG, PS_MESSAGES
 from trireme.session.checkpoint import manifest, tensors
 from trireme.wire import connection, handshake, message
 from trireme.wire.connection import Connection

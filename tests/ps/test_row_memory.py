@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from trireme.errors import FrameError
-from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import Applied, ParameterSpec, PulledRows, PullRows, Push, PushReply
+from trireme.ps.replication.messages import PS_CATALOG
 from trireme.ps.row_memory import ALIGNMENT, RowMemory, aligned, found, written
 from trireme.ps.row_messages import Place, RowKeys, RowKeysInto, RowUpdates, data_of, owned, raw
 from trireme.ps.shard.participants import Participant

@@ -39,7 +39,7 @@ from trireme.ps.messages import (
     PushReply,
     Waiting,
 )
-from trireme.ps.replication_messages import ConnectToShard
+from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.rule import Rule
 from trireme.ps.table_spec import TableSpec
 from trireme.wire.handshake import Identity

@@ -499,9 +499,6 @@ class LeadsOverTheFirst(Dispatcher[Any]):
             return Participant(link.identity.index, 0)
         return super().sender(link, message)
 
-    def _check_server(self, link: Any) -> None:
-        pass
-
 
 class TakesReadyForClose(Dispatcher[Any]):
     """A late word of one server is led to where those of another belong."""

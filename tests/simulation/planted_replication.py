@@ -14,6 +14,7 @@ from unittest.mock import patch
 import msgspec
 
 from trireme.cluster import coordinator, reconcile
+from trireme.cluster.messages import ReadyToSwitch
 from trireme.cluster.state import State
 from trireme.cluster.view import View
 from trireme.ps.replication import replicas
@@ -41,7 +42,7 @@ def answers_before_its_backups_confirm() -> AbstractContextManager[Any]:
 
 def promotes_without_the_table() -> AbstractContextManager[Any]:
     """A backup that becomes the primary does not know what was decided."""
-    take_role = Replica._take_role
+    take_role = Replica.take_role
 
     def forgets(self: Any, view: View) -> Any:
         before = self.primary
@@ -52,7 +53,7 @@ def promotes_without_the_table() -> AbstractContextManager[Any]:
                 self.shard.state.table.admit(worker, record.incarnation, record.clock)
         return out
 
-    return patch.object(Replica, "_take_role", forgets)
+    return patch.object(Replica, "take_role", forgets)
 
 
 def drops_an_entry() -> AbstractContextManager[Any]:
@@ -175,8 +176,8 @@ def waits_for_who_lacks_entries() -> AbstractContextManager[Any]:
 
     def waits(self: Any, link: Any, message: Any) -> Any:
         out = follow(self, link, message)
-        if self._log is not None:
-            self._log.useless.clear()
+        if self.log is not None:
+            self.log.useless.clear()
         return out
 
     return patch.object(Replica, "follow", waits)
@@ -189,15 +190,18 @@ def late_openers_count() -> AbstractContextManager[Any]:
 
 def forgets_that_it_has_stopped() -> AbstractContextManager[Any]:
     """A shard whose backup connects again does not tell that it has stopped."""
-    follow = Replica.follow
+    follow, reports = Replica.follow, Replica.reports
 
-    def quietly(self: Any, link: Any, message: Any) -> Any:
-        ready = self._ready
-        out = follow(self, link, message)
-        self._ready = ready
-        return out
+    def follows(self: Any, link: Any, message: Any) -> Any:
+        self.quiet_in = self.shard.stopped and self.shard.state.participants.view.number
+        return follow(self, link, message)
 
-    return patch.object(Replica, "follow", quietly)
+    def quietly(self: Any) -> list[Any]:
+        told = reports(self)
+        quiet = getattr(self, "quiet_in", 0)
+        return [e for e in told if not (isinstance(e, ReadyToSwitch) and e.view == quiet)]
+
+    return patch.multiple(Replica, follow=follows, reports=quietly)
 
 
 def waits_with_updates_until_it_is_filled() -> AbstractContextManager[Any]:
@@ -248,13 +252,12 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
         raw: Any = (),
         lent: Any = None,
     ) -> Any:
-        log = self._log
+        log = self.log
         if log.active:
             yield from log.append(now, who, message, raw, lent)
             self._note_term(log.position, log.term)
         all_of_it = [each for told in self._apply(now, who, route, message, what) for each in told]
-        for each in log.hold(all_of_it) if log.active else all_of_it:
-            yield from self._noted(each)
+        yield from log.hold(all_of_it) if log.active else all_of_it
 
     return patch.object(Replica, "_happen", happen)
 

@@ -19,9 +19,9 @@ from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError
 from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
 from trireme.ps.replication.dispatcher import Dispatcher
+from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.replicas import Peer
-from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.shard.instructions import Reply

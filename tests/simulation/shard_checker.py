@@ -39,7 +39,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.rule import Rule
-from trireme.ps.shard.instructions import Instruction, Reply, Stopped
+from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Decided
 from trireme.ps.shard.values.parameters import Values
@@ -173,9 +173,10 @@ class ShardChecker:
         for reply in replies:
             if reply.route in self._asked:
                 self._check(reply, *self._asked[reply.route])
-        for each in instructions:
-            if isinstance(each, Stopped):
-                self._job.stopped(account, each.view)
+
+    def stopped(self, view: int) -> None:
+        """It has stopped to be divided anew, as this view has announced."""
+        self._job.stopped(self.account, view)
 
     def _push_id(self, who: Participant, push: Push) -> PushId:
         return who.worker, who.incarnation, push.sequence, self.account.view.life

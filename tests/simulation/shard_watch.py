@@ -48,6 +48,9 @@ class Watch(Protocol):
     def happened(self, step: int, instructions: Sequence[Instruction]) -> None:
         """An event is over: its step now, and what it asks for."""
 
+    def stopped(self, view: int) -> None:
+        """An event is over, and the shard has stopped to be divided anew, as a view announced."""
+
 
 if TYPE_CHECKING:
     _Base = Shard
@@ -99,6 +102,8 @@ class Watched(_Base):
             ]
         )
         self.watch.happened(self.state.step, out)
+        if self.stopped:
+            self.watch.stopped(self.state.participants.view.number)
         return out
 
 

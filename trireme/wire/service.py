@@ -55,6 +55,7 @@ class Link:
         self.identity = _NOBODY  # that the peer has proven
         self.connection = connection
         self.context: Any = None  # of the handler that serves this peer
+        self.number = 0  # among the connections of a handler that counts them
         self.authenticated = False
         self.opened_here = handshake is None
         # Whether the peer has announced that it leaves: it need not read what is still sent to it,

@@ -26,7 +26,6 @@ from trireme.errors import (
     WaitTimeout,
     WireError,
 )
-from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.client.lanes import Lane, Request
 from trireme.ps.client.server_links import ClientOptions, ServerLink, ServerLinks
 from trireme.ps.messages import (
@@ -39,7 +38,7 @@ from trireme.ps.messages import (
     Stopping,
     Waiting,
 )
-from trireme.ps.replication_messages import ConnectToShard
+from trireme.ps.replication.messages import PS_MESSAGES, ConnectToShard
 from trireme.wire.connection import Incoming
 from trireme.wire.message import Message
 from trireme.wire.service import Link, Service

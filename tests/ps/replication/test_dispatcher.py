@@ -15,6 +15,7 @@ from trireme.wire.handshake import Identity
 class Link:
     identity: Identity
     opened_here: bool = True
+    number: int = 0
 
 
 def test_the_last_message_is_sent_over_a_new_connection() -> None:
@@ -23,7 +24,6 @@ def test_the_last_message_is_sent_over_a_new_connection() -> None:
     for message in messages:
         assert dispatcher.link_for(Send(0, message)) is None
     link = Link(Identity("job", "ps:0"))
-    dispatcher.opened(link, 1)
     assert dispatcher.speaks(link, 0) == [messages[1]]
     assert dispatcher.link_for(Send(0, messages[0])) is link
     assert dispatcher.last_sent(0) == [messages[0]]

@@ -31,9 +31,9 @@ from trireme.ps.messages import (
     PushReply,
 )
 from trireme.ps.replication.log import Lent, Tell
+from trireme.ps.replication.messages import ConnectToShard, Fill, Replicate, Replicated
 from trireme.ps.replication.replica import Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.replication_messages import ConnectToShard, Fill, Replicate, Replicated
 from trireme.ps.results import decided
 from trireme.ps.rule import Rule
 from trireme.ps.shard.instructions import Reply
@@ -53,6 +53,7 @@ RULES = {"async": Rule(aggregate=1, staleness=None), "sync": Rule(aggregate=0, s
 class Link:
     identity: Identity
     opened_here: bool = False
+    number: int = 0
 
 
 @dataclass(eq=False)

@@ -29,16 +29,6 @@ def test_who_owes_nothing_any_more_is_not_overdue_and_begins_anew() -> None:
     assert clock.overdue == set()
 
 
-def test_only_a_share_of_the_time_counts_for_who_has_much_to_take_over() -> None:
-    clock = StallClock(2.0)
-    for tenth in range(31):
-        clock.look(tenth / 10, {1: "a", 2: "a", 3: "a"}, {1: 0.5, 2: 0.0})
-    assert clock.overdue == {3}
-    for tenth in range(31, 50):
-        clock.look(tenth / 10, {1: "a", 2: "a", 3: "a"}, {1: 0.5, 2: 0.0})
-    assert clock.overdue == {1, 3}
-
-
 def test_the_time_in_which_nobody_looked_does_not_count() -> None:
     """A server that applies a large update for 20 s has read no confirmations meanwhile."""
     clock = StallClock(3.0)

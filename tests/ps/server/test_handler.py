@@ -35,8 +35,8 @@ from trireme.ps.messages import (
     Trace,
 )
 from trireme.ps.replication.log import EVENTS
+from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fill, Replicate
 from trireme.ps.replication.replicas import Peer
-from trireme.ps.replication_messages import ConnectToLeader, ConnectToShard, Fill, Replicate
 from trireme.ps.row_messages import Place, RowKeys, RowUpdates
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server import receive_buffer
@@ -66,6 +66,7 @@ class FakeLink:
         )
     )
     opened_here: bool = True
+    number: int = 0
 
     def offer(self, message: Message, payload: Sequence[Any] = (), *, sequence: int = 0) -> bool:
         self.sent.append(message)

@@ -28,7 +28,7 @@ from trireme.ps.messages import (
     Span,
 )
 from trireme.ps.rule import Rule
-from trireme.ps.shard.instructions import Instruction, Reply, Send, Stopped
+from trireme.ps.shard.instructions import Instruction, Reply, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, export, united
 from trireme.ps.shard.shard import Shard
@@ -56,7 +56,6 @@ class Job:
         self.layout = Layout.of([PARAMETER], servers=1, slots=SLOTS).divided(bounds)
         self.shards = [Shard(index) for index in range(len(bounds) - 1)]
         self.replies: dict[object, Reply] = {}
-        self.stopped: set[int] = set()
         for shard in self.shards:
             self.carry_out(shard, shard.view(0.0, self.view))
 
@@ -67,10 +66,12 @@ class Job:
             elif isinstance(each, Send):
                 other = self.shards[each.shard]
                 self.carry_out(other, other.heard(0.0, shard.number, each.message))
-            elif isinstance(each, Stopped):
-                self.stopped.add(shard.number)
         if shard.due:
             self.carry_out(shard, shard.go_on(0.0))
+
+    @property
+    def stopped(self) -> set[int]:
+        return {shard.number for shard in self.shards if shard.stopped}
 
     def load(self, values: torch.Tensor) -> None:
         who = Participant(0, 1)
@@ -117,7 +118,7 @@ class Job:
         quiets = [export(shard.state) for shard in self.shards]
         united_quiet = united([quiet for quiet in quiets if quiet is not None])
         self.view = View(announced.number + 1, (), workers, entries(*bounds), 2)
-        self.layout, self.stopped = self.layout.divided(bounds), set()
+        self.layout = self.layout.divided(bounds)
         self.shards = [Shard(index) for index in range(len(bounds) - 1)]
         for shard in self.shards:
             self.carry_out(shard, shard.resume(0.0, self.view, united_quiet))

@@ -26,8 +26,8 @@ from trireme.ps.messages import (
     Verdict,
 )
 from trireme.ps.replication.log import Tell
+from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.replication.replicas import Replicas
-from trireme.ps.replication_messages import ConnectToShard
 from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer

@@ -25,11 +25,10 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
-from trireme.ps.catalog import PS_CATALOG
 from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
 from trireme.ps.lending_messages import LendMemory, LendRows, MemoryLent
 from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
-from trireme.ps.replication_messages import ConnectToShard
+from trireme.ps.replication.messages import PS_CATALOG, ConnectToShard
 from trireme.ps.row_memory import ROW_BYTES, RowMemory
 from trireme.ps.table_spec import TableSpec
 from trireme.wire.connection import Connection, Incoming

@@ -8,10 +8,9 @@ The dispatcher does not use the connections that it is given. The server and the
 and drive this same object.
 
     event      when it is called                            what it returns
-    opened     a connection is about this shard             nothing
     speaks     it is to the primary of another shard        the messages to send to it at once
     admit      a message has come over a connection         the connection to close for it, if any
-    dispatch   an admitted message goes to the shard        the shard's instructions
+    apply      an admitted message goes to the shard        the shard's instructions
     link_for   a message is to be sent to another shard     the connection to it, if there is one
     closed     a connection is gone                         nothing
 """
@@ -34,7 +33,10 @@ class AuthenticatedLink(Protocol):
     """What the dispatcher reads of a connection."""
 
     identity: Identity  # the peer's, as the handshake has proven it
-    opened_here: bool  # whether this process has opened the connection, and not the peer
+    # counts the connections in the order in which they were made, not in that of their first
+    # messages, which may overtake each other. A process makes another one only when it has given up
+    # the one before.
+    number: int
 
 
 _S = TypeVar("_S", bound=AuthenticatedLink)
@@ -52,21 +54,9 @@ class Dispatcher(Generic[_S]):
         self._shards: dict[int, _S] = {}
         # The last message to each, for a new connection: it tells all that those before have told.
         self._last_sent: dict[int, FromServer] = {}
-        # The connection that each process uses, and the numbers of all.
-        self._numbers: dict[_S, int] = {}
+        # The connection that each process uses, and the number of the newest that it has used.
         self._speaking: dict[Identity, _S] = {}
         self._newest: dict[Identity, int] = {}
-        self._current: set[_S] = set()  # those in `_speaking`: quicker to look up
-
-    def opened(self, link: _S, number: int) -> None:
-        """Notes a new connection.
-
-        Args:
-            number: counts the connections in the order in which they were made, not in that of
-                their first messages, which may overtake each other. A process makes another one
-                only when it has given up the one before.
-        """
-        self._numbers[link] = number
 
     def speaks(self, link: _S, shard: int) -> list[FromServer]:
         """Notes that a connection is to the primary of another shard.
@@ -85,26 +75,24 @@ class Dispatcher(Generic[_S]):
         is not admitted.
         """
         superseded, identity = None, link.identity
-        if link not in self._current:
+        if self._speaking.get(identity) is not link:
             if self.epoch not in (None, identity.epoch) and identity.role != "observer":
                 raise FrameError(f"{identity.task} has not joined this start of the job")
             superseded = self._supersede(link)
         _check_role(identity, message)
-        if isinstance(message, FromServer):
-            self._check_server(link)
         return superseded
 
     def sender(self, link: _S, message: Message) -> Participant:
         """Returns the task that an admitted message is from; or the shard, as `worker`."""
-        if isinstance(message, FromServer):
-            return Participant(next(s for s, other in self._shards.items() if other is link), 0)
-        return Participant(link.identity.index, link.identity.incarnation)
-
-    def dispatch(
-        self, now: float, link: _S, route: object, message: Message, payload: Any = None
-    ) -> list[Instruction]:
-        """Gives an admitted message of a connection to the shard; see `apply`."""
-        return self.apply(now, self.sender(link, message), route, message, payload)
+        if not isinstance(message, FromServer):
+            return Participant(link.identity.index, link.identity.incarnation)
+        shard = next((shard for shard, other in self._shards.items() if other is link), None)
+        if shard is None:
+            raise FrameError(
+                f"{link.identity.task} may not speak as a server over this connection: only "
+                "connections between the primaries of shards serve for that"
+            )
+        return Participant(shard, 0)
 
     def apply(
         self, now: float, who: Participant, route: object, message: Message, payload: Any = None
@@ -135,34 +123,20 @@ class Dispatcher(Generic[_S]):
 
     def closed(self, link: _S) -> None:
         """Forgets a connection that is gone."""
-        self._current.discard(link)
-        self._numbers.pop(link, None)
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
         for shard in [shard for shard, other in self._shards.items() if other is link]:
             del self._shards[shard]
 
-    def _check_server(self, link: _S) -> None:
-        """Checks that a link is the one between this shard and another."""
-        if all(other is not link for other in self._shards.values()):
-            raise FrameError(
-                f"{link.identity.task} may not speak as a server over this connection: only "
-                "connections between the primaries of shards serve for that"
-            )
-
     def _supersede(self, link: _S) -> _S | None:
         """Returns the connection of a process that another one replaces, if any; see `admit`."""
-        identity, number = link.identity, self._numbers[link]
+        identity = link.identity
         if not identity.incarnation:
             return None  # an observer, or a server: several may use one name
-        if number < self._newest.get(identity, 0):
+        if link.number < self._newest.get(identity, 0):
             return link
         before = self._speaking.get(identity)
-        self._newest[identity] = number
-        self._speaking[identity] = link
-        self._current.add(link)
-        if before is not None:
-            self._current.discard(before)
+        self._newest[identity], self._speaking[identity] = link.number, link
         return before
 
 

@@ -6,8 +6,9 @@ every replica that counts has confirmed it. So nobody ever sees what can be lost
 The next entry does not wait for that: many may be under way. Source: van Renesse and Schneider,
 Chain Replication (OSDI 2004), section 2, for the promise; with a coordinator beside, as there.
 
-A joining replica does not count at first: it catches up. When little is missing, the primary begins
-to wait for it too, and when it has confirmed all that was said before, it has caught up.
+A joining replica does not count at first: it catches up. When little is missing, or too much, the
+primary begins to wait for it too, and when it has confirmed all that was said before, it has caught
+up.
 
 A replica that owes confirmations, or its connection, and makes no progress is `overdue` after a
 while: the coordinator drops it in the next view. Confirmations are progress, and bytes that leave
@@ -25,10 +26,9 @@ import msgspec
 import torch
 
 from trireme.cluster.messages import ViewChanged
-from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.messages import PullReply, PushReply, Waiting
+from trireme.ps.replication.messages import PS_MESSAGES, Replicate
 from trireme.ps.replication.stall_clock import StallClock
-from trireme.ps.replication_messages import Replicate
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.wire.message import Catalog, Message
@@ -37,10 +37,8 @@ WINDOW_BYTES = 1 << 27
 """How many bytes of entries are under way to one replica, at most; or one entry."""
 
 BACKLOG_BYTES = 1 << 30
-"""With so many bytes of entries that a joining replica lacks, the primary waits for it; or forgets
-it, if it has no connection."""
+"""With so many bytes of entries that a joining replica lacks, the primary waits for it."""
 
-_PATIENT_BYTES = 1 << 30  # so many that are not confirmed double the patience
 _CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there
 
 EVENTS = Catalog((*PS_MESSAGES, ViewChanged))
@@ -75,11 +73,13 @@ class _Entry(msgspec.Struct):
         self.payload = [memoryview(bytes(view)) for view in self.payload]
         self.lent = None
 
-    def named(self) -> Replicate:
-        """Returns the message that names the payload, which lies in lent memory."""
-        assert self.lent is not None
+    def to(self, follower: _Follower[_L], link: _L) -> Tell[_L]:
+        """Returns how a replica is sent it, which may have mapped the memory of the payload."""
         lent = self.lent
-        return msgspec.structs.replace(self.message, memory=lent.memory, places=lent.places)
+        if lent is None or lent.memory not in follower.memories:
+            return Tell(link, self.message, self.payload)
+        named = msgspec.structs.replace(self.message, memory=lent.memory, places=lent.places)
+        return Tell(link, named)
 
 
 class _Follower(msgspec.Struct, Generic[_L]):
@@ -91,11 +91,11 @@ class _Follower(msgspec.Struct, Generic[_L]):
     # state that it was filled with
     sent: int
     confirmed: int
-    bytes: int = 0  # those that were sent and are not confirmed
     # of a joining replica: the position at which the primary began to wait for it
     waited_from: int | None = None
     lacks: int = 0  # how many of the shard's last slots of sparse tables it has no rows of
     will_lack: int = 0  # the same once the rows have come that were sent to it last
+    bytes: int = 0  # those that were sent and are not confirmed
     # the identities of the lent memory that its server has mapped
     memories: frozenset[int] = frozenset()
 
@@ -103,25 +103,6 @@ class _Follower(msgspec.Struct, Generic[_L]):
     def holds(self) -> int:
         """The position up to which it could take the primary's place; -1 where it never could."""
         return -1 if self.lacks else self.confirmed
-
-    def has_all(self, position: int) -> bool:
-        """Whether it is connected, and owes nothing up to a position."""
-        return self.link is not None and self.holds == position
-
-    def share(self, taken: Callable[[_L], int]) -> float:
-        """Returns the share of the time that counts: much takes long to take over.
-
-        How long a first state takes nobody knows. The connection breaks if nobody is there, and
-        heartbeats tell of a server that hangs.
-        """
-        if self.confirmed < 0 and self.link is not None and not taken(self.link):
-            return 0.0
-        return 1 / (1 + self.bytes / _PATIENT_BYTES)
-
-    def mark(self, taken: Callable[[_L], int]) -> Hashable:
-        """Returns a value that changes as it makes progress; see `ReplicationLog.look`."""
-        leaving = 0 if self.link is None else taken(self.link)
-        return self.incarnation, self.confirmed, self.lacks, leaving
 
 
 class ReplicationLog(Generic[_L]):
@@ -153,12 +134,11 @@ class ReplicationLog(Generic[_L]):
         self._held: deque[tuple[int, list[Instruction]]] = deque()
         self._live = False  # whether answers that are held carry live values
         self._stalls = StallClock(patience)
-        self._forgotten: frozenset[int] = frozenset()  # joining ones for which nothing is kept
 
     @property
     def overdue(self) -> frozenset[int]:
-        """The servers whose replicas make no progress, or have fallen too far behind."""
-        return self._stalls.overdue | self._forgotten
+        """The servers whose replicas make no progress."""
+        return self._stalls.overdue
 
     @property
     def active(self) -> bool:
@@ -177,16 +157,19 @@ class ReplicationLog(Generic[_L]):
         """How many entries not every replica that counts has confirmed."""
         return self.position - max(self._confirmed, 0)
 
+    @property
+    def settled(self) -> bool:
+        """Whether every replica that counts has confirmed all entries."""
+        return self._confirmed >= self.position
+
     # -- the replicas ----------------------------------------------------------------------------
 
     def members(self, backups: Sequence[int], joining: Sequence[int]) -> list[Instruction]:
         """Takes the servers of a view that have replicas; returns what is withheld no longer."""
         promised = {server for server, _ in self.caught_up}
-        self.backups = frozenset(backups)
-        self._forgotten &= frozenset(joining)
-        self.joining = frozenset(joining) - self._forgotten
+        self.backups, self.joining = frozenset(backups), frozenset(joining)
         self.caught_up = [each for each in self.caught_up if each[0] in self.joining]
-        here = self.backups | self.joining | self._forgotten
+        here = self.backups | self.joining
         self.useless = {each for each in self.useless if each[0] in here}
         self._followers = {s: f for s, f in self._followers.items() if s in here}
         for server in self.backups - promised:
@@ -217,7 +200,7 @@ class ReplicationLog(Generic[_L]):
         before = self._followers.get(server)
         waited = before.waited_from if before and before.incarnation == incarnation else None
         confirmed = -1 if filled else position
-        follower = _Follower(incarnation, link, position, confirmed, 0, waited, lacks, lacks)
+        follower = _Follower(incarnation, link, position, confirmed, waited, lacks, lacks)
         self._followers[server] = follower
         return [*self._pump(follower), *self._settle()]
 
@@ -265,34 +248,28 @@ class ReplicationLog(Generic[_L]):
 
         `taken` returns how many bytes a connection has taken, if it has to take more; else 0.
         """
-        marks, shares = dict[int, Hashable](), dict[int, float]()
+        marks = dict[int, Hashable]()
         for server in self.backups | self.joining:
             follower = self._followers.get(server)
             if follower is None:
                 marks[server] = None
-            elif not follower.has_all(self.position):
-                marks[server] = follower.mark(taken)
-                shares[server] = follower.share(taken)
-        self._stalls.look(now, marks, shares)
+            elif follower.link is None or follower.holds < self.position:
+                leaving = 0 if follower.link is None else taken(follower.link)
+                # How long a first state takes nobody knows, once all of it has left. The connection
+                # breaks if nobody is there, and heartbeats tell of a server that hangs.
+                if follower.link is None or leaving or follower.confirmed >= 0:
+                    marks[server] = follower.confirmed, follower.lacks, leaving
+        self._stalls.look(now, marks)
         return self._settle()
 
     def waits(self, now: float) -> list[Reply]:
         """Returns notices for those whose answers are withheld: the replicas that lack entries."""
-        if not self._held:
-            return []
-        lacking = sorted(
-            server
-            for server in self.backups | self.joining
-            if (follower := self._followers.get(server)) is None
-            or (
-                follower.holds < self.position
-                and (server in self.backups or follower.waited_from is not None)
-            )
-        )
+        lacking = sorted(s for s, position in self._counted().items() if position < self.position)
         names = tuple(f"ps:{server}" for server in lacking)
         out = []
         for position, instructions in self._held:
-            since = self._at(position).message.now if self._has(position) else now
+            known = position > self.position - len(self._entries)
+            since = self._at(position).message.now if known else now
             notice = Waiting("a copy of the update", names, now - since)
             out += [Reply(each.route, notice) for each in instructions if isinstance(each, Reply)]
         return out
@@ -325,20 +302,19 @@ class ReplicationLog(Generic[_L]):
             term=self.term,
         )
         entry = _Entry(event, payload, sum(view.nbytes for view in payload) + 64, lent)
-        if self._lags:
-            entry.own()  # its answer will not wait for those
+        waited = {s for s, each in self._followers.items() if each.waited_from is not None}
+        if not self.joining <= waited:
+            entry.own()  # its answer does not wait for those
         self._entries.append(entry)
         self._bytes += entry.nbytes
         self.appended += 1
         self.appended_bytes += entry.nbytes
         for follower in self._followers.values():
             yield from self._pump(follower)
-        if self._bytes > BACKLOG_BYTES:
-            self._limit_the_backlog()
 
     def hold(self, instructions: list[Instruction]) -> list[Instruction]:
         """Returns what can be carried out now; withholds the rest until it is confirmed."""
-        if not self._held and self._confirmed >= self.position:
+        if not self._held and self.settled:
             return instructions
         at_once, later = list[Instruction](), list[Instruction]()
         for each in instructions:
@@ -385,32 +361,25 @@ class ReplicationLog(Generic[_L]):
         """Returns the replica at the other end of a connection."""
         return next((each for each in self._followers.values() if each.link is link), None)
 
-    @property
-    def _lags(self) -> bool:
-        """Whether some joining replica is not waited for."""
-        followers = self._followers
-        return any(
-            server not in followers or followers[server].waited_from is None
-            for server in self.joining
-        )
+    def _counted(self) -> dict[int, int]:
+        """Returns the positions that the replicas that count have confirmed, by server."""
+        counted = dict[int, int]()
+        full = self._bytes > BACKLOG_BYTES
+        for server in self.backups | self.joining:
+            follower = self._followers.get(server)
+            if server in self.backups:
+                counted[server] = -1 if follower is None else follower.holds
+            elif full or (follower is not None and follower.waited_from is not None):
+                counted[server] = -1 if follower is None else follower.confirmed
+        return counted
 
     @property
     def _confirmed(self) -> int:
         """The position up to which every replica that counts has confirmed."""
-        confirmed = self.position
-        for server in self.backups | self.joining:
-            follower = self._followers.get(server)
-            if server in self.backups:
-                confirmed = min(confirmed, -1 if follower is None else follower.holds)
-            elif follower is not None and follower.waited_from is not None:
-                confirmed = min(confirmed, follower.confirmed)
-        return confirmed
+        return min(self._counted().values(), default=self.position)
 
     def _at(self, position: int) -> _Entry:
         return self._entries[position - self.position - 1]
-
-    def _has(self, position: int) -> bool:
-        return position > self.position - len(self._entries)
 
     def _pump(self, follower: _Follower[_L]) -> list[Tell[_L]]:
         out: list[Tell[_L]] = []
@@ -419,24 +388,13 @@ class ReplicationLog(Generic[_L]):
             follower.sent += 1
             entry = self._at(follower.sent)
             follower.bytes += entry.nbytes
-            if entry.lent is not None and entry.lent.memory in follower.memories:
-                out.append(Tell(link, entry.named()))
-            else:
-                out.append(Tell(link, entry.message, entry.payload))
+            out.append(entry.to(follower, link))
         return out
 
     def _settle(self) -> list[Instruction]:
         """Forgets entries that all have; returns what is withheld no longer."""
         for server in self.joining:
             self._look_after(server)
-        self._forget_entries()
-        out: list[Instruction] = []
-        confirmed = self._confirmed
-        while self._held and self._held[0][0] <= confirmed:
-            out += self._held.popleft()[1]
-        return out
-
-    def _forget_entries(self) -> None:
         everybody = [
             follower.confirmed if (follower := self._followers.get(server)) else -1
             for server in self.backups | self.joining
@@ -444,6 +402,11 @@ class ReplicationLog(Generic[_L]):
         first = min(everybody, default=self.position) + 1  # that somebody lacks
         while self._entries and self._entries[0].message.position < first:
             self._bytes -= self._entries.popleft().nbytes
+        out: list[Instruction] = []
+        confirmed = self._confirmed
+        while self._held and self._held[0][0] <= confirmed:
+            out += self._held.popleft()[1]
+        return out
 
     def _look_after(self, server: int) -> None:
         """Begins to wait for a joining replica that is nearly there, or notes that it is there."""
@@ -457,18 +420,6 @@ class ReplicationLog(Generic[_L]):
             follower.waited_from = self.position
         if follower.waited_from is not None and follower.confirmed >= follower.waited_from:
             self.caught_up.append((server, follower.incarnation))
-
-    def _limit_the_backlog(self) -> None:
-        """Waits for all joining replicas; forgets those that have no connection."""
-        for server in self.joining:
-            follower = self._followers.get(server)
-            if follower is None or follower.link is None:
-                self._forgotten |= {server}
-                self._followers.pop(server, None)
-            elif follower.waited_from is None:
-                follower.waited_from = self.position
-        self.joining -= self._forgotten
-        self._forget_entries()
 
 
 class _Kept(tuple[torch.Tensor, ...]):

@@ -32,6 +32,7 @@ import msgspec
 from trireme.cluster.messages import CaughtUp, CopyLost, LinkLost, ReadyToSwitch, ViewChanged
 from trireme.cluster.view import ShardEntry, View
 from trireme.errors import ConfigurationError, FrameError, Rejected
+from trireme.ps.flat import as_bytes
 from trireme.ps.messages import (
     Collect,
     FencedVerdict,
@@ -44,21 +45,21 @@ from trireme.ps.messages import (
     Status,
 )
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
-from trireme.ps.replication.filling import filling, filling_rows
 from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
-from trireme.ps.replication_messages import Fill, FillRows, FollowPrimary, Replicate, Replicated
-from trireme.ps.shard.instructions import Instruction, Reply, Stopped
+from trireme.ps.replication.messages import Fill, FillRows, FollowPrimary, Replicate, Replicated
+from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
-from trireme.ps.shard.quiet_state import Quiet, QuietState, export
+from trireme.ps.shard.quiet_state import Quiet, QuietState
 from trireme.ps.shard.shard import NOTICE_SECONDS, Shard
 from trireme.ps.shard.values.snapshot_tensors import Tensors
+from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Message
 
 _READS = (Status, Collect)
 """Requests that change nothing, and need not be entries."""
 
 NOBODY = Participant(0, 0)
-"""Of whom entries are that no task has sent."""
+"""The sender of entries that no task has sent."""
 
 _L = TypeVar("_L", bound=AuthenticatedLink)
 Output = Instruction | Tell[_L]
@@ -85,30 +86,29 @@ class Replica(Generic[_L]):
     ) -> None:
         self.number = number
         self.generation = generation
-        # what `make` has made
         self.dispatcher: Dispatcher[_L] = make(number)
         self.shard: Shard = self.dispatcher.shard
-        self._make = make
         self.primary = True  # whether this is the primary
         # the number of the view in which it has begun; 0 while it has no state to begin with
         self.began = 0
         self.source: _L | None = None  # the connection to the primary, at another replica
+        # the log of the primary; None at another replica
+        self.log: ReplicationLog[_L] | None = ReplicationLog(0, patience=patience)
+        self._make = make
         self._server = server
         self._patience = patience
-        self._log: ReplicationLog[_L] | None = ReplicationLog(0, patience=patience)
         self._noticed = 0.0
         self._position = 0  # while it is not the primary
         self._terms: list[tuple[int, int]] = []  # (position, term): of the first entry of each
-        self._first: Fill | None = None  # the state it has begun with, for joining replicas
-        self._first_payload: Sequence[memoryview] = ()
-        self._first_lacks = 0  # the slots of tables whose rows that state lacks
+        # The state it has begun with, for joining replicas, and the slots of tables whose rows
+        # that lacks.
+        self._first: tuple[Fill, Sequence[memoryview], int] | None = None
         self._view = View(0, (), ())
-        self._ready = 0  # the view that has announced the reconfiguration for which it has stopped
 
     @property
     def position(self) -> int:
         """The position of the last entry that it has applied."""
-        return self._position if self._log is None else self._log.position
+        return self._position if self.log is None else self.log.position
 
     @property
     def lacks(self) -> int:
@@ -126,11 +126,6 @@ class Replica(Generic[_L]):
         return next((term for first, term in reversed(self._terms) if first <= position), 0)
 
     @property
-    def log(self) -> ReplicationLog[_L] | None:
-        """The log of the primary; None at another replica."""
-        return self._log
-
-    @property
     def slots(self) -> tuple[int, int] | None:
         """The slots of the shard; None before its first view."""
         if not self._view.shards or self._view.generation != self.generation:
@@ -140,35 +135,30 @@ class Replica(Generic[_L]):
 
     # -- how it begins ---------------------------------------------------------------------------
 
-    def begin(self, now: float, view: View, quiet: Quiet | None) -> Iterator[Output[_L]]:
+    def begin(self, now: float, view: View, quiet: Quiet | None) -> list[Instruction]:
         """Begins with the state of the generation before; None where no values were loaded.
 
         Args:
             quiet: the state, whose tensors do not change any more.
         """
-        self._take_role(view)
+        self.take_role(view)
         self.began = view.number
         instructions = self._first_instructions(now, view, quiet)
-        if self._log is None:
-            return
-        if self._log.active:
-            self._first, self._first_payload = filling(view, quiet)
-            tables = self.shard.state.tables
-            self._first_lacks = 0 if tables is None else tables.slots[1] - tables.slots[0]
-            instructions = self._log.hold(instructions)
-        for each in instructions:
-            yield from self._noted(each)
+        if self.log is None:
+            return []
+        if not self.log.active:
+            return instructions
+        tables = self.shard.state.tables
+        lacks = 0 if tables is None else tables.slots[1] - tables.slots[0]
+        self._first = *_filling(view, quiet), lacks
+        return self.log.hold(instructions)
 
     def _first_instructions(self, now: float, view: View, quiet: Quiet | None) -> list[Instruction]:
         shard = self.shard
         out = shard.view(now, view) if quiet is None else shard.resume(now, view, quiet)
-        while self.shard.due:
-            out += self.shard.go_on(now)
+        while shard.due:
+            out += shard.go_on(now)
         return out
-
-    def wait(self, view: View) -> None:
-        """Waits for the state with which the generation has begun; it comes from the primary."""
-        self._take_role(view)
 
     def fill(self, now: float, message: Fill, tensors: Tensors) -> None:
         """Takes the state with which the generation has begun."""
@@ -201,30 +191,31 @@ class Replica(Generic[_L]):
 
     def view(self, now: float, view: View) -> Iterator[Output[_L]]:
         """Takes a view of the same generation; a backup may become the primary."""
-        for each in self._take_role(view):
-            yield from self._noted(each)
-        if self._log is not None and self.began:
-            self._log.own()
+        yield from self.take_role(view)
+        if self.log is not None and self.began:
+            self.log.own()
             yield from self._happen(now, NOBODY, None, ViewChanged(view), None)
 
-    def _take_role(self, view: View) -> list[Instruction]:
-        entry = self._entry(view)
+    def take_role(self, view: View) -> list[Instruction]:
+        """Becomes what a view says; without a state it waits for that of the primary."""
+        # The division may not be known yet: then each server has one shard.
+        entry = view.shards[self.number] if view.shards else ShardEntry(0, 1, self.number)
         self._view = view
         self.primary = entry.primary == self._server
         if not self.primary:
-            self._position, self._log = self.position, None
+            self._position, self.log = self.position, None
             return []
-        if self._log is None:
+        if self.log is None:
             if self.lacks:  # as where it has not begun: nobody else has the rest
                 self._forget_all()
-            self._log = ReplicationLog(self._position, view.number, self._patience)
+            self.log = ReplicationLog(self._position, view.number, self._patience)
             self.source = None
             self.shard.state.shows_rows = True
-        elif not self._log.position:
-            self._log.term = view.number
-        out = self._log.members(entry.backups, entry.joining)
+        elif not self.log.position:
+            self.log.term = view.number
+        out = self.log.members(entry.backups, entry.joining)
         if not entry.backups and not entry.joining:
-            self._first, self._first_payload = None, ()
+            self._first = None
         return out
 
     def _forget_all(self) -> None:
@@ -233,11 +224,6 @@ class Replica(Generic[_L]):
         self._terms.clear()
         self.dispatcher = self._make(self.number)
         self.shard = self.dispatcher.shard
-
-    def _entry(self, view: View) -> ShardEntry:
-        if not view.shards:  # the division is not known yet: each server has one shard
-            return ShardEntry(0, 1, self.number)
-        return view.shards[self.number]
 
     # -- at the primary --------------------------------------------------------------------------
 
@@ -256,36 +242,33 @@ class Replica(Generic[_L]):
         Args:
             lent: where that lies, if it is in memory that a worker lends.
         """
+        who, log = self.dispatcher.sender(link, message), self.log
         if isinstance(message, _READS):
-            yield from self.dispatcher.dispatch(now, link, route, message, what)
-            return
-        if not isinstance(message, FromServer) and (reason := self._away()) is not None:
+            yield from self.dispatcher.apply(now, who, route, message, what)
+        elif not isinstance(message, FromServer) and (reason := self._away()) is not None:
             yield Reply(route, _fenced(message, reason, self._view.number))
-            return
-        who = self.dispatcher.sender(link, message)
-        if (
-            isinstance(message, Push)
-            and (reason := self.shard.state.overfull(who.worker, message)) is not None
-        ):
-            refused = PushReply(RejectedVerdict(reason), self.shard.state.step, 0, False)
-            yield Reply(route, refused)
-            return
-        if isinstance(message, PullRows):  # it changes nothing, and shows what may yet be lost
+        elif isinstance(message, PullRows):  # it changes nothing, and shows what may yet be lost
             found = self.dispatcher.apply(now, who, route, message)
-            yield from self._log.hold(found) if self._log is not None else found
-            return
-        yield from self._happen(now, who, route, message, what, raw, lent)
+            yield from found if log is None else log.hold(found)
+        elif isinstance(message, Push) and (reason := self._overfull(who, message)) is not None:
+            step = self.shard.state.step
+            yield Reply(route, PushReply(RejectedVerdict(reason), step, 0, False))
+        else:
+            yield from self._happen(now, who, route, message, what, raw, lent)
 
     def heard(self, now: float, shard: int, message: FromServer) -> Iterator[Output[_L]]:
         """Takes a message of another shard whose primary is at this server too."""
-        if self._log is not None:
+        if self.log is not None:
             yield from self._happen(now, Participant(shard, 0), None, message, None)
 
     def _away(self) -> str | None:
         """Returns why workers cannot be served now; None where they can."""
-        if self._log is None:
+        if self.log is None:
             return f"ps:{self._server} is not the primary of shard {self.number}"
         return "the shards are divided anew" if self.shard.stopped else None
+
+    def _overfull(self, who: Participant, push: Push) -> str | None:
+        return self.shard.state.overfull(who.worker, push)
 
     def _happen(
         self,
@@ -297,7 +280,7 @@ class Replica(Generic[_L]):
         raw: Sequence[memoryview] = (),
         lent: Lent | None = None,
     ) -> Iterator[Output[_L]]:
-        log, counters = self._log, self.shard.state.counters
+        log, counters = self.log, self.shard.state.counters
         assert log is not None
         if log.active:
             yield from log.append(now, who, message, raw, lent)
@@ -306,9 +289,7 @@ class Replica(Generic[_L]):
         for instructions in self._apply(now, who, route, message, what):
             if counters["failed"] != failed:  # perhaps by rows that such a replica lacks
                 log.drop_unfilled()
-            held = log.hold(instructions) if log.active else instructions
-            for each in held:
-                yield from self._noted(each)
+            yield from log.hold(instructions) if log.active else instructions
             if self.shard.due:  # the values change again, within this event
                 log.keep_values()
 
@@ -320,43 +301,30 @@ class Replica(Generic[_L]):
         while self.shard.due:
             yield self.shard.go_on(now)
 
-    def _noted(self, each: Output[_L]) -> Iterator[Output[_L]]:
-        """Yields an instruction, but for what this replica has to say to the coordinator."""
-        if isinstance(each, Stopped):
-            self._ready = each.view
-        else:
-            yield each
-
     def tick(self, now: float, taken: Callable[[_L], int] = lambda _: 0) -> Iterator[Output[_L]]:
         """Passes the time; for `taken` see `ReplicationLog.look`."""
-        if self._log is None:
+        if self.log is None:
             return
-        for each in self._log.look(now, taken):
-            yield from self._noted(each)
+        yield from self.log.look(now, taken)
         yield from self.shard.tick(now)
         if now - self._noticed >= NOTICE_SECONDS:
             self._noticed = now
-            yield from self._log.waits(now)
+            yield from self.log.waits(now)
 
     def reports(self) -> list[Message]:
         """Returns what the coordinator should know; it is told again until its view shows it."""
-        if self._log is None:
+        log, generation, number = self.log, self.generation, self.number
+        if log is None:
             return []
-        out: list[Message] = [
-            CaughtUp(self.generation, self.number, server, incarnation)
-            for server, incarnation in self._log.caught_up
-        ]
+        out: list[Message] = [CaughtUp(generation, number, *each) for each in log.caught_up]
+        out += [CopyLost(generation, number, *each) for each in sorted(log.useless)]
         out += [
-            CopyLost(self.generation, self.number, server, incarnation)
-            for server, incarnation in sorted(self._log.useless)
-        ]
-        out += [
-            LinkLost(self.generation, self.number, server, entry.incarnation)
-            for server in sorted(self._log.overdue)
+            LinkLost(generation, number, server, entry.incarnation)
+            for server in sorted(log.overdue)
             if (entry := self._view.server(server)) is not None
         ]
-        if self._ready and self._ready == self._view.number:
-            out.append(ReadyToSwitch(self._ready, self.generation, self.number))
+        if self.shard.stopped and log.settled:
+            out.append(ReadyToSwitch(self._view.number, generation, number))
         return out
 
     def follow(self, link: _L, message: FollowPrimary) -> list[Output[_L]] | None:
@@ -365,35 +333,31 @@ class Replica(Generic[_L]):
         A replica that has not begun with the same state as this one, or has heard entries that this
         one has not, is filled first.
         """
-        if self._log is None:
+        if (log := self.log) is None:
             return None
         server, out = link.identity.index, list[Output[_L]]()
         position, lacks = message.position, message.lacks
         last = position and self._term_at(position)  # else it has heard another primary
-        filled = False
-        if message.began != self.began or position > self._log.position or message.term != last:
-            if self._first is None:
-                self._log.useless.add((server, message.incarnation))
-                return None
-            out.append(Tell(link, self._first, self._first_payload))
-            position, filled, lacks = 0, True, self._first_lacks
-        followed = self._log.follow(
-            link, server, message.incarnation, position, filled=filled, lacks=lacks
-        )
-        if followed is None and server in self._log.backups | self._log.joining:
+        filled = message.began != self.began or position > log.position or message.term != last
+        followed = None
+        if not filled or self._first is not None:
+            if filled and self._first is not None:
+                fill, payload, lacks = self._first
+                out.append(Tell(link, fill, payload))
+                position = 0
+            followed = log.follow(
+                link, server, message.incarnation, position, filled=filled, lacks=lacks
+            )
+        if followed is None and server in log.backups | log.joining:
             # It lacks entries that only the primary before had, or that are forgotten.
-            self._log.useless.add((server, message.incarnation))
+            log.useless.add((server, message.incarnation))
         self._forget_first()
-        if followed is None:
-            return None
-        out += (each for told in followed for each in self._noted(told))
-        return [*out, *self._more_rows(link)]
+        return None if followed is None else [*out, *followed, *self._more_rows(link)]
 
     def confirmed(self, link: _L, message: Replicated) -> Iterator[Output[_L]]:
         """Takes another replica's confirmation."""
-        if self._log is not None:
-            for each in self._log.confirm(link, message.position, message.lacks):
-                yield from self._noted(each)
+        if self.log is not None:
+            yield from self.log.confirm(link, message.position, message.lacks)
             self._forget_first()
             yield from self._more_rows(link)
 
@@ -403,22 +367,22 @@ class Replica(Generic[_L]):
         All entries that were sent to it are applied here by now: pieces go out between events.
         """
         tables = self.shard.state.tables
-        if self._log is None or tables is None or not (lacks := self._log.wants_rows(link)):
+        if self.log is None or tables is None or not (lacks := self.log.wants_rows(link)):
             return
         slots, tensors = tables.piece(lacks)
-        message, payload = filling_rows(slots, tensors)
-        self._log.rows_sent(link, tables.slots[1] - slots[1])
-        yield Tell(link, message, payload)
+        self.log.rows_sent(link, tables.slots[1] - slots[1])
+        specs, payload = _payload_of(tensors)
+        yield Tell(link, FillRows(slots, specs), payload)
 
     def _forget_first(self) -> None:
         """Forgets the state with which the generation began, once all other replicas have it."""
-        if self._first is not None and self._log is not None and self._log.complete:
-            self._first, self._first_payload = None, ()
+        if self.log is not None and self.log.complete:
+            self._first = None
 
     def borrows(self, link: _L, memories: Sequence[int]) -> None:
         """Notes which lent memory the server of another replica has mapped."""
-        if self._log is not None:
-            self._log.borrows(link, memories)
+        if self.log is not None:
+            self.log.borrows(link, memories)
 
     def dismiss(self, view: View) -> list[Reply]:
         """Returns answers to all that is not answered, as the shards of another view take over."""
@@ -427,8 +391,8 @@ class Replica(Generic[_L]):
     def closed(self, link: _L) -> None:
         """Notes that a connection is gone."""
         self.dispatcher.closed(link)
-        if self._log is not None:
-            self._log.lost(link)
+        if self.log is not None:
+            self.log.lost(link)
         if self.source is link:
             self.source = None
 
@@ -457,14 +421,23 @@ class Replica(Generic[_L]):
             self.number, self.generation, self._position, self.began, incarnation, term, self.lacks
         )
 
-    def quiet(self) -> Quiet | None:
-        """Returns the state of a shard that has stopped; None where no values are loaded."""
-        return export(self.shard.state)
-
 
 def decoded(message: Replicate) -> Message:
     """Returns the message of an entry."""
     return EVENTS.decode(message.event_kind, message.event)
+
+
+def _filling(view: View, quiet: Quiet | None) -> tuple[Fill, Sequence[memoryview]]:
+    """Returns the message, and its payload, that fills another replica."""
+    if quiet is None:
+        return Fill(view, b"", ()), ()
+    specs, payload = _payload_of(quiet.tensors)
+    return Fill(view, msgspec.msgpack.encode(quiet.state), specs), payload
+
+
+def _payload_of(tensors: Tensors) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
+    specs = tuple(spec for spec, _ in tensors)
+    return specs, [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
 
 
 def _fenced(message: Message, reason: str, view: int) -> Message:

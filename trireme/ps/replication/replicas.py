@@ -22,10 +22,10 @@ from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import ShardEntry, View
 from trireme.ps.messages import FromServer
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
+from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, FollowPrimary
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.stall_clock import StallClock
-from trireme.ps.replication_messages import ConnectToLeader, ConnectToShard, FollowPrimary
-from trireme.ps.shard.quiet_state import united
+from trireme.ps.shard.quiet_state import export, united
 from trireme.ps.shard.shard import Shard
 from trireme.wire.message import Message
 
@@ -64,11 +64,9 @@ class Replicas(Generic[_L]):
         self._patience = patience
         self._made_here: dict[_L, Peer] = {}
         self._unconnected = StallClock(patience)  # by shard: without a connection to shard 0
-        # The connections of others, numbered in the order in which they were made. A process makes
+        # The number of the newest connection, by server, kind of opener and shard: a process makes
         # another one for the same purpose only when it has given up the one before.
-        self._made = 0
-        self._numbers: dict[_L, int] = {}
-        self._newest: dict[tuple[int, int, int], int] = {}  # by server, kind of opener and shard
+        self._newest: dict[tuple[int, int, int], int] = {}
         # Before the first view a server refuses what its shard is asked, as of another view.
         # the replicas, by shard
         self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make, patience)}
@@ -77,15 +75,16 @@ class Replicas(Generic[_L]):
 
     def take(self, now: float, view: View) -> Iterator[tuple[Replica[_L], Output[_L]]]:
         """Takes the coordinator's newest view; yields outputs with their replicas."""
-        before, self.view = self.view, view
+        before = self.view
         if view.number <= before.number:
-            self.view = before
             return
+        self.view = view
         if (view.life, view.generation) == (before.life, before.generation) and before.number:
             for replica in [*self.by_shard.values()]:
                 for output in replica.view(now, view):
                     yield replica, output
-            self._drop_what_is_not_held()
+            for number in self.by_shard.keys() - self._held().keys():
+                del self.by_shard[number]
         else:
             yield from self._begin(now, view, continues=view.life == before.life)
 
@@ -97,27 +96,20 @@ class Replicas(Generic[_L]):
         for replica in old.values():
             for reply in replica.dismiss(view):
                 yield replica, reply
-        bounds = [(entry.start, entry.stop) for entry in self._entries(view).values()]
-        for number, entry in self._entries(view).items():
-            if self._server not in (*entry.copies, *entry.joining):
-                continue
+        for number, entry in self._held().items():
             replica = Replica(self._server, number, view.generation, self._make, self._patience)
             self.by_shard[number] = replica
-            if self._server in entry.joining:  # also where it has missed how this life began
-                replica.wait(view)
+            sources: list[Replica[_L]] | None = []
+            if view.generation > 1 and continues:
+                sources = _sources(old, view, entry.start, entry.stop)
+            if self._server in entry.joining or sources is None:  # it may have missed the beginning
+                replica.take_role(view)  # and waits for the state
                 continue
-            if view.generation == 1 or not continues:
-                outputs = replica.begin(now, view, None)
-            elif not (sources := _sources(old, view, *bounds[number])):
-                replica.wait(view)
-                continue
-            else:
-                quiets = [source.quiet() for source in sources]
-                known = [quiet for quiet in quiets if quiet is not None]
-                # Where some have no values yet, nobody has trained: the chief loads them again.
-                whole = len(known) == len(quiets)
-                outputs = replica.begin(now, view, united(known) if whole else None)
-            for output in outputs:
+            quiets = [export(source.shard.state) for source in sources]
+            # Where some have no values yet, nobody has trained: the chief loads them again.
+            known = [quiet for quiet in quiets if quiet is not None]
+            whole = united(known) if known and len(known) == len(quiets) else None
+            for output in replica.begin(now, view, whole):
                 yield replica, output
 
     def _entries(self, view: View) -> Mapping[int, ShardEntry]:
@@ -126,45 +118,34 @@ class Replicas(Generic[_L]):
             return dict(enumerate(view.shards))
         return {self._server: ShardEntry(0, 1, self._server)}
 
-    def _drop_what_is_not_held(self) -> None:
-        entries = self._entries(self.view)
-        for number in [*self.by_shard]:
-            entry = entries.get(number)
-            if entry is None or self._server not in (*entry.copies, *entry.joining):
-                del self.by_shard[number]
+    def _held(self) -> Mapping[int, ShardEntry]:
+        """Returns the shards of which this server has a replica."""
+        entries = self._entries(self.view).items()
+        return {n: e for n, e in entries if self._server in (*e.copies, *e.joining)}
 
     # -- connections -----------------------------------------------------------------------------
 
-    def opened(self, link: _L) -> None:
-        """Notes a new connection."""
-        self._made += 1
-        self._numbers[link] = self._made
-
     def closed(self, link: _L) -> None:
         """Forgets a connection that is gone."""
-        self._numbers.pop(link, None)
         self._made_here.pop(link, None)
-
-    def _number(self, link: _L) -> int:
-        if link not in self._numbers:
-            self.opened(link)
-        return self._numbers[link]
 
     def _is_superseded(self, link: _L, message: ConnectToLeader | FollowPrimary) -> bool:
         """Returns whether its server has made another connection for the same purpose since."""
-        key, number = (link.identity.index, message.kind, message.shard), self._number(link)
-        self._newest[key] = max(number, self._newest.get(key, 0))
-        return number < self._newest[key]
+        key = link.identity.index, message.kind, message.shard
+        self._newest[key] = max(link.number, self._newest.get(key, 0))
+        return link.number < self._newest[key]
+
+    def _primary_of(self, message: ConnectToShard | FollowPrimary) -> Replica[_L] | None:
+        """Returns the replica that a message is for, if it is the primary of that generation."""
+        replica = self.local(message.shard)
+        known = replica is not None and replica.generation == message.generation
+        return replica if known else None
 
     def addressed(self, link: _L, message: ConnectToShard) -> Replica[_L] | None:
         """Returns the replica that a task asks; None where this server cannot answer."""
         if not self.view.number:  # another process of this server's name may have had a replica
             return None
-        replica = self.by_shard.get(message.shard)
-        if replica is None or not replica.primary or replica.generation != message.generation:
-            return None
-        replica.dispatcher.opened(link, self._number(link))
-        return replica
+        return self._primary_of(message)
 
     def spoken(
         self, link: _L, message: ConnectToLeader
@@ -174,14 +155,13 @@ class Replicas(Generic[_L]):
         Returns:
             The replica of shard 0, and the messages to send at once; None where that is not so.
         """
-        replica, entry = self.by_shard.get(0), self._entries(self.view).get(message.shard)
-        if replica is None or not replica.primary or replica.generation != message.generation:
+        replica, entry = self.local(0), self._entries(self.view).get(message.shard)
+        if replica is None or replica.generation != message.generation:
             return None
         if message.shard == 0 or not self._is_primary(link.identity.index, message.shard, entry):
             return None
         if self._is_superseded(link, message):
             return None
-        replica.dispatcher.opened(link, self._number(link))
         return replica, replica.dispatcher.speaks(link, message.shard)
 
     def _is_primary(self, server: int, shard: int, entry: ShardEntry | None) -> bool:
@@ -193,11 +173,8 @@ class Replicas(Generic[_L]):
         self, link: _L, message: FollowPrimary
     ) -> tuple[Replica[_L], list[Output[_L]]] | None:
         """Takes the connection of a replica to its primary; None where that is not so."""
-        replica = self.by_shard.get(message.shard)
-        if replica is None or not replica.primary or replica.generation != message.generation:
-            return None
-        entry = self.view.server(link.identity.index)
-        if entry is None or entry.incarnation != message.incarnation:
+        replica, entry = self._primary_of(message), self.view.server(link.identity.index)
+        if replica is None or entry is None or entry.incarnation != message.incarnation:
             return None
         if self._is_superseded(link, message):
             return None
@@ -235,7 +212,6 @@ class Replicas(Generic[_L]):
         if peer.follows:
             replica.source = link
             return replica, [replica.follows(self.incarnation)]
-        replica.dispatcher.opened(link, self._number(link))
         words = replica.dispatcher.speaks(link, 0)
         return replica, [ConnectToLeader(replica.number, replica.generation), *words]
 
@@ -282,8 +258,8 @@ class Replicas(Generic[_L]):
 
 def _sources(
     old: Mapping[int, Replica[_L]], view: View, start: int, stop: int
-) -> list[Replica[_L]]:
-    """Returns the old replicas with the slots [start, stop), in order; none if some are missing."""
+) -> list[Replica[_L]] | None:
+    """Returns the old replicas with the slots [start, stop), in order; None if some are missing."""
     found = []
     at = start
     for _, replica in sorted(old.items()):
@@ -297,4 +273,4 @@ def _sources(
             at = slots[1]
         if at >= stop:
             return found
-    return []
+    return None

@@ -7,8 +7,6 @@ from collections.abc import Hashable, Mapping
 _LOOK_SECONDS = 1.0
 """The most that the time between two looks counts: a server that was busy itself, or stopped, has
 not read what the others sent meanwhile."""
-_NEW = object()  # equals no mark
-_ALL: Mapping[int, float] = {}
 
 
 class StallClock:
@@ -22,29 +20,14 @@ class StallClock:
         self.overdue: frozenset[int] = frozenset()  # the servers that are, as of the last look
         self._patience = patience
         self._looked: float | None = None
-        self._marks: dict[int, Hashable] = {}
-        self._seconds: dict[int, float] = {}
+        self._stalled: dict[int, tuple[Hashable, float]] = {}  # marks, and for how long
 
-    def look(
-        self, now: float, marks: Mapping[int, Hashable], shares: Mapping[int, float] = _ALL
-    ) -> None:
-        """Takes how far each server is that owes something.
-
-        Args:
-            marks: by server, a value that changes with every progress. A server that owes nothing
-                has none.
-            shares: by server, the share of the time that counts; 1 where it is left out.
-        """
+    def look(self, now: float, marks: Mapping[int, Hashable]) -> None:
+        """Takes how far each server is that owes something: a value that any progress changes."""
         passed = 0.0 if self._looked is None else min(now - self._looked, _LOOK_SECONDS)
-        self._looked = now
-        self._seconds = {
-            server: (
-                self._seconds[server] + passed * shares.get(server, 1.0)
-                if self._marks.get(server, _NEW) == mark
-                else 0.0
-            )
-            for server, mark in marks.items()
-        }
-        self._marks = dict(marks)
-        overdue = (server for server, sum_ in self._seconds.items() if sum_ >= self._patience)
-        self.overdue = frozenset(overdue)
+        before, self._looked, self._stalled = self._stalled, now, {}
+        for server, mark in marks.items():
+            same = server in before and before[server][0] == mark
+            self._stalled[server] = mark, before[server][1] + passed if same else 0.0
+        late = (s for s, (_, seconds) in self._stalled.items() if seconds >= self._patience)
+        self.overdue = frozenset(late)

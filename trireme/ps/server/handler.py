@@ -18,7 +18,6 @@ from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
 from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
 from trireme.host_memory import check_fits, host_memory
-from trireme.ps.catalog import PS_MESSAGES
 from trireme.ps.flat import as_bytes
 from trireme.ps.lending_messages import LendMemory, LendRows, MemoryLent
 from trireme.ps.messages import (
@@ -35,9 +34,8 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.replication.log import ReplicationLog, Tell
-from trireme.ps.replication.replica import Output, Replica, decoded
-from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.replication_messages import (
+from trireme.ps.replication.messages import (
+    PS_MESSAGES,
     Borrows,
     ConnectToLeader,
     ConnectToShard,
@@ -47,6 +45,8 @@ from trireme.ps.replication_messages import (
     Replicate,
     Replicated,
 )
+from trireme.ps.replication.replica import Output, Replica, decoded
+from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.row_memory import Answers, found, written
 from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
 from trireme.ps.server.metrics import ShardMetrics
@@ -106,6 +106,7 @@ class ShardHandler:
         self.peer_gone: Callable[[Link], object] = lambda link: None
         # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
+        self._numbered = 0  # how many connections were made
         self._now = now
         self._metrics = metrics
         self._memory = memory
@@ -142,7 +143,8 @@ class ShardHandler:
     def authenticated(self, link: Link) -> None:
         """Begins to serve a peer that has authenticated: its first message says what it wants."""
         link.connection.destination = lambda message, length: self._place(link, message, length)
-        self.replicas.opened(link)
+        self._numbered += 1
+        link.number = self._numbered
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Gives a message to a replica, and carries out what it asks for."""

@@ -14,7 +14,7 @@ from trireme.ps.flat import as_bytes
 from trireme.ps.layout import ITEM_SIZES, Layout
 from trireme.ps.messages import Attach, Share
 from trireme.ps.optimizers import OPTIMIZERS
-from trireme.ps.replication_messages import Fill, FillRows
+from trireme.ps.replication.messages import Fill, FillRows
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues

@@ -20,7 +20,7 @@ import msgspec
 from trireme.certificates import Certificates
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import ConfigurationError, StaleEpochError, WireError
-from trireme.ps.catalog import PS_CATALOG
+from trireme.ps.replication.messages import PS_CATALOG
 from trireme.ps.replication.replicas import Peer
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate

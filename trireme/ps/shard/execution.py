@@ -10,7 +10,7 @@ from trireme.ps.messages import FromServer, Waiting
 from trireme.ps.shard.answers import Answers, Wait
 from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.follower import Follower
-from trireme.ps.shard.instructions import Instruction, Send, Stopped
+from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.state import ShardState
@@ -126,9 +126,8 @@ class Execution:
             decision = follower.decided[0]
             if isinstance(decision, Divide) and decision.view >= view.number:
                 # Another view lets the shard go on; one that is behind has to take this one first.
-                if decision.view == view.number != self._stopped_in:
+                if decision.view == view.number:
                     self._stopped_in = view.number
-                    out.append(Stopped(view.number))
                 break
             follower.decided.popleft()
             out += self._carry_out(decision)

@@ -27,10 +27,4 @@ class Send(msgspec.Struct, frozen=True):
     message: Message
 
 
-class Stopped(msgspec.Struct, frozen=True):
-    """Tell the coordinator that the shard has stopped at the cut of a reconfiguration."""
-
-    view: int  # the number of the view that has announced it
-
-
-Instruction = Reply | Send | Stopped
+Instruction = Reply | Send

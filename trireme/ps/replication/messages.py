@@ -1,4 +1,4 @@
-"""The messages that open connections to a shard's replicas, and that replicate a shard.
+"""The messages that open connections to a shard's replicas, and that replicate a shard; and all.
 
 Every connection to a parameter server begins with `ConnectToShard`, `ConnectToLeader` or
 `FollowPrimary`, after the handshake: a server may hold replicas of several shards.
@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from trireme.cluster.view import View
+from trireme.ps import lending_messages, messages, snapshot_messages
+from trireme.ps.leader import decisions
 from trireme.ps.messages import FromAnyone, FromServer, Pairs
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.wire.message import Index, Number
+from trireme.wire.message import Catalog, Index, Message, Number
 
 
 class ConnectToShard(FromAnyone, frozen=True, array_like=True):
@@ -106,3 +108,16 @@ class Borrows(FromServer, frozen=True, array_like=True):
 
 OPENERS = (ConnectToShard, ConnectToLeader, FollowPrimary)
 """The messages that a connection may begin with."""
+
+_KINDS = [
+    kind
+    for module in (messages, lending_messages, snapshot_messages, decisions)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
+]
+PS_MESSAGES: tuple[type[Message], ...] = (
+    *(kind for kind in _KINDS if kind.kind),  # the base classes have none
+    *(*OPENERS, Fill, FillRows, Replicate, Replicated, Borrows),
+)
+PS_CATALOG = Catalog(PS_MESSAGES)
+"""The catalog of all messages that a connection to a parameter server may carry."""
