@@ -1,39 +1,5 @@
 """Every error that Trireme raises deliberately, and suggestions for misspelt words in them.
 
-The classes are::
-
-    TriremeError
-      UsageError                 the request is impossible (exit status 2)
-        ConfigurationError         options that contradict each other, or an unknown name
-        ModelMismatchError         two workers hold different models
-        UnsupportedOptimizerError  the server's registry has no such optimizer
-      WireError                  communication between two processes
-        ConnectionClosed           this side has closed the connection already
-        PeerClosed                 the peer has closed the connection, between two frames
-        ConnectionBroken           the peer or the network broke off inside a frame
-          NetworkLost                nothing came of the peer's host any more
-        ConnectTimeout             no answer came from that address in time
-        ConnectionRefused          the address refused the connection
-        WireTimeout                an operation exceeded its deadline
-        FrameError                 the bytes that arrived are not a valid frame
-          ProtocolMismatch           another version of the protocol, or TLS on one side only
-        AuthenticationError        wrong job, secret or certificate, or no proof in time
-          StaleEpochError            a task of an earlier start of the job
-        AddressInUse               the port to listen on is taken; names its holder
-      ClusterError               the membership of the job
-        TaskClaimedError           another live process holds this task
-        WaitTimeout                a task did not come in time; names it
-        JobFailed                  the job ended because a task failed; names it
-        JobStopped                 the job was stopped before its end, and has saved
-      ServerError                the parameter server refused a request
-        Rejected                   the server cannot accept the request
-        Fenced                     the request names an old view or an old incarnation
-        RolledBack                 the job went back to a checkpoint
-      DataError                  a file of examples is missing, damaged or of another format
-      CheckpointError            a checkpoint is missing, damaged or of another model
-        CheckpointLockLost         another process has taken over the run directory
-      NonFiniteError             loss or gradient is NaN or infinite
-
 Each message says what happened, to which task, why, and what to do.
 """
 

@@ -55,9 +55,6 @@ def check_fits(nbytes: int, what: str, advice: str, most: int | None = None) -> 
         what: what takes them, as the subject of a sentence.
         advice: what to do where they cannot be had.
         most: the bytes that can be had; None for those of this host.
-
-    Raises:
-        OutOfMemory: they cannot.
     """
     most = host_memory() if most is None else most
     if nbytes > most:

@@ -150,7 +150,7 @@ class TestJoining:
         before = job.state
         [refused] = job.to(job.join("worker:0", pid=8))
         assert isinstance(refused, RequestRefused) and refused.code == "claimed"
-        assert "pid 7 on h" in refused.reason and "10 s" in refused.reason
+        assert "pid 7 on h" in refused.reason
         assert job.state.tasks == before.tasks and job.view is before.view
 
     def test_a_new_process_takes_over_from_one_that_is_cut_off(self) -> None:
@@ -702,8 +702,8 @@ class TestReasons:
         assert connection == b and isinstance(refusal, RequestRefused)
         assert job.reason == f"worker:0 was refused: {refusal.reason}"
         assert refusal.reason == (
-            "worker:0 is held by pid 42 on h, connected for 3 s and last heard 3.0 s ago: end that "
-            "process first, or give this one an index of its own"
+            "worker:0 is held by pid 42 on h, last heard 3.0 s ago: end that process first, or "
+            "give this one an index of its own"
         )
         assert job.state.holder(a) is not None
 

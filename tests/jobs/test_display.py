@@ -44,22 +44,11 @@ def test_a_program_prints_what_the_command_prints() -> None:
     display = ConsoleDisplay(Console(out, error, {}))
     display.line("worker:0", "training", False)
     display.line("worker:0", "a warning", True)
-    display.progress(HALF)  # a live line, which only a terminal has
+    display.progress(HALF)
     display.line("", "finished", True)
     display.progress(HALF, ended=True)
     assert out.getvalue() == "worker:0 | training\n"
     assert error.getvalue() == "worker:0 | a warning\ntrireme: finished\n"
-
-
-def test_a_terminal_has_a_live_line() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    display = ConsoleDisplay(Console(out, Terminal(), {"TERM": "xterm"}))
-    display.progress(HALF)
-    assert "━" * 16 + "╌" * 16 + " global step 50/100" in out.getvalue()
 
 
 @pytest.fixture

@@ -290,17 +290,6 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
     assert_nobody_left(ran)
 
 
-def test_a_worker_that_does_nothing_after_the_end_is_killed(tmp_path: Path) -> None:
-    ran = run_programs(
-        tmp_path,
-        {"worker:0": "print('done')", "worker:1": FOR_EVER},
-        limits=SupervisionLimits(idle=0.5, kill=5.0),
-    )
-    assert ran.status == 0
-    assert "WARNING: worker:1 did nothing for 0 s after the end of the job: killed" in ran.err
-    assert_nobody_left(ran)
-
-
 def test_when_a_server_dies_all_tasks_are_started_again(tmp_path: Path) -> None:
     once = "once = not os.path.exists(HERE + '/{name}'); open(HERE + '/{name}', 'w'); "
     os.mkfifo(tmp_path / "there")  # a server dies when the worker is there

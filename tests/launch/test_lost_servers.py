@@ -15,7 +15,6 @@ from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (
     Kill,
     Phase,
-    Restart,
     Start,
     StopJob,
     Terminate,
@@ -42,7 +41,7 @@ def test_a_server_is_started_again_alone(status: int, kind: str) -> None:
     supervision = replicated(restarts=2)
     for number in (1, 2):
         actions = end(supervision, number, "ps:1", status, raised(kind=kind, summary="why"))
-        assert commands(actions) == [Restart("ps:1")]
+        assert commands(actions) == [Start("ps:1")]
         assert f"started again ({number} of 2), to be filled by the other servers" in notices(
             actions
         )
@@ -88,7 +87,7 @@ def test_a_server_that_was_given_up_has_a_moment_to_come_back() -> None:
     assert supervision.tick(11.9) == []
     assert supervision.tick(12) == [Kill("ps:1")]
     actions = end(supervision, 12, "ps:1", -9)
-    assert commands(actions) == [Restart("ps:1")]
+    assert commands(actions) == [Start("ps:1")]
     assert "ps:1 was given up and killed: it sent nothing for 10 s" in notices(actions)
 
 
@@ -97,7 +96,7 @@ def test_a_server_that_was_given_up_and_fails_by_that_is_started_again() -> None
     silent = ExitReason(kind="hung", summary="given up and killed: it sent nothing for 10 s")
     supervision.membership_reported(10, True, {"ps:1": silent})
     over = raised(kind="victim", summary="the job is over, failed: superseded")
-    assert commands(end(supervision, 11, "ps:1", 1, over)) == [Restart("ps:1")]
+    assert commands(end(supervision, 11, "ps:1", 1, over)) == [Start("ps:1")]
 
 
 def test_bad_usage_of_a_server_ends_the_job() -> None:
@@ -138,7 +137,7 @@ def test_everything_may_be_lost_at_once() -> None:
     supervision = replicated(restarts=1)
     names = (*SERVICES, "worker:0", "worker:1")
     for name in names:
-        assert commands(end(supervision, 1, name, -9)) == [Restart(name)]
+        assert commands(end(supervision, 1, name, -9)) == [Start(name)]
     assert supervision.phase is Phase.RUNNING
 
 
@@ -146,9 +145,9 @@ def test_a_server_is_started_again_while_sharded_workers_are() -> None:
     supervision = replicated(restarts=2, together=True)
     end(supervision, 1, "worker:0", -9)
     assert supervision.phase is Phase.RESTARTING
-    assert commands(end(supervision, 1, "ps:1", -9)) == [Restart("ps:1")]
+    assert commands(end(supervision, 1, "ps:1", -9)) == [Start("ps:1")]
     actions = end(supervision, 2, "worker:1", 1, raised(kind="victim"))
-    assert commands(actions) == [Restart("worker:0"), Restart("worker:1")]
+    assert commands(actions) == [Start("worker:0"), Start("worker:1")]
     assert supervision.phase is Phase.RUNNING
 
 
@@ -206,7 +205,9 @@ def test_a_task_that_has_left_and_not_ended_is_started_when_it_has() -> None:
     for now in (1, 2):  # the coordinator's reports are repeated
         supervision.membership_reported(now, True, {"worker:1": ended})
         assert supervision.resized((*left, "worker:1"), (), asked=now == 1) == []
-    assert commands(end(supervision, 3, "worker:1", 0)) == [Start("worker:1")]
+    assert commands(end(supervision, 3, "worker:1", 0)) == []
+    again = supervision.resized((*left, "worker:1"), (), asked=False)
+    assert commands(again) == [Start("worker:1")]
     supervision.started("worker:1")
     end(supervision, 4, "worker:1", 0)
     assert supervision.resized((*left, "worker:1"), (), asked=False) == []
@@ -244,10 +245,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     def act(self, actions) -> None:
         for action in commands(actions):
-            if isinstance(action, Restart | Start):
+            if isinstance(action, Start | Start):
                 assert action.name not in self.alive
                 self.alive.add(action.name)
-                restarted = isinstance(action, Restart)
+                restarted = isinstance(action, Start)
                 self.starts[action.name] = self.starts.get(action.name, 0) + 1 if restarted else 0
                 self.supervision.started(action.name)
         if self.supervision.phase is Phase.STARTING:  # the whole job, as the coordinator is gone

@@ -147,19 +147,6 @@ def test_no_record_or_a_damaged_one_is_said(tmp_path: Path) -> None:
             read_record(tmp_path)
 
 
-def test_jobs_beside_a_directory_without_one_are_named(tmp_path: Path) -> None:
-    """A program's run directory is not the job's, where the script has another name."""
-    (tmp_path / "program").mkdir()
-    for number, name in enumerate(("oldest", "old", "new", "newest")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "job.json").touch()
-        os.utime(tmp_path / name / "job.json", (number, number))
-    with pytest.raises(ConfigurationError) as caught:
-        read_record(tmp_path / "program")
-    named = ", ".join(str(tmp_path / name) for name in ("newest", "new", "old"))
-    assert str(caught.value).endswith(f"The newest jobs beside it: {named}")
-
-
 def test_a_disk_that_is_full_at_the_start_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

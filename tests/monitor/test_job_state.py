@@ -68,18 +68,6 @@ def test_a_wait_without_a_silent_task_is_told_once_it_is_long() -> None:
     assert findings(seen(0.6)) == ["worker:0 waits for worker:1 (round 2)"]
 
 
-def test_a_worker_at_less_than_half_the_pace_of_the_others_is_slow() -> None:
-    workers = [task("worker", index, **WORKER) for index in range(3)]
-    slow = task("worker", 3, **{**WORKER, "examples_per_second": 400.0})
-    assert findings(picture(*workers, slow)) == ["worker:3 is slow: 400 examples/s, others 1,000"]
-
-
-def test_nobody_is_slow_once_all_steps_are_made() -> None:
-    last = WORKER | {"global_step": 100}
-    saving = task("worker", 1, **{**last, "examples_per_second": 0.0})
-    assert findings(picture(task("worker", 0, **last), saving)) == []
-
-
 def test_who_is_missing_and_who_is_gone_is_told() -> None:
     assert findings(picture(task("ps", 0), missing=("worker:1",))) == ["the job waits for worker:1"]
     lost = TaskStatus("worker", 0, "lost", "it said nothing", 1, "here", 7, "", 11.0, {})

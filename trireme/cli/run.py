@@ -13,7 +13,6 @@ from pkgutil import resolve_name
 import msgspec
 
 from trireme.cli.parser import RUN
-from trireme.cli.runs import job_watch
 from trireme.cli.tasks.coordinator import HostedCoordinator
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import COMMAND_LINE, JobConfig
@@ -48,9 +47,6 @@ CONNECT_TIMEOUT = 30.0
 """The coordinator listens before any other task starts. A task that cannot reach it need not wait
 for long."""
 
-Watch = Callable[[Path], AbstractContextManager[object]]
-"""Shows the job in a run directory while the context that it returns lasts."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns the job's exit status."""
@@ -64,14 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.dry_run:
         return _dry_run(task, program)
     allow_many_descriptors()
-    console = terminal_console()
-
-    def watch(run: Path) -> AbstractContextManager[object]:
-        return job_watch(run, console.status)
-
-    watched = console.live and task.servers > 0  # one line shows the steps of all workers
-    name = program_name(program)
-    return start(task, program, name, console, watch if watched else None)
+    return start(task, program, program_name(program), terminal_console())
 
 
 def configuration(
@@ -140,9 +129,12 @@ def start(
     program: Sequence[str],
     name: str,
     console: Console,
-    watch: Watch | None,
+    watch: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> int:
-    """Runs a job to its end and returns its exit status. Call it from the main thread."""
+    """Runs a job to its end and returns its exit status. Call it from the main thread.
+
+    `watch` shows the job in a run directory while the context that it returns lasts.
+    """
     config = task.config
     engine = ENGINES.load(config.launch.on)
     run: Callable[[Job, RunDirectory, Console], int] = resolve_name(engine.run)
@@ -154,8 +146,6 @@ def start(
         directory = claim_free(Path("runs") / name)
     try:
         directory.write_secret(fresh_secret())
-        if watch is not None:
-            task = msgspec.structs.replace(task, display="events")
         if engine.one_host:  # other hosts may not have the directory
             records = records_directory(directory.path.resolve())
             task = msgspec.structs.replace(task, records=str(records))
@@ -172,7 +162,7 @@ def start(
             coordinate=partial(HostedCoordinator, console) if task.servers else None,
         )
         with (
-            nullcontext() if watch is None else watch(directory.path),
+            watch(directory.path),
             nullcontext() if remote is None else closing(_mirror(remote, directory, task.job)),
         ):
             return run(job, directory, console)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,9 +14,9 @@ import msgspec
 
 from trireme.certificates import Certificates
 from trireme.cli.command import number
-from trireme.errors import ConfigurationError, UsageError, WireError
+from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import read_private, read_secret
-from trireme.launch.run_directory import RECORD, JobRecord, is_running, read_record
+from trireme.launch.run_directory import RECORD, JobRecord, is_running
 from trireme.location import RemotePath, location
 from trireme.stores import open_store
 
@@ -68,10 +67,6 @@ def _fetch(where: RemotePath, directory: Path) -> None:
         file.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, state=ELSEWHERE)))
 
 
-_SECONDS = 0.5
-_BAR = 24
-
-
 def query(record: JobRecord, timeout: float = 5.0) -> ClusterStatus:
     """Asks the coordinator of a running job for the job's status."""
     return observer(record, timeout).query_status()
@@ -92,56 +87,3 @@ def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
 def timeout_seconds(timeout: str) -> float:
     """Returns the value of the option `--timeout`."""
     return number("--timeout", timeout, "a number of seconds", lambda n: 0 <= n < math.inf)
-
-
-@contextmanager
-def job_watch(run: Path, show: Callable[[str | None], None]) -> Iterator[None]:
-    """Queries a job's coordinator twice a second, on a thread of its own, and shows a status line.
-
-    The thread and the line end with the context.
-    """
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_SECONDS):
-            line = None
-            with suppress(UsageError, WireError):
-                record = read_record(run)
-                if not record.coordinator:
-                    continue
-                line = status_line(query(record, timeout=1.0))
-            if not ended.is_set():
-                show(line)
-
-    thread = threading.Thread(target=watch, name="job-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(timeout=2.0)
-        show(None)
-
-
-def status_line(status: ClusterStatus) -> str:
-    """Returns the status of a job in one line."""
-    if status.missing:
-        return f"waiting for {', '.join(status.missing)}"
-    workers = [task for task in status.tasks if task.role == "worker" and task.status]
-    step, end = (
-        max((int(worker.status.get(name, 0)) for worker in workers), default=0)
-        for name in ("global_step", "max_steps")
-    )
-    parts = [f"global step {step}"] if step and not end else []
-    if end:
-        filled = round(_BAR * min(step / end, 1.0))
-        parts = [f"{'━' * filled}{'╌' * (_BAR - filled)} global step {step}/{end}"]
-    if workers and "loss" in workers[0].status:
-        parts.append(f"loss {float(workers[0].status['loss']):.4g}")
-    if pace := sum(float(worker.status.get("examples_per_second", 0.0)) for worker in workers):
-        parts.append(f"{pace:,.0f} examples/s")
-    states = {f"worker:{each.index}": str(each.status.get("state", each.state)) for each in workers}
-    if len(set(states.values())) == 1:
-        return "  ".join([*parts, *{*states.values()}])
-    each_state = ", ".join(f"{name} {state}" for name, state in states.items())
-    return "  ".join([*parts, each_state] if states else parts)

@@ -28,10 +28,6 @@ class Journal:
 
     Attributes:
         state: the state that was written last; None where there is no file yet.
-
-    Raises:
-        ConfigurationError: another process has it open, or it is no journal, or damaged.
-        ClusterError: it cannot be read or written: the disk is full, or fails.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,11 +57,7 @@ class Journal:
         self.close()
 
     def write(self, state: State) -> None:
-        """Writes a state to the disk, without what the tasks report of themselves: they repeat it.
-
-        Raises:
-            ClusterError: it cannot be written.
-        """
+        """Writes a state to the disk, without the tasks' reports, which they repeat."""
         tasks = {name: replace(task, status={}) for name, task in state.tasks.items()}
         content = msgspec.msgpack.encode(replace(state, tasks=tasks))
         digest = hashlib.sha256(content).digest()

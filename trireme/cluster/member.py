@@ -105,22 +105,10 @@ class Member(MemberState):
             self._thread.start()
 
     def join(self, timeout: float | None = None) -> int:
-        """Joins the job, within `connect_timeout` or a shorter timeout; returns the incarnation.
-
-        Raises:
-            ConnectTimeout: the coordinator could not be reached within `connect_timeout`.
-            WaitTimeout: `timeout` passed first.
-            AuthenticationError: the coordinator serves another job, or has another secret.
-            ConfigurationError: the cluster has no such task, or the address is malformed.
-            TaskClaimedError: another live process holds this role and index.
-            JobFailed: the job is over already.
-        """
+        """Joins the job, within `connect_timeout` or a shorter timeout; returns the incarnation."""
         self.start()
         seconds = self._config.connect_timeout + _SLACK_SECONDS if timeout is None else timeout
-        self.wait_until(
-            lambda: bool(self.incarnation or self.over or self.ended),
-            time.monotonic() + seconds,
-        )
+        self._wait(lambda: bool(self.incarnation) or self.failure is not None, seconds)
         if self.failure is not None:
             raise self.failure
         self._check_running()
@@ -140,56 +128,47 @@ class Member(MemberState):
     ) -> View:
         """Blocks until there is a view with a number above `newer_than`, and returns the newest.
 
-        Args:
-            newer_than: the number of the view that the caller knows already; 0 for any view.
-            timeout: in seconds.
-            on_waiting: called in this thread, every few seconds, with the names of the tasks that
-                the job waits for, and the seconds until the job fails.
-
-        Raises:
-            JobFailed: the job is over. `over` says how; it may have been interrupted.
-            WaitTimeout: no such view came in time.
+        `on_waiting` is called in this thread, every few seconds, with the names of the tasks that
+        the job waits for, and the seconds until the job fails.
         """
         deadline = time.monotonic() + timeout
         notified: tuple[WaitingFor, float] | None = None
 
-        def condition() -> bool:
-            newer = self.view is not None and self.view.number > newer_than
-            return newer or bool(self.over or self.ended) or self.waiting is not notified
+        def newer() -> bool:
+            return self.view is not None and self.view.number > newer_than
+
+        def news() -> bool:
+            return newer() or self.waiting is not notified
 
         while True:
-            changed = self.wait_until(condition, deadline)
+            changed = self._wait(news, deadline - time.monotonic())
             self._check_running()
-            if self.view is not None and self.view.number > newer_than:
+            if newer():
+                assert self.view is not None
                 return self.view
-            if not changed:
-                what = f"no view after number {newer_than}" if newer_than else "no view"
-                why = "ask the coordinator with `trireme status`"
-                if (waiting := self.waiting) is not None:
-                    why = f"the job waits for {', '.join(waiting[0].names)}"
-                raise WaitTimeout(f"{what} came within {timeout:g} s: {why}")
             notified = self.waiting
+            if not changed:
+                why = "ask the coordinator with `trireme status`"
+                if notified is not None:
+                    why = f"the job waits for {', '.join(notified[0].names)}"
+                raise WaitTimeout(
+                    f"no view after number {newer_than} came within {timeout:g} s: {why}"
+                )
             if notified is not None and on_waiting is not None:
-                notice, until = notified
-                on_waiting(notice.names, max(0.0, until - time.monotonic()))
+                on_waiting(notified[0].names, max(0.0, notified[1] - time.monotonic()))
 
     def wait_until_back(self, *, timeout: float) -> int:
         """Blocks until the newest view contains this worker, and returns its incarnation.
 
         For a worker that a server takes for lost: if the coordinator had given it up, it is a
         member again, as its next incarnation, once its thread has joined again.
-
-        Raises:
-            JobFailed: the job is over, or another process has taken this worker's place.
-            WaitTimeout: it was not admitted in time.
         """
-        index = self._config.index
 
         def back() -> bool:
-            workers = () if self.view is None else self.view.workers
-            return WorkerEntry(index, self.incarnation) in workers
+            me = WorkerEntry(self._config.index, self.incarnation)
+            return self.view is not None and me in self.view.workers
 
-        self.wait_until(lambda: bool(back() or self.over or self.ended), time.monotonic() + timeout)
+        self._wait(back, timeout)
         self._check_running()
         if not back():
             raise WaitTimeout(
@@ -220,10 +199,7 @@ class Member(MemberState):
                 text = reason.encode("utf-8", "replace").decode()  # what is no text cannot be sent
                 self.leaving = Leave(outcome, text[:MAX_LINE])
         self._wakeup.wake()
-        self.wait_until(
-            lambda: self.left or self.over is not None or self.ended or not self.incarnation,
-            time.monotonic() + timeout,
-        )
+        self._wait(lambda: self.left or not self.incarnation, timeout)
         return self.left or self.confirmed
 
     def close(self) -> None:
@@ -236,6 +212,12 @@ class Member(MemberState):
             self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._wakeup.close()
+
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Waits for a condition, or the end of the job or of this membership."""
+        return self.wait_until(
+            lambda: condition() or self.over is not None or self.ended, time.monotonic() + seconds
+        )
 
     def _check_running(self) -> None:
         self.check()
@@ -288,47 +270,41 @@ class Member(MemberState):
 
     def _wait_to_reconnect(self, error: WireError | ConfigurationError) -> None:
         """Waits before the next attempt to connect, or gives the coordinator up."""
-        protocol = self._protocol
+        protocol, name = self._protocol, self._config.name
         if protocol.finished:
             return
         now = time.monotonic()
         if protocol.away_since is None:
             self._logged_at = now
-            _log.warning("%s lost its coordinator: %s; connecting again", self._config.name, error)
+            _log.warning("%s lost its coordinator: %s; connecting again", name, error)
         pause = protocol.broke(now, error)
         if pause is None:
             return
         if now - self._logged_at >= self._config.notice_interval:
-            self._logged_at = now
-            self._log_absence(now, error)
+            self._logged_at, left = now, protocol.reconnect_deadline - now
+            if self.incarnation:
+                _log.warning(
+                    "%s has not reached its coordinator for %.0f s (%s): training goes on with the "
+                    "servers within reach, and nobody joins or is replaced meanwhile. It tries for "
+                    "%.0f s more (--rejoin-timeout)",
+                    *(name, now - (protocol.away_since or now), error, left),
+                )
+            else:
+                _log.info("%s waits for the coordinator, %.0f s more: %s", name, left, error)
+        self._poll(pause)
+
+    def _poll(self, seconds: float, connection: Connection | None = None) -> None:
         poller = select.poll()
         poller.register(self._wakeup, select.POLLIN)
-        poller.poll(1000 * pause)
+        if connection is not None:
+            events = select.POLLIN | (select.POLLOUT if connection.unsent else 0)
+            poller.register(connection, events)
+        poller.poll(1000 * max(0.0, seconds))
         self._wakeup.drain()
-
-    def _log_absence(self, now: float, error: Exception) -> None:
-        left = self._protocol.reconnect_deadline - now
-        if self.incarnation:
-            _log.warning(
-                "%s has not reached its coordinator for %.0f s (%s): training goes on with the "
-                "servers within reach. Where the coordinator is away, nobody joins or is replaced "
-                "until it is started again; where this host is cut off, this task comes back by "
-                "itself. It tries for %.0f s more (--rejoin-timeout)",
-                self._config.name,
-                now - (self._protocol.away_since or now),
-                error,
-                left,
-            )
-        else:
-            _log.info(
-                "%s waits for the coordinator, %.0f s more: %s", self._config.name, left, error
-            )
 
     def _serve_connection(self, connection: Connection) -> None:
         """Sends and receives until there is nothing more to do."""
         connection.offer(self._protocol.connected(time.monotonic()))
-        poller = select.poll()
-        poller.register(self._wakeup, select.POLLIN)
         while self._receive_all(connection):
             now = time.monotonic()
             try:
@@ -337,10 +313,7 @@ class Member(MemberState):
             except WireError:
                 self._receive_all(connection)  # what the coordinator sent before
                 raise
-            events = select.POLLIN | (select.POLLOUT if connection.unsent else 0)
-            poller.register(connection, events)
-            poller.poll(1000 * max(0.0, self._protocol.due - now))
-            self._wakeup.drain()
+            self._poll(self._protocol.due - now, connection)
             if connection.unsent:
                 connection.flush()
 
@@ -379,11 +352,7 @@ class Observer:
         return self._ask(StatusQuery(), ClusterStatus)
 
     def scale(self, servers: int | None = None, workers: int | None = None) -> Scaled:
-        """Asks for other numbers of tasks; None for as many as there are.
-
-        Raises:
-            ConfigurationError: the job cannot be scaled so.
-        """
+        """Asks for other numbers of tasks; None for as many as there are."""
         return self._ask(Scale(servers, workers), Scaled)
 
     def _ask(self, request: Message, expected: type[_Answer]) -> _Answer:

@@ -49,8 +49,6 @@ from trireme.wire.message import Message
 News = View | Dismissed | JobOver
 """A new view; that this task is to leave; at last, how the job ended."""
 
-Subscriber = Callable[[News], object]
-
 
 class MemberState:
     """Values under one lock, with waits for their changes, read by any thread.
@@ -82,7 +80,7 @@ class MemberState:
         self.extra_status: Callable[[], Mapping[str, StatusValue]] = dict
         self._changed = threading.Condition()
         self._status: dict[str, StatusValue] = {}
-        self._subscribers: list[Subscriber] = []
+        self._subscribers: list[Callable[[News], object]] = []
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -97,22 +95,15 @@ class MemberState:
             return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
 
     def publish(self, news: News) -> None:
-        with self._changed:
-            subscribers = tuple(self._subscribers)
-        for subscriber in subscribers:
+        for subscriber in self._subscribers:
             subscriber(news)
 
-    def subscribe(self, subscriber: Subscriber) -> None:
+    def subscribe(self, subscriber: Callable[[News], object]) -> None:
         """Has a function called with all news, in the member's thread; before joining."""
-        with self._changed:
-            self._subscribers.append(subscriber)
+        self._subscribers.append(subscriber)
 
     def report(self, status: Mapping[str, StatusValue]) -> None:
-        """Sets values of the status that the next heartbeats report.
-
-        Raises:
-            TypeError: a value is neither a number nor a string.
-        """
+        """Sets values of the status that the next heartbeats report: numbers and strings."""
         plain = {name: _plain(name, value) for name, value in status.items()}
         with self._changed:
             self._status.update(plain)
@@ -216,14 +207,17 @@ class MemberProtocol:
         return Join(config.role, config.index, state.incarnation, *where, state.term, self._start)
 
     def heard(self, now: float, message: Message) -> Message | None:
-        """The coordinator has sent a message; returns the answer, if it wants one.
-
-        Raises:
-            ConnectionRefused: the coordinator was replaced; its successor may listen soon.
-            FrameError: this is no message to a member.
-        """
+        """The coordinator has sent a message; returns the answer, if it wants one."""
         state = self._state
-        answer: Message | None = None
+        if self._joined:
+            self._unanswered_since = None
+        with state.change():
+            if isinstance(message, WaitingFor):
+                state.waiting = (message, now + message.deadline_seconds)
+            elif isinstance(message, Interrupted):
+                state.interrupted = message
+            elif isinstance(message, Left):
+                state.left = True
         if isinstance(message, Joined):
             self._take_joined(now, message)
         elif isinstance(message, RequestRefused):
@@ -233,37 +227,22 @@ class MemberProtocol:
                 with state.change():
                     state.view, state.waiting = message.view, None
                 state.publish(message.view)
-        elif isinstance(message, WaitingFor):
-            with state.change():
-                state.waiting = (message, now + message.deadline_seconds)
         elif isinstance(message, Dismissed):
             if state.dismissed is None:
                 with state.change():
                     state.dismissed = message
                 state.publish(message)
-        elif isinstance(message, Interrupted):
-            with state.change():
-                state.interrupted = message
-        elif isinstance(message, Left):
-            with state.change():
-                state.left = True
         elif isinstance(message, JobOver):
             self._end(message, confirmed=True)
             self._close_deadline = now + _CLOSE_SECONDS
-            answer = JobOverHeard()
-        elif not isinstance(message, HeartbeatHeard):
+            return JobOverHeard()
+        elif not isinstance(message, WaitingFor | Interrupted | Left | HeartbeatHeard):
             raise FrameError(f"the coordinator sent {type(message).__name__} to a member")
-        if self._joined:
-            self._unanswered_since = None
-        return answer
+        return None
 
     def tick(self, now: float) -> list[Message]:
-        """Time has passed; returns the messages that are due on this connection.
-
-        Raises:
-            WireTimeout: the coordinator has been silent for too long.
-        """
-        since = self._unanswered_since
+        """Time has passed; returns the messages that are due on this connection."""
+        since, state = self._unanswered_since, self._state
         if since is not None and now >= since + self._answer_timeout:
             raise WireTimeout(
                 f"the coordinator at {self._config.coordinator} sent nothing for "
@@ -273,18 +252,18 @@ class MemberProtocol:
         if not self._joined or self._close_deadline is not None:
             return messages
         beats = now >= self._next_heartbeat
-        if beats or self._state.reports != self._reported:
-            self._reported = self._state.reports
+        if beats or state.reports != self._reported:
+            self._reported = state.reports
             messages += self._reported
-        if self._state.signalled is not None and not self._signal_sent:
+        if state.signalled is not None and not self._signal_sent:
             self._signal_sent = True
-            messages.append(self._state.signalled)
-        if self._state.leaving is not None and not self._leave_sent:
+            messages.append(state.signalled)
+        if state.leaving is not None and not self._leave_sent:
             self._leave_sent = True
-            messages.append(self._state.leaving)  # after the reports: nothing is heard of who left
+            messages.append(state.leaving)  # after the reports: nothing is heard of who left
         if beats:
             self._next_heartbeat = now + self._interval
-            messages.append(Heartbeat(self._state.status()))
+            messages.append(Heartbeat(state.status()))
             if since is None:
                 self._unanswered_since = now
         return messages
@@ -349,7 +328,7 @@ class MemberProtocol:
 
     def _take_joined(self, now: float, message: Joined) -> None:
         self._joined = True
-        self.away_since = None
+        self.away_since = self._unanswered_since = None
         self._interval = message.heartbeat_interval
         self._answer_timeout = message.heartbeat_timeout
         self._patience = message.rejoin_timeout

@@ -43,8 +43,8 @@ from trireme.cluster.messages import (
     Leave,
     Left,
     LinkLost,
-    Outcome,
     ReadyToSwitch,
+    Refusal,
     RequestRefused,
     Scale,
     Signalled,
@@ -112,18 +112,6 @@ class ProcessEnded:
 
 Event = Received | Closed | Paused | Tick | Stop | ProcessEnded
 
-_MEMBER_MESSAGES = (
-    Heartbeat,
-    LastStepSaved,
-    Leave,
-    Signalled,
-    JobOverHeard,
-    CaughtUp,
-    CopyLost,
-    LinkLost,
-    ReadyToSwitch,
-)
-
 
 def step(now: float, state: State, *events: Event) -> Decision:
     """Decides how to respond to events that came together; `state` is not modified."""
@@ -158,8 +146,10 @@ def _receive(builder: DecisionBuilder, event: Received) -> None:
     holder = builder.state.holder(connection)
     if isinstance(message, Join):
         _join(builder, connection, message)
-    elif holder is not None and isinstance(message, _MEMBER_MESSAGES):
-        _hear(builder, replace(holder, heard=builder.now), connection, message)
+    elif holder is not None and _hear(
+        builder, replace(holder, heard=builder.now), connection, message
+    ):
+        return
     elif holder is None and isinstance(message, Scale):
         scale(builder, connection, message, event.sequence)
     else:
@@ -169,31 +159,44 @@ def _receive(builder: DecisionBuilder, event: Received) -> None:
         _disconnect(builder, Closed(connection, why))
 
 
-def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> None:
+def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Message) -> bool:
+    """Takes in a member's message; returns whether a task of its role may send it."""
+    server = task.role == "ps"
     if isinstance(message, Heartbeat):
-        builder.update_task(progress.heard(builder.now, task, message.status))
+        task = progress.heard(builder.now, task, message.status)
         builder.send(connection, HeartbeatHeard())
         builder.add_reason(f"{task.name} is alive")
-        return
     builder.update_task(task)
     if isinstance(message, Leave):
         _leave(builder, task, connection, message)
     elif isinstance(message, Signalled):
         take_signal(builder, task, message)
-    elif isinstance(message, LastStepSaved) and task.role == "worker":
-        if task.saved != message.step:
+    elif isinstance(message, LastStepSaved):
+        if task.role == "worker" and task.saved != message.step:
             builder.update_task(replace(task, saved=message.step))
             builder.add_reason(f"{task} has saved the last step, {message.step}")
-    elif isinstance(message, CaughtUp) and task.role == "ps":
+    elif isinstance(message, CaughtUp) and server:
         take_caught_up(builder, task, message)
-    elif isinstance(message, CopyLost) and task.role == "ps":
+    elif isinstance(message, CopyLost) and server:
         take_copy_lost(builder, task, message)
-    elif isinstance(message, LinkLost) and task.role == "ps":
+    elif isinstance(message, LinkLost) and server:
         take_link_lost(builder, task, message)
-    elif isinstance(message, ReadyToSwitch) and task.role == "ps":
+    elif isinstance(message, ReadyToSwitch) and server:
         take_ready(builder, task, message)
     elif isinstance(message, JobOverHeard):
-        _end_confirmed(builder, task, connection)
+        if builder.state.over is not None:
+            builder.update_task(replace(_left(builder, task, "the job is over"), connection=None))
+            builder.close(connection)
+            builder.add_reason(f"{task.name} knows that the job is over")
+    else:
+        return isinstance(message, Heartbeat)
+    return True
+
+
+def _left(builder: DecisionBuilder, task: Task, reason: str) -> Task:
+    if task.state == "left":
+        return task
+    return replace(task, state="left", reason=reason, since=builder.now)
 
 
 def _process_ended(builder: DecisionBuilder, ended: ProcessEnded) -> None:
@@ -270,57 +273,58 @@ def _refusal(
     builder: DecisionBuilder, connection: int, known: Task | None, join: Join
 ) -> RequestRefused | None:
     """Returns why a task may not join, or None if it may."""
+    state, holder = builder.state, builder.state.holder(connection)
+    code: Refusal
     if known is None:
-        count = len(builder.state.of(join.role))
-        return RequestRefused(
-            "outside",
+        count = len(state.of(join.role))
+        code = "outside"
+        why = (
             f"{task_name(join.role, join.index)} is outside the cluster, which has {count} "
             f"{'task' if count == 1 else 'tasks'} of role {join.role}: correct the index, or start "
-            "the job with more",
+            "the job with more"
         )
-    holder = builder.state.holder(connection)
-    if holder is not None and holder.name != known.name:
-        return RequestRefused(
-            "claimed", f"this connection is held by {holder}: use one for each task"
-        )
-    if join.term > builder.state.term:
-        return RequestRefused(
-            "deposed",
+    elif holder is not None and holder.name != known.name:
+        code, why = "claimed", f"this connection is held by {holder}: use one for each task"
+    elif join.term > state.term:
+        code = "deposed"
+        why = (
             f"{known.name} has joined term {join.term} of the coordinator, and this process is "
-            f"of term {builder.state.term}: it was replaced, and admits no task",
+            f"of term {state.term}: it was replaced, and admits no task"
         )
-    if join.incarnation > known.incarnation:
-        return RequestRefused(
-            "unknown",
+    elif join.incarnation > known.incarnation:
+        code = "unknown"
+        why = (
             f"{known.name} comes as incarnation {join.incarnation}, which this coordinator never "
-            "gave out: it was started again, without its journal; start the whole job again",
+            "gave out: it was started again, without its journal; start the whole job again"
         )
-    if 0 < join.incarnation < known.incarnation and not _asks_again(known, join):
-        return RequestRefused(
-            "superseded",
+    elif 0 < join.incarnation < known.incarnation and not _asks_again(known, join):
+        code = "superseded"
+        why = (
             f"{known} is now incarnation {known.incarnation} of this task: incarnation "
-            f"{join.incarnation}, of which nothing was heard, was given up; end its process",
+            f"{join.incarnation}, of which nothing was heard, was given up; end its process"
         )
-    if known.dismissed and not known.active:
-        return RequestRefused(
-            "dismissed",
+    elif known.dismissed and not known.active:
+        code = "dismissed"
+        why = (
             f"the job was made smaller and has no place for {known.name}: make it larger first "
-            "(trireme scale)",
+            "(trireme scale)"
         )
-    if join.incarnation > 0 and known.state == "lost" and known.pace.late:
-        return RequestRefused(
-            "superseded",
+    elif join.incarnation > 0 and known.state == "lost" and known.pace.late:
+        code = "superseded"
+        why = (
             f"{known} was removed from the job: {known.reason}; end its process, or give its steps "
-            "more time (--progress-timeout)",
+            "more time (--progress-timeout)"
         )
-    if join.incarnation == 0 and known.state == "live" and not _asks_again(known, join):
-        return RequestRefused(
-            "claimed",
-            f"{known.name} is held by pid {known.pid} on {known.host}, connected for "
-            f"{builder.now - known.since:.0f} s and last heard {builder.now - known.heard:.1f} s "
-            "ago: end that process first, or give this one an index of its own",
+    elif join.incarnation == 0 and known.state == "live" and not _asks_again(known, join):
+        code = "claimed"
+        why = (
+            f"{known.name} is held by pid {known.pid} on {known.host}, last heard "
+            f"{builder.now - known.heard:.1f} s ago: end that process first, or give this one an "
+            "index of its own"
         )
-    return None
+    else:
+        return None
+    return RequestRefused(code, why)
 
 
 # Messages of a member --------------------------------------------------------------------------
@@ -331,20 +335,22 @@ def _leave(builder: DecisionBuilder, task: Task, connection: int, message: Leave
     builder.send(connection, Left())
     builder.add_reason(left)
     if task.state == "left":  # it did not get the first answer
-        builder.update_task(task)
         return
     outcome = message.outcome
     if task.departs and outcome == "interrupted" and not builder.state.stopping:
         lose_task(builder, task, f"it left: {message.reason}")
         return
-    builder.update_task(
-        replace(task, state="left", reason=left, since=builder.now, outcome=outcome)
-    )
+    builder.update_task(replace(_left(builder, task, left), outcome=outcome))
     if outcome == "failed":
         builder.end(_failure(builder, task, message))
     elif task.role == "ps" and lacks_copies(builder.state):
-        how: Outcome = "interrupted" if outcome == "interrupted" else "failed"
-        builder.end(JobOver(how, task.name, f"{left}, while workers still needed its parameters"))
+        builder.end(
+            JobOver(
+                "interrupted" if outcome == "interrupted" else "failed",
+                task.name,
+                f"{left}, while workers still needed its parameters",
+            )
+        )
 
 
 def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
@@ -358,16 +364,6 @@ def _failure(builder: DecisionBuilder, task: Task, leave: Leave) -> JobOver:
         )
         return JobOver("failed", first.name, reason)
     return JobOver("failed", task.name, f"{task} failed: {leave.reason}")
-
-
-def _end_confirmed(builder: DecisionBuilder, task: Task, connection: int) -> None:
-    if builder.state.over is None:
-        return
-    if task.state != "left":
-        task = replace(task, state="left", reason="the job is over", since=builder.now)
-    builder.update_task(replace(task, connection=None))
-    builder.close(connection)
-    builder.add_reason(f"{task.name} knows that the job is over")
 
 
 # Other events ----------------------------------------------------------------------------------

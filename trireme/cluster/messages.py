@@ -22,9 +22,7 @@ TaskState = Literal["expected", "live", "disconnected", "lost", "left"]
 """The state of a task: not joined yet; connected; disconnected for now; given up; it has left."""
 
 Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed", "dismissed", "scale"]
-"""Why a task may not join: the cluster has no such task; another process holds it; another process
-has taken it over; the coordinator never assigned its incarnation; a coordinator of a later term has
-replaced this one; the job was made smaller. Or why it is not scaled: `scale`."""
+"""Why a task may not join, or why a job is not scaled (`scale`); the reason says it in words."""
 
 MAX_LINE = 16 << 10
 Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
@@ -90,44 +88,41 @@ class JobOverHeard(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 27
 
 
-class CaughtUp(Message, frozen=True, array_like=True):
+class _OfCopy(Message, frozen=True, array_like=True):
+    """What a shard's primary says of another server's replica, as it has it now."""
+
+    generation: Number
+    shard: Number
+    server: Index
+    incarnation: Number
+
+
+class CaughtUp(_OfCopy, frozen=True, array_like=True):
     """A shard's primary: a joining replica confirms every update from now on, and it is waited for.
 
     `server` and `incarnation` are of the server with the replica.
     """
 
     kind: ClassVar[int] = 28
-    generation: Number
-    shard: Number
-    server: Index
-    incarnation: Number
 
 
-class CopyLost(Message, frozen=True, array_like=True):
+class CopyLost(_OfCopy, frozen=True, array_like=True):
     """A shard's primary: the replica at a server cannot be brought up to date, and must be filled.
 
     This happens where another backup was promoted that lacks entries which this replica has.
     """
 
     kind: ClassVar[int] = 30
-    generation: Number
-    shard: Number
-    server: Index
-    incarnation: Number
 
 
-class LinkLost(Message, frozen=True, array_like=True):
+class LinkLost(_OfCopy, frozen=True, array_like=True):
     """A shard's primary: it makes no progress with another server that the shard needs.
 
     The other one holds a copy of the shard and confirms nothing, or is the primary of shard 0 and
-    cannot be reached. Both may reach the coordinator: the link between the two is broken.
+    cannot be reached.
     """
 
     kind: ClassVar[int] = 39
-    generation: Number
-    shard: Number
-    server: Index
-    incarnation: Number
 
 
 class ReadyToSwitch(Message, frozen=True, array_like=True):
@@ -281,5 +276,9 @@ class ClusterStatus(Message, frozen=True, array_like=True):
     whole: bool = True  # every shard has all its copies, and no reconfiguration is under way
 
 
-CLUSTER_MESSAGES = tuple(kind for kind in Message.__subclasses__() if kind.__module__ == __name__)
+CLUSTER_MESSAGES = tuple(
+    each
+    for each in globals().values()
+    if isinstance(each, type) and issubclass(each, Message) and each.kind
+)
 CLUSTER_CATALOG = Catalog(CLUSTER_MESSAGES)

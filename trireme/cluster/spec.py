@@ -40,9 +40,6 @@ class ClusterSpec:
         ps, worker: the addresses as `host:port`, by index. Workers do not listen, so that only
             their number matters.
         coordinator: the coordinator's address; None where `ps:0` hosts it on its own port.
-
-    Raises:
-        ConfigurationError: no worker, an address that is not `host:port`, or one given twice.
     """
 
     ps: tuple[str, ...]

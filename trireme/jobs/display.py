@@ -26,7 +26,7 @@ class Display:
 
 
 class ConsoleDisplay(Display):
-    """Shows a job as `trireme run` does: its lines, and on a terminal one live line below them."""
+    """Shows a job as `trireme run` does: its lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -36,10 +36,6 @@ class ConsoleDisplay(Display):
             self._console.line(task, text, error)
         else:
             self._console.say(text)
-
-    def progress(self, progress: Progress, *, ended: bool = False) -> None:
-        if self._console.live:
-            self._console.status(None if ended else _text(progress))
 
 
 class NotebookDisplay(Display):

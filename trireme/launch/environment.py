@@ -212,7 +212,7 @@ def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskCon
         job=task.job or fresh_job(),
         config=config,
         # All processes write to one terminal or file, without their names before the lines.
-        display="none" if task.group.rank else "auto",
+        display="none" if task.group.rank else "plain",
     )
 
 

@@ -59,10 +59,6 @@ _GONE = re.compile(
 )
 
 
-_CAUGHT = re.compile(r"Caught ([\w.]+) in (DataLoader worker process \d+)")
-"""How a `DataLoader` says what one of its processes has raised."""
-
-
 def _text(error: BaseException) -> str:
     """Returns an error's message; its class may fail to make one."""
     try:
@@ -144,12 +140,6 @@ def describe(error: BaseException, location: str = "") -> ExitReason:
     if says_peer_is_gone(error):
         return ExitReason(kind="victim", summary=first)
     name = type(error).__name__
-    if caught := _CAUGHT.match(first):
-        # What was raised there comes last, after the traceback of that process.
-        name, process = caught.groups()
-        raised = [line for line in text if line.startswith(name)]
-        said = raised[-1].removeprefix(name).lstrip(": ") if raised else ""
-        first = f"{said}, in {process}" if said else f"in {process}"
     summary = (f"{name}: {first}" if first else name) + (f" ({location})" if location else "")
     return ExitReason(kind="exception", summary=summary)
 

@@ -30,7 +30,6 @@ from trireme.launch.supervision_state import (
     Kill,
     Notify,
     Phase,
-    Restart,
     Start,
     StopJob,
     SupervisionLimits,
@@ -159,9 +158,6 @@ class Engine(Protocol):
         place to run ends at once.
         """
 
-    def used(self, name: str) -> float:
-        """Returns how much a task has done: seconds of a core, and a second for each line."""
-
     def wait(self, seconds: float) -> Sequence[Event]:
         """Waits for events, at most so many seconds, and returns them."""
 
@@ -208,10 +204,8 @@ class Launcher:
         self._requests = 0  # how often somebody has asked for other numbers of tasks
         self._started = time.time()
         self._begin = time.monotonic()
-        self._last_check = self._begin
         self._events = deque[tuple[float, str]](maxlen=_KEPT_EVENTS)
         self._unrecorded = False  # `job.json` cannot be written now
-        self._removed = False  # the run directory is gone
         self._named: Path | None = None  # the run directory that the program has named
         forget_named(directory.path)
         if job.authority is not None:
@@ -358,28 +352,12 @@ class Launcher:
             self._handle(event)
         self._find_named()
         now = time.monotonic()
-        self._check(now)
         self._carry_out(self._supervision.tick(now))
 
     def _find_named(self) -> None:
         """Links to this job in the directory that the program has named, once it has named one."""
         if self._named is None and self._job.task.config.output.run_dir is None:
             self._named = link_named(self._directory.path)
-
-    def _check(self, now: float) -> None:
-        """Checks the run directory, and the workers that outlive the job, once a second."""
-        if now - self._last_check < 1.0:
-            return
-        self._last_check = now
-        if not self._removed and not (self._directory.path / "logs").exists():
-            self._removed = True
-            self._console.say(
-                f"WARNING: the run directory {self._directory.path} was removed: what the tasks "
-                "print is not kept, and `trireme status` and `trireme stop` do not find this job",
-                alarm=True,
-            )
-        for name in self._supervision.outliving_workers:
-            self._carry_out(self._supervision.worker_used(now, name, self._engine.used(name)))
 
     def _handle(self, event: Event) -> None:
         now = time.monotonic()
@@ -448,7 +426,4 @@ class Launcher:
                     role, _, index = name.partition(":")
                     new = msgspec.structs.replace(self._job.task, role=role, index=int(index))
                     self._start(self._tasks.setdefault(name, new))
-                    self._record("running", None)
-                case Restart(name):
-                    self._start(self._tasks[name])
                     self._record("running", None)

@@ -54,10 +54,6 @@ def run_local(
         directory: where its logs and its record go. It stays claimed.
         console: where the lines of its tasks go.
         build_command: returns the command line of a task; `task_command` by default.
-
-    Returns:
-        0 if the job finished; 1 if a task failed; 2 if a worker was asked for something
-        impossible; 130 if a signal stopped the job and the workers have saved.
     """
     threads = threads_of_task(os.environ, job.task.tasks)
     job = replace(job, task=msgspec.structs.replace(job.task, threads=threads))
@@ -232,10 +228,6 @@ class HostEngine:
 
     def dismiss(self, names: Collection[str]) -> None:
         """Does nothing: of a process of this host that has ended, nothing is held."""
-
-    def used(self, name: str) -> float:
-        process = self._processes.get(name)
-        return 0.0 if process is None else process.used()
 
     def wait(self, seconds: float) -> list[Event]:
         events, self._events = self._events, []

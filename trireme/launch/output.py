@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 from collections import deque
@@ -24,13 +23,12 @@ LOG_BYTES = 1 << 26
 
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
-_CLEAR = "\r\x1b[2K"
 
 
 class Console:
     """Writes lines to the launcher's standard output and error; any thread may.
 
-    On a terminal, one status line stays below them. If the reader of a stream has gone
+    If the reader of a stream has gone
     (`trireme run ... | head`), or the disk that it goes to is full, the job goes on without that
     stream.
     """
@@ -41,25 +39,7 @@ class Console:
         self._environ = environ
         self._colours: dict[str, str] = {}
         self._unwritable: set[int] = set()
-        self._status: str | None = None
         self._lock = threading.Lock()
-
-    @property
-    def live(self) -> bool:
-        """Whether a status line can be shown: both streams are a terminal."""
-        terminal = self._out.isatty() and self._error.isatty()
-        return terminal and self._environ.get("TERM", "dumb") != "dumb"
-
-    def status(self, text: str | None) -> None:
-        """Replaces the status line below all others; None removes it."""
-        with self._lock:
-            before, self._status = self._status, text
-            if before is not None or text is not None:
-                self._write(self._out, _CLEAR + self._below(), end="")
-
-    def _below(self) -> str:
-        width = shutil.get_terminal_size().columns - 1
-        return "" if self._status is None else printable(self._status)[:width]
 
     def line(self, name: str, text: str, error: bool) -> None:
         """Shows one line of a task's output."""
@@ -78,19 +58,15 @@ class Console:
 
     def _show(self, stream: TextIO, line: str) -> None:
         with self._lock:
-            if self._status is None:
-                self._write(stream, line)
-            else:
-                self._write(stream, _CLEAR + line)
-                self._write(self._out, self._below(), end="")
+            self._write(stream, line)
 
-    def _write(self, stream: TextIO, line: str, end: str = "\n") -> None:
+    def _write(self, stream: TextIO, line: str) -> None:
         if id(stream) in self._unwritable:
             return
         encoding = stream.encoding or "utf-8"
         try:  # a task may print characters that the stream lacks
             line = line.encode(encoding, "replace").decode(encoding)
-            print(line, end=end, file=stream, flush=True)
+            print(line, file=stream, flush=True)
         except OSError as error:
             self._unwritable.add(id(stream))
             # Python flushes the stream once more when it ends, which would fail.

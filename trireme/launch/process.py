@@ -8,7 +8,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import IO
 
 from trireme.launch.exit_reason import ExitReason, decode_reason, describe_status
@@ -100,12 +99,10 @@ class TaskProcess:
     ) -> None:
         self.pid = child.pid
         self._child = child
-        self._show = show
-        self._lines = 0
         self._reason: ExitReason | None = None
         self.pipes = [
-            Pipe(output, partial(self._take_line, False)),
-            Pipe(error, partial(self._take_line, True)),
+            Pipe(output, lambda line: show(line, False)),
+            Pipe(error, lambda line: show(line, True)),
             Pipe(messages, self._take_message),
         ]
         for pipe in self.pipes:
@@ -114,10 +111,6 @@ class TaskProcess:
     def poll(self) -> int | None:
         """Returns its exit status, or minus the number of a signal; None while it lives."""
         return self._child.poll()
-
-    def used(self) -> float:
-        """Returns how much the task has done: seconds of a core, and a second for each line."""
-        return self._lines + _processor_seconds(self.pid)
 
     def send_signal(self, sig: int) -> None:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL."""
@@ -134,23 +127,5 @@ class TaskProcess:
             pipe.close()
         return self._reason or describe_status(status)
 
-    def _take_line(self, error: bool, line: bytes) -> None:
-        self._lines += 1
-        self._show(line, error)
-
     def _take_message(self, line: bytes) -> None:
         self._reason = decode_reason(line) or self._reason
-
-
-def _processor_seconds(pid: int) -> float:
-    """Returns the core seconds that a process and its children have used; 0 if it is gone."""
-    import psutil  # rarely needed, and slow to load
-
-    total = 0.0
-    with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in [parent, *parent.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                total += times.user + times.system
-    return total

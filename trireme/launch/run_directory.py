@@ -206,27 +206,12 @@ def read_record(path: Path) -> JobRecord:
             f"no job was started in {path}: it has no {RECORD}. Give the directory that "
             "`trireme run` named, or wait a moment if it has only just been called; "
             "`trireme top` and `trireme report` also read a program's own run directory"
-            f"{_jobs_beside(path)}"
         ) from error
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
     if record.state == "running" and not is_running(path):
         return msgspec.structs.replace(record, state="lost")
     return record
-
-
-def _jobs_beside(path: Path) -> str:
-    """Names the newest jobs in the directory of `path`, for a message.
-
-    Without `--run-dir` a job is in `runs/NAME`, by the name of its script; the program's `run_dir`,
-    which has the checkpoints, often has another name.
-    """
-    with suppress(OSError):  # a directory that is being removed, or may not be read
-        records = path.parent.glob(f"*/{RECORD}")
-        newest = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)[:3]
-        if newest:
-            return f". The newest jobs beside it: {', '.join(str(file.parent) for file in newest)}"
-    return ""
 
 
 def _holder(path: Path) -> str:

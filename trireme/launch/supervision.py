@@ -14,7 +14,7 @@ dismissed may end as it likes. The coordinator itself runs in the launcher's pro
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from trireme.launch.exit_reason import (
     ENDED_TOO_EARLY,
@@ -25,20 +25,67 @@ from trireme.launch.exit_reason import (
 )
 from trireme.launch.supervision_state import (
     Action,
-    JobStart,
-    JobState,
     Notify,
     Phase,
     Start,
     StopJob,
     SupervisedTask,
-    TaskTable,
+    SupervisionLimits,
 )
-from trireme.launch.verdict import Failure, losses
+from trireme.launch.verdict import Failure, Verdict, losses
 
 
-class Supervision(JobState):
-    """The tasks of one job, from the first start to the last end: events in, actions out."""
+class Supervision:
+    """The tasks of one job, from the first start to the last end: events in, actions out.
+
+    Attributes:
+        phase: how far the job is.
+        verdict: how it will end, as far as that is known.
+    """
+
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self.phase = Phase.STARTING
+        self.verdict = Verdict()
+        self._limits = limits
+        self._tasks: dict[str, SupervisedTask] = {}
+        self._phase_deadline: float | None = None
+        self._restarting: list[SupervisedTask] = []  # who ends now, to be started again together
+        self._causes: list[Failure] = []  # of that
+        self._whole_restarts = 0
+        self._first_request: float | None = None  # when the launcher was first asked to stop
+        self._saved_early = False  # a task ended with the status of an interrupted one
+        self._last_worker: Failure | None = None  # the last worker, where it was lost
+        self._job_over = False  # every task knows of the end
+        self._joined: bool | None = None  # a worker ever joined, once that is known
+        self._formed: bool | None = None  # all tasks have joined, likewise
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the workers train, save, or are being started again."""
+        phases = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
+        return self.phase in phases and not self._job_over
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` next has something to do; None for never."""
+        times = [self._phase_deadline, *(task.due for task in self._alive)]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of every task that was started."""
+        return tuple(self._tasks)
+
+    def restarts_left(self, name: str) -> int:
+        """Returns how often a task may still be started again."""
+        task = self._tasks[name]
+        by_itself = task.worker or self._limits.outlives_servers
+        return self._limits.restarts - task.restarts if by_itself else self.whole_restarts_left
+
+    @property
+    def whole_restarts_left(self) -> int:
+        """How often the whole job may still be started again."""
+        return self._limits.restarts - self._whole_restarts
 
     # Events ----------------------------------------------------------------------------------
 
@@ -55,36 +102,26 @@ class Supervision(JobState):
             return []  # it counted as ended already, and the kernel has ended it after all
         if task.given_up is not None and reason.kind == "signal":
             reason = task.given_up
-        sent = (-signal.SIGTERM, -signal.SIGINT) * task.terminated + (
-            -signal.SIGKILL,
-        ) * task.killed
-        ended_by_us = status in sent and reason.kind in ("signal", "gone")
-        ended_by_us |= task.terminated and not task.worker  # whatever it says of the job's end
         ended_well = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
-        failure = None if ended_well or ended_by_us else Failure(name, reason)
+        failure = None if ended_well or task.ended_by_us(status, reason) else Failure(name, reason)
         task.alive, task.due, task.status = False, None, status
-        if self.phase is Phase.RESTARTING and task in self._restart.tasks:
+        if self.phase is Phase.RESTARTING and task in self._restarting:
             task.finished = task.worker and ended_well
             self._saved_early |= task.finished and status != 0
-            self._restart.causes += [failure] if failure is not None else []
+            self._causes += [failure] if failure is not None else []
             return self._proceed_with_restart(now)
         actions: list[Action] = []
         if task.dismissed:
             how = "has left" if failure is None else f"left, and {failure.reason.summary}"
             actions = [Notify(f"{name} {how}: the job was made smaller")]
-            if task.awaited:
-                task.awaited = False
-                actions += self._make_room(name, asked=True)
         elif ended_well:
             task.finished = task.worker
             # A server that the launcher ends says that the job is interrupted, whatever it was.
             early = status != 0 and (task.worker or not task.terminated)
             self._saved_early |= early
             self.verdict.interrupted |= early
-            if task.worker:
-                self._note_absence(now, Failure(name, ENDED_TOO_EARLY))
-        elif failure is not None and task.worker and self._limits.together:
-            actions = self._sharded_worker_failed(now, task, failure)
+            if task.worker and self._is_awaited:
+                self._fail(now, Failure(name, ENDED_TOO_EARLY))
         elif failure is not None and task.worker:
             actions = self._worker_failed(now, task, failure)
         elif failure is not None:
@@ -99,9 +136,9 @@ class Supervision(JobState):
         `lost` are those that it has given up although their processes live. A worker may still
         come back by itself for a moment.
         """
-        self._start.joined = joined
-        actions = self._begun() if formed else []
-        for task in self._tasks.alive:
+        self._joined, self._formed = joined, self._formed or formed
+        actions: list[Action] = []
+        for task in self._alive:
             reason = lost.get(task.name)
             if reason is None:
                 if not task.killed:
@@ -132,30 +169,25 @@ class Supervision(JobState):
 
         Where somebody has just `asked` for that, lost tasks are started too, as often as at first.
         """
-        leaving = {*dismissed}
-        for task in self._tasks.values():
-            if task.name in leaving:
-                task.dismissed = True
+        for name in {*dismissed} & self._tasks.keys():
+            self._tasks[name].dismissed = True
         if self.phase is not Phase.RUNNING:
             return []
-        return [action for name in wanted for action in self._make_room(name, asked=asked)]
-
-    def _make_room(self, name: str, *, asked: bool) -> list[Action]:
-        task = self._tasks.get(name)
-        if task is not None:
-            if task.alive:  # it stays after all, unless it has left, and is about to end
-                task.awaited = task.dismissed and task.given_up is not None
-                task.dismissed = task.awaited
-                return []
-            if not task.dismissed and (task.finished or not asked):
-                return []
-            task.dismissed, task.restarts = False, 0
-        return [Notify(f"{name} is started: the job was made larger"), Start(name)]
+        actions: list[Action] = []
+        for name in wanted:
+            task = self._tasks.get(name)
+            if task is not None and task.alive:  # it stays after all, unless it is about to end
+                task.dismissed &= task.given_up is not None
+            elif task is None or task.dismissed or (asked and not task.finished):
+                if task is not None:
+                    task.dismissed, task.restarts = False, 0
+                actions += [Notify(f"{name} is started: the job was made larger"), Start(name)]
+        return actions
 
     def keep_only(self, names: Iterable[str]) -> None:
         """The whole job is about to start with these tasks; others are forgotten."""
         kept = {*names}
-        self._tasks = TaskTable({n: task for n, task in self._tasks.items() if n in kept})
+        self._tasks = {name: task for name, task in self._tasks.items() if name in kept}
 
     def job_over(self, now: float, outcome: str) -> list[Action]:
         """The job is over, and every task knows that."""
@@ -163,34 +195,19 @@ class Supervision(JobState):
             return []
         self._job_over = True
         # A server that the launcher ends says that the job is interrupted, whatever it was.
-        by_us = any(task.server and task.terminated for task in self._tasks.values())
+        by_us = any(not task.worker and task.terminated for task in self._tasks.values())
         if outcome == "interrupted" and not by_us:
             self._saved_early = self.verdict.interrupted = True
         return self._advance(now)
 
-    @property
-    def outliving_workers(self) -> tuple[str, ...]:
-        """The workers that live after the job's end. Report their activity to `worker_used`."""
-        over = self._job_over if self._limits.coordinated else self._ended_well > 0
-        if not over or self.phase is not Phase.RUNNING:
-            return ()
-        return tuple(task.name for task in self._tasks.alive_workers)
-
-    def worker_used(self, now: float, name: str, used: float) -> list[Action]:
-        """A worker that outlives the job has done so much: core seconds plus lines printed."""
-        task = self._tasks[name]
-        if task.killed or not task.is_idle(now, used, self._limits.idle):
-            return []
-        idle = f"{name} did nothing for {self._limits.idle:.0f} s after the end of the job"
-        return [Notify(f"WARNING: {idle}: killed"), task.kill(now + self._limits.kill)]
-
     def interrupt(self, now: float) -> list[Action]:
         """The user asks the job to stop: once to save and end, twice to end at once."""
+        workers = [task for task in self._workers if task.alive]
         if self._first_request is not None:
             if now < self._first_request + self._limits.echo:
                 return []
-            self.verdict.unsaved = [task.name for task in self._tasks.alive_workers]
-            return [Notify("asked twice: ending at once"), *self._kill(now, self._tasks.alive)]
+            self.verdict.unsaved = [task.name for task in workers]
+            return [Notify("asked twice: ending at once"), *self._kill(now, self._alive)]
         self._first_request = now
         if self.phase is Phase.RESTARTING:
             self.verdict.interrupted = True
@@ -205,22 +222,16 @@ class Supervision(JobState):
             f"stopping: the workers have {self._limits.stop:.0f} s to save and end; "
             "ask once more to end at once"
         )
-        workers = self._tasks.alive_workers
         # The coordinator first: a signal to one worker alone would only have that one leave.
         stop = [StopJob()] if self._limits.coordinated and workers else []
-        told = [worker.terminate() for worker in workers]
-        return [notice, *stop, *told, *self._advance(now)]
+        return [notice, *stop, *(worker.terminate() for worker in workers), *self._advance(now)]
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions = self._kill_the_given_up(now)
-        latest = self._start.deadline
-        if latest is not None and self.phase is Phase.RUNNING and now >= latest:
-            return [*actions, *self._cannot_begin(now)]
-        alive = self._tasks.alive
-        if self._phase_deadline is None or now < self._phase_deadline or not alive:
+        if self._phase_deadline is None or now < self._phase_deadline or not self._alive:
             return actions
-        return [*actions, *self._too_late(now, alive)]
+        return [*actions, *self._too_late(now, self._alive)]
 
     # Deadlines -------------------------------------------------------------------------------
 
@@ -256,7 +267,7 @@ class Supervision(JobState):
     def _kill_the_given_up(self, now: float) -> list[Action]:
         """Kills the tasks that are due. A task that was killed long ago counts as ended."""
         actions: list[Action] = []
-        for task in self._tasks.alive:
+        for task in self._alive:
             if task.due is None or now < task.due:
                 continue
             if not task.killed:
@@ -271,30 +282,24 @@ class Supervision(JobState):
     # Failures --------------------------------------------------------------------------------
 
     def _worker_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
-        may_restart = self.restarts_left(task.name) > 0 and failure.reason.worth_a_restart
+        together, kind = self._limits.together, failure.reason.kind
+        worth = kind != "usage" if together else failure.reason.worth_a_restart
+        may_restart = self.restarts_left(task.name) > 0 and worth
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
-            told = failure.reason.kind in ("left", "silent")
+            if together:
+                return self._begin_restart(now, self._workers, failure, self._limits.regroup)
+            told = kind in ("left", "silent")
             how = str(failure) if told else f"{task.name} failed: {failure.reason.summary}"
-            again = f"started again {self._restart.counted(task.restarts)}"
+            again = f"started again {self._counted(task.restarts)}"
             return [Notify(f"{how}; {again}"), task.restart()]
-        if failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING):
-            self._note_absence(now, failure)
+        sudden = failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING)
+        if sudden and not together and not self._is_awaited:
             return self._lose_worker(now, failure)
-        if failure.reason.kind == "victim":
+        if kind == "victim" and not together:
             if task.given_up is not None and self.phase is Phase.RUNNING:
                 return self._lose_worker(now, failure)
             if self._job_over or (task.restarts and self._ended_well):
                 return [Notify(f"{task.name} came too late: the others had finished")]
-        self._fail(now, failure)
-        return []
-
-    def _sharded_worker_failed(
-        self, now: float, task: SupervisedTask, failure: Failure
-    ) -> list[Action]:
-        may_restart = self.restarts_left(task.name) > 0 and failure.reason.kind != "usage"
-        if self.phase is Phase.RUNNING and may_restart:
-            workers = self._tasks.workers
-            return self._begin_restart(now, workers, failure, self._limits.regroup)
         self._fail(now, failure)
         return []
 
@@ -316,13 +321,11 @@ class Supervision(JobState):
 
     def _outlive_server(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         if self.restarts_left(task.name) > 0 and self.phase is not Phase.STOPPING:
-            notice = Notify(
-                f"WARNING: {failure}; started again {self._restart.counted(task.restarts)}, to be "
-                "filled by the other servers"
-            )
-            return [notice, task.restart()]
+            again = f"started again {self._counted(task.restarts)}"
+            text = f"WARNING: {failure}; {again}, to be filled by the other servers"
+            return [Notify(text), task.restart()]
         self.verdict.lost.append(failure)
-        left = sum(other.server for other in self._tasks.alive)
+        left = sum(not other.worker for other in self._alive)
         if not left:
             self._fail(now)
             return [Notify(f"WARNING: {failure}, and no server is left")]
@@ -331,17 +334,28 @@ class Supervision(JobState):
 
     def _lose_worker(self, now: float, failure: Failure) -> list[Action]:
         self.verdict.lost.append(failure)
-        left = len(self._tasks.alive_workers)
+        left = sum(task.alive for task in self._workers)
         if not left and not self._achieved:
             if self.phase is Phase.STOPPING:  # nothing is saved: `_conclude` reports it
                 return [Notify(f"WARNING: {failure}, and no worker is left")]
             self._fail(now)
             return []
         self._last_worker = None if left else failure
-        rest = f"; the job goes on with the {left} left" if left else "; the others had finished"
-        if left and self._start.absent is not None and self._start.joined is not None:
-            rest = ""  # whether the job goes on is not known yet
-        return [Notify(f"WARNING: {failure}{rest}")]
+        rest = f"the job goes on with the {left} left" if left else "the others had finished"
+        return [Notify(f"WARNING: {failure}; {rest}")]
+
+    def _fail(self, now: float, *failures: Failure) -> None:
+        self.verdict.failures += failures
+        self.verdict.failed = True
+        if self.phase in (Phase.RUNNING, Phase.RESTARTING):
+            together = self._limits.together
+            self._phase_deadline = now + (self._limits.regroup if together else self._limits.settle)
+        self.phase = Phase.FAILING
+
+    def _kill(self, now: float, tasks: Iterable[SupervisedTask]) -> list[Action]:
+        """Kills tasks. From now on the phase's deadline counts for them."""
+        self._phase_deadline = now + self._limits.kill
+        return [task.kill() for task in tasks]
 
     # Restarts --------------------------------------------------------------------------------
 
@@ -358,20 +372,20 @@ class Supervision(JobState):
         self.verdict.failures.clear()
         notice = Notify(
             f"WARNING: {failure}; the whole job is started again, from its newest checkpoint "
-            f"{self._restart.counted(self._restart.whole)}"
+            f"{self._counted(self._whole_restarts)}"
         )
         tasks = list(self._tasks.values())
         return [notice, *self._begin_restart(now, tasks, failure, self._limits.save)]
 
     def _begin_restart(
-        self, now: float, tasks: list[SupervisedTask], failure: Failure, patience: float
+        self, now: float, tasks: Sequence[SupervisedTask], failure: Failure, patience: float
     ) -> list[Action]:
         self.phase, self._phase_deadline = Phase.RESTARTING, now + patience
-        self._restart.tasks, self._restart.causes = tasks, [failure]
+        self._restarting, self._causes = [*tasks], [failure]
         return self._proceed_with_restart(now)
 
     def _proceed_with_restart(self, now: float) -> list[Action]:
-        alive = self._restart.alive
+        alive = [task for task in self._restarting if task.alive]
         if not any(task.worker for task in alive) and self._phase_deadline is not None:
             # Servers have nothing to lose without workers.
             self._phase_deadline = min(self._phase_deadline, now + self._limits.give_up)
@@ -383,61 +397,39 @@ class Supervision(JobState):
         self._phase_deadline, self._saved_early = None, False
         for task in self._tasks.values():
             task.finished = False
-        if not all(task.worker for task in self._restart.tasks):
-            self.phase, self._start = Phase.STARTING, JobStart()
-            self._restart.whole += 1
-            return [Notify(loss) for loss in losses(self._restart.causes)]
+        if not all(task.worker for task in self._restarting):
+            self.phase, self._joined, self._formed = Phase.STARTING, None, None
+            self._whole_restarts += 1
+            return [Notify(loss) for loss in losses(self._causes)]
         self.phase = Phase.RUNNING
+        own = [failure for failure in self._causes if failure.reason.kind != "victim"]
+        first = min(own or self._causes, key=lambda failure: failure.reason.at)
         notice = Notify(
-            f"{self._restart.first_cause}; all workers are started again, from the newest "
-            f"checkpoint {self._restart.counted(self._restart.tasks[0].restarts)}"
+            f"{first}; all workers are started again, from the newest checkpoint "
+            f"{self._counted(self._restarting[0].restarts)}"
         )
-        return [notice, *(worker.restart() for worker in self._restart.tasks)]
+        return [notice, *(worker.restart() for worker in self._restarting)]
 
     def _restart_too_late(self, now: float) -> list[Action]:
-        alive = self._restart.alive
+        alive = [task for task in self._restarting if task.alive]
         late = [task for task in alive if not task.killed]
         if not late:
             unkillable = f"{_names(alive)} cannot be killed: left to the kernel"
-            self._fail(now, *self._restart.causes)
+            self._fail(now, *self._causes)
             notice = Notify(f"{unkillable}, and nothing is started again")
             return [notice, *self._advance(now)]
         workers = _names([task for task in late if task.worker])
         killed = [Notify(f"{workers} did not end for the restart: killed")] if workers else []
         return [*killed, *self._kill(now, late)]
 
-    # The job's begin -------------------------------------------------------------------------
-
-    def _note_absence(self, now: float, failure: Failure) -> None:
-        """Notes that a worker has ended for good. The job can no longer begin without it."""
-        if self._limits.coordinated and not self._start.formed and self._start.absent is None:
-            self._start.absent, self._start.deadline = failure, now + self._limits.settle
-
-    def _begun(self) -> list[Action]:
-        """Notes that the job has begun; reports a worker that had ended before that was known."""
-        absent, left = self._start.take_absence(), len(self._tasks.alive_workers)
-        self._start.formed = True
-        if absent is None or absent not in self.verdict.lost or not left:
-            return []
-        return [Notify(f"{absent.name} had ended; the job goes on with the {left} left")]
-
-    def _cannot_begin(self, now: float) -> list[Action]:
-        """Ends a job that cannot begin: it needs all tasks, and one of them will not join."""
-        failure = self._start.take_absence()
-        if failure is None or self._start.joined is None:
-            return []
-        if not self._tasks.alive_workers:
-            return []  # no worker waits: `_conclude` decides
-        self._fail(now, failure)
-        how = f"{failure.name} ended before the job had begun, which needs all tasks"
-        ends = [task.terminate() for task in self._tasks.alive]
-        return [Notify(f"WARNING: {how}: the job ends"), *ends]
+    def _counted(self, before: int) -> str:
+        return f"({before + 1} of {self._limits.restarts})"
 
     # The job's end ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[Action]:
         """Goes on to the next phase when the last worker, or the last task, has ended."""
-        alive = self._tasks.alive
+        alive, workers = self._alive, self._workers
         if self.phase in (Phase.STARTING, Phase.RESTARTING):
             return []
         if not alive:
@@ -445,26 +437,53 @@ class Supervision(JobState):
             return []
         if self.phase is Phase.ENDING or any(task.worker for task in alive):
             return []
-        if self.phase is Phase.RUNNING and not self._tasks.workers:
+        if self.phase is Phase.RUNNING and not workers:
             return []  # they are not started yet
         self.phase = Phase.ENDING
         if any(task.killed for task in alive):
             return []
-        hopeless = self.verdict.failed or self._start.joined is False
+        hopeless = self.verdict.failed or self._joined is False
         patience = self._limits.give_up if hopeless else self._limits.end
-        asked = any(task.terminated for task in self._tasks.workers)
+        asked = any(task.terminated for task in workers)
         informed = self._ended_well > 0 or (self.verdict.failed and not asked)
         self._phase_deadline = now + (patience if informed else 0.0)
         return self.tick(now)
 
     def _conclude(self) -> None:
-        workers = [task.name for task in self._tasks.workers]
+        workers = [task.name for task in self._workers]
         if self._ended_well and not self._saved_early and not self.verdict.unsaved:
             self.verdict.interrupted = False  # the request came when there was nothing left to do
         saved = self._ended_well > 0
-        self.verdict.settle(workers, self._start.joined, achieved=self._achieved, saved=saved)
+        self.verdict.settle(workers, self._joined, achieved=self._achieved, saved=saved)
         self.phase = Phase.DONE
         self._phase_deadline = None
+
+    # What is known ---------------------------------------------------------------------------
+
+    @property
+    def _alive(self) -> list[SupervisedTask]:
+        return [task for task in self._tasks.values() if task.alive]
+
+    @property
+    def _workers(self) -> list[SupervisedTask]:
+        return [task for task in self._tasks.values() if task.worker]
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a worker that ends now is one that the job, which forms, still waits for."""
+        others = any(task.alive for task in self._workers)
+        forming = self._limits.coordinated and self._formed is False
+        return forming and others and self.phase is Phase.RUNNING
+
+    @property
+    def _ended_well(self) -> int:
+        """How many workers ended by themselves, finished or interrupted."""
+        return sum(task.finished and not task.dismissed for task in self._tasks.values())
+
+    @property
+    def _achieved(self) -> bool:
+        """Whether a worker has ended well, even if it was killed before its process ended."""
+        return self._ended_well > 0 or (self._job_over and bool(self._workers))
 
 
 def _names(tasks: Iterable[SupervisedTask]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
@@ -26,8 +25,6 @@ WAIT_SECONDS = 0.5
 
 UNSAVED = "unsaved"
 """The field of a worker's status that says why its last checkpoint is not saved."""
-
-_SLOW_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ def findings(picture: JobSnapshot) -> list[str]:
     """Returns what is wrong with a job, gravest first.
 
     These are checkpoints that are not saved, lost tasks, missing copies, recent takeovers and
-    rollbacks, stuck and silent tasks, waits, and slow tasks.
+    rollbacks, stuck and silent tasks, and waits.
     """
     unsaved = [
         f"{task.name}: {alarm}"
@@ -154,7 +151,7 @@ def findings(picture: JobSnapshot) -> list[str]:
     short = [] if picture.placement is None else [*picture.placement.shortages()]
     happened = events({task.name: task.status for task in picture.of("ps") if task.live})
     gone += [*short, *happened]
-    return [*unsaved, *gone, *stuck, *_held_up(picture), *_slow(picture)]
+    return [*unsaved, *gone, *stuck, *_held_up(picture)]
 
 
 def _held_up(picture: JobSnapshot) -> Iterator[str]:
@@ -171,20 +168,6 @@ def _held_up(picture: JobSnapshot) -> Iterator[str]:
             blamed = [name for name in waits if task.name in name.split(", ")]
             yield "; ".join([text, *(waits.pop(name) for name in blamed)])
     yield from waits.values()
-
-
-def _slow(picture: JobSnapshot) -> Iterator[str]:
-    if picture.step >= picture.last_step > 0:
-        return  # all steps are made: a worker that saves or evaluates makes none
-    paces = {
-        worker.name: worker.number("examples_per_second")
-        for worker in picture.of("worker")
-        if worker.live and not _silent(worker) and worker.state == "training"
-    }
-    for name, pace in paces.items():
-        others = [other for whose, other in paces.items() if whose != name]
-        if others and pace < _SLOW_SHARE * median(others):
-            yield f"{name} is slow: {pace:,.0f} examples/s, others {median(others):,.0f}"
 
 
 def _silent(task: TaskSnapshot) -> bool:

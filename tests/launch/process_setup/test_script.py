@@ -13,7 +13,6 @@ from trireme.launch.exit_reason import (
     ExitReason,
     LauncherPipe,
     decode_reason,
-    describe,
     describe_status,
 )
 from trireme.launch.process_setup import program
@@ -148,21 +147,6 @@ def test_a_status_says_what_little_it_can() -> None:
     assert describe_status(-9).summary == "killed by SIGKILL"
     assert describe_status(-200).summary == "killed by signal 200"
     assert describe_status(4).summary == "ended with status 4"
-
-
-@pytest.mark.parametrize(
-    ("error", "summary"),
-    [
-        (
-            "ValueError: damaged\nmore",
-            "ValueError: damaged, in DataLoader worker process 1 (a.py:3)",
-        ),
-        ("ValueError", "ValueError: in DataLoader worker process 1 (a.py:3)"),
-    ],
-)
-def test_what_a_process_that_loads_data_has_raised_is_told(error: str, summary: str) -> None:
-    text = f"Caught ValueError in DataLoader worker process 1.\nOriginal Traceback:\n  ...\n{error}"
-    assert describe(ValueError(text), "a.py:3").summary == summary
 
 
 def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:

@@ -201,7 +201,7 @@ def test_a_dismissed_task_gives_back_its_seat_when_it_has_ended_and_may_return(
     cluster.engine.dismiss(["ps:1"])
     assert cluster.seats.released == []
     ended = TaskEnded("ps:1", 0, module.describe_status(0))
-    cluster.answer("report", TaskReport((), (ended,), 0.0, ended.reason.at))
+    cluster.answer("report", TaskReport((), (ended,), ended.reason.at))
     assert cluster.seats.released == ["ps:1"]
     assert cluster.seats.agents["ps:1"][0].ended
     cluster.engine.dismiss([])
@@ -214,7 +214,7 @@ def test_a_task_that_is_kept_after_all_keeps_its_seat(cluster: Cluster) -> None:
     cluster.engine.dismiss(["ps:1"])
     cluster.engine.dismiss([])
     ended = TaskEnded("ps:1", -9, module.describe_status(-9))
-    cluster.answer("report", TaskReport((), (ended,), 0.0, ended.reason.at))
+    cluster.answer("report", TaskReport((), (ended,), ended.reason.at))
     assert cluster.seats.released == []
     cluster.engine.start(SERVER)
     assert len(cluster.seats.agents["ps:1"]) == 1

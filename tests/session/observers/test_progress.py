@@ -35,7 +35,6 @@ def test_lines() -> None:
 def test_a_step_without_loss_or_metrics() -> None:
     stream = io.StringIO()
     PlainProgress(stream, VirtualClock()).step(1, 0.0, result_of(1, None))
-    PlainProgress(stream, VirtualClock(), steps=False).step(2, 0.0, result_of(2))
     assert stream.getvalue() == "step 1 (global 2)\n"
 
 

@@ -148,12 +148,11 @@ class _Template:
             except Exception as error:
                 self._answer(Answer(refusal=f"a forked task cannot begin: {error!r}"))
                 raise
-            kept = frozenset(sys.modules)
             status = run_command(request.arguments[3:])
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1
         if status in (0, INTERRUPTED, LEFT):
-            leave(status, kept)
+            leave(status)
         sys.exit(status)
 
     def _become(self, request: ForkRequest, descriptors: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ It never appears on a command line, where every user of the machine could read i
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import stat
@@ -25,20 +24,9 @@ SECRET_VARIABLE = "TRIREME_SECRET"
 SECRET_FILE = "job.secret"
 """The name of the file that holds a job's secret, in a directory of certificates."""
 
-BITS = 128
-DISTINCT = 8
-"""The least number of different characters in a random text of `BITS` bits."""
+LEAST_DISTINCT = 8
+"""Of so many different characters at least consists a random text of 128 bits."""
 
-ALPHABETS = (
-    string.digits,
-    "0123456789abcdef",
-    string.ascii_lowercase,
-    string.ascii_lowercase + string.digits,
-    string.ascii_letters,
-    string.ascii_letters + string.digits,
-    string.ascii_letters + string.digits + "-_+/=",
-)
-PRINTABLE = 95
 MARK = "trireme secret"
 _SECRET_BYTES = 1 << 16  # more than a secret and the certificates have
 
@@ -104,22 +92,13 @@ def read_private(path: Path, what: str, advice: str) -> str:
 
 
 def _checked(text: str, origin: str) -> str:
-    bits = _most_bits(text)
-    if bits < BITS:
+    least = 32 if set(text) <= set(string.hexdigits) else 22
+    if len(text) < least or len(set(text)) < LEAST_DISTINCT:
         raise ConfigurationError(
-            f"the secret in {origin} can be guessed: its {len(text)} characters hold {bits:.0f} "
-            f"bits at most, and {BITS} are needed; `openssl rand -hex 32` makes a good one"
+            f"the secret in {origin} can be guessed: 128 bits are needed, {least} random "
+            "characters; `openssl rand -hex 32` makes a good one"
         )
     return text.encode().hex()
-
-
-def _most_bits(text: str) -> float:
-    """Returns how many random bits a text can hold, from its length and its kinds of characters."""
-    characters = set(text)
-    if len(characters) < DISTINCT:
-        return float(len(characters))
-    sizes = (len(a) for a in ALPHABETS if characters <= set(a) or characters <= set(a.upper()))
-    return len(text) * math.log2(min(sizes, default=PRINTABLE))
 
 
 @contextlib.contextmanager

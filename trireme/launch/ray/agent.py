@@ -65,13 +65,11 @@ class TaskReport:
     Attributes:
         lines: its lines, each with whether it went to standard error.
         events: what became of it, as its engine reports that. Nothing comes after its end.
-        used: how much it has done: seconds of a core, plus a second for each line.
         now: the time of day on its node, in seconds since 1970. The clocks of two nodes may differ.
     """
 
     lines: tuple[tuple[bytes, bool], ...]
     events: tuple[Event, ...]
-    used: float
     now: float
 
 
@@ -99,7 +97,6 @@ class TaskAgent:
         self._lines: list[tuple[bytes, bool]] = []
         self._unread = 0
         self._events: list[Event] = []
-        self._used = self._measured = 0.0
         self._engine: HostEngine | None = None  # while the task runs
         self._thread: threading.Thread | None = None
         self._attempt = 0
@@ -141,11 +138,8 @@ class TaskAgent:
             self._changed.wait_for(lambda: self._lines or self._events, timeout)
             lines, self._lines, self._unread = tuple(self._lines), [], 0
             events, self._events = tuple(self._events), []
-            engine = self._engine
             self._changed.notify_all()
-        if engine is not None and time.monotonic() - self._measured >= 1.0:
-            self._measured, self._used = time.monotonic(), engine.used(self._name)
-        return TaskReport(lines, events, self._used, time.time())
+        return TaskReport(lines, events, time.time())
 
     def send_signal(self, number: signal.Signals, attempt: float) -> None:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL.

@@ -143,7 +143,6 @@ class _Task:
         running: whether it was started and has not ended.
         attempt: how often it was started.
         seated: whether its agent is known to be on a node.
-        used: how much it has done, by its agent's last report.
         answer_due: when its agent must have answered.
     """
 
@@ -154,7 +153,6 @@ class _Task:
     running: bool = False
     attempt: int = 0
     seated: bool = True
-    used: float = 0.0
     answer_due: float = float("inf")
 
 
@@ -240,9 +238,6 @@ class _Engine:
             elif not task.seated:
                 reason = ExitReason(kind="gone", summary="had not started yet")
                 self._ended(task, -signal.SIGTERM, reason)
-
-    def used(self, name: str) -> float:
-        return self._tasks[name].used
 
     def wait(self, seconds: float) -> list[Event]:
         if wait_for_any([self._wakeup_reader], seconds):
@@ -345,7 +340,6 @@ class _Engine:
     def _take_report(self, task: _Task, report: TaskReport) -> None:
         for line, error in report.lines:
             self._outputs.show(task.name, line, error)
-        task.used = report.used
         for event in report.events:
             if isinstance(event, TaskEnded):
                 # By the launcher's clock, so that one clock decides which task failed first.

@@ -47,15 +47,12 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """Writes lines; with `steps` also those of steps."""
+    """Writes lines."""
 
-    def __init__(
-        self, stream: IO[str], clock: Clock, *, max_steps: int | None = None, steps: bool = True
-    ) -> None:
+    def __init__(self, stream: IO[str], clock: Clock, *, max_steps: int | None = None) -> None:
         self._stream = stream
         self._clock = clock
         self._end = "" if max_steps is None else f"/{max_steps}"
-        self._steps = steps
         self._mark: tuple[float, float] | None = None  # the time and the examples of the last line
         self._waiting_for: tuple[str, ...] = ()
         self._waiting_since = 0.0
@@ -75,8 +72,6 @@ class PlainProgress(Progress):
         self.message(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
 
     def step(self, step: int, examples: float, result: StepResult) -> None:
-        if not self._steps:
-            return
         parts = [f"step {step} (global {result.global_step}{self._end})"]
         if result.has_loss:
             parts.append(f"loss {result.loss:.4g}")
@@ -95,14 +90,11 @@ class PlainProgress(Progress):
         self.message(f"warning: {text}")
 
 
-def make_progress(
-    mode: Literal["plain", "events", "none"], *, max_steps: int | None = None
-) -> Progress:
-    """Makes the display of a mode: `events` is plain without steps."""
+def make_progress(mode: Literal["plain", "none"], *, max_steps: int | None = None) -> Progress:
+    """Makes the display of a mode."""
     if mode == "none":
         return Progress()
-    steps = mode == "plain"
-    return PlainProgress(sys.stdout, MonotonicClock(), max_steps=max_steps, steps=steps)
+    return PlainProgress(sys.stdout, MonotonicClock(), max_steps=max_steps)
 
 
 def pace_text(per_second: float) -> str:
