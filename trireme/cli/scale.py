@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from trireme.cli.command import number
 from trireme.cli.parser import SCALE
 from trireme.cli.runs import observer, timeout_seconds
-from trireme.cluster.spec import OBSERVER, check_address, is_loopback, task_name
-from trireme.errors import JobFailed, TriremeError, UsageError, WaitTimeout, WireError
+from trireme.cluster.spec import OBSERVER, check_address, is_loopback
+from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
 from trireme.launch.by_hand import JOB
 from trireme.launch.config.secret import find_secret
 from trireme.launch.run_directory import JobRecord, is_running, read_record
@@ -40,20 +40,18 @@ def main(arguments: Sequence[str]) -> int:
     if servers is None and workers is None:
         raise UsageError("say how many tasks the job shall have: --ps N, --workers M, or both")
     timeout = timeout_seconds(given.timeout)
-    record = None if given.run is None else _running(local_directory(given.run))
-    coordinator = _coordinator_by_hand(given) if record is None else observer(record)
+    run = None if given.run is None else local_directory(given.run)
+    coordinator = _coordinator_by_hand(given) if run is None else observer(_running(run))
     began = time.monotonic()
     scaled = coordinator.scale(servers, workers)
-    _tell(scaled, coordinator.query_status(), by_hand=record is None)
-    _wait(
-        coordinator,
-        scaled,
-        began + timeout,
-        timeout,
-        None if record is None else local_directory(given.run),
-    )
-    seconds = time.monotonic() - began
-    print(f"the job has {_numbers(scaled.servers, scaled.workers)} after {seconds:.1f} s")
+    print(f"the job shall have {_numbers(scaled)}")
+    if scaled.awaited:
+        how = "its launcher starts" if run is not None else "start by `trireme task`"
+        print(f"  {how} {', '.join(scaled.awaited)}")
+    if scaled.dismissed:
+        print(f"  to leave: {', '.join(scaled.dismissed)}")
+    status = _wait(coordinator, began + timeout, timeout, run)
+    print(f"the job has {_numbers(status)} after {time.monotonic() - began:.1f} s")
     return 0
 
 
@@ -93,95 +91,56 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
     return Observer(address, JOB, bytes.fromhex(secret), certificates)
 
 
-def _numbers(servers: int, workers: int) -> str:
+def _numbers(job: Scaled | ClusterStatus) -> str:
     return (
-        f"{servers} {'server' if servers == 1 else 'servers'} and "
-        f"{workers} {'worker' if workers == 1 else 'workers'}"
-    )
-
-
-def _tell(scaled: Scaled, status: ClusterStatus, *, by_hand: bool) -> None:
-    """Prints what is going to happen, and what the user has to do for it."""
-    print(f"the job shall have {_numbers(scaled.servers, scaled.workers)}")
-    if scaled.awaited and not by_hand:
-        print(f"  its launcher starts {', '.join(scaled.awaited)}")
-    for name in scaled.awaited if by_hand else ():
-        print(printable(f"  start {name} on its machine: {_command(name, status)}"))
-    if scaled.dismissed:
-        verb = "is" if len(scaled.dismissed) == 1 else "are"
-        print(f"  {', '.join(scaled.dismissed)} {verb} to leave")
-
-
-def _command(name: str, status: ClusterStatus) -> str:
-    role, _, index = name.partition(":")
-    servers = [t.address.rpartition("/")[2] for t in status.tasks if t.role == "ps" and t.address]
-    more = {"ps": ",HOST:PORT", "worker": ""}[role]
-    workers = "the same, and HOST:PORT" if role == "worker" else "the same"
-    return (
-        f"trireme task --job-name {role} --task-index {index} --ps-hosts "
-        f"{','.join(servers)}{more} --worker-hosts ({workers}) ..."
+        f"{job.servers} {'server' if job.servers == 1 else 'servers'} and "
+        f"{job.workers} {'worker' if job.workers == 1 else 'workers'}"
     )
 
 
 def _wait(
-    coordinator: Observer, scaled: Scaled, deadline: float, timeout: float, run: Path | None
-) -> None:
+    coordinator: Observer, deadline: float, timeout: float, run: Path | None
+) -> ClusterStatus:
+    """Waits until the job is as large as it is to be."""
     noticed = time.monotonic()
     while True:
+        status = None
         try:
             status = coordinator.query_status()
             what = pending(status)
         except WireError as error:  # it is being started again, or the job has ended
-            status, what = None, [f"the coordinator, which does not answer ({error})"]
+            what = [f"the coordinator, which does not answer ({error})"]
             if run is not None and not is_running(run):
                 raise JobFailed(f"the job has ended meanwhile, {read_record(run).state}") from None
         if status is not None and status.phase not in ("forming", "running"):
             raise JobFailed(f"the job has ended meanwhile, {status.phase}: {status.reason}")
-        if status is not None:
-            check_not_replaced(scaled, status)
-        if not what:
-            return
+        if status is not None and not what:
+            return status
         now = time.monotonic()
         if now >= deadline:
-            after = f"after {timeout:g} s the job still waits for {'; '.join(what)}"
-            if status is None:
-                raise WaitTimeout(f"{after}. Perhaps it has ended: `trireme status` shows it")
-            raise WaitTimeout(f"{after}. It goes on: `trireme status` shows it")
+            raise WaitTimeout(
+                f"after {timeout:g} s the job still waits for {'; '.join(what)}: `trireme status` "
+                "shows how it goes on"
+            )
         if now >= noticed + _NOTICE_SECONDS:
             noticed = now
             print(printable(f"  waiting for {'; '.join(what)}"), flush=True)
         time.sleep(_POLL_SECONDS)
 
 
-def check_not_replaced(scaled: Scaled, status: ClusterStatus) -> None:
-    """Checks that a job still is to have the numbers that this request has asked for."""
-    if (status.servers, status.workers) != (scaled.servers, scaled.workers):
-        raise TriremeError(
-            f"another request has replaced this one, for "
-            f"{_numbers(scaled.servers, scaled.workers)}: the job shall have "
-            f"{_numbers(status.servers, status.workers)} now"
-        )
-
-
 def pending(status: ClusterStatus) -> list[str]:
     """Returns what has to happen until a job is as large as it is to be; empty when it is."""
-    wanted = [t for t in status.tasks if not t.dismissed and t.state != "left"]
-    what = [
-        f"{task_name(task.role, task.index)} ({task.reason})"
-        for task in wanted
-        if task.state != "live"
-    ]
+    wanted = [task for task in status.tasks if not task.dismissed and task.state != "left"]
+    what = [f"{task.name} ({task.reason})" for task in wanted if task.state != "live"]
     what += [
-        f"{task_name(task.role, task.index)} to leave"
+        f"{task.name} to leave"
         for task in status.tasks
         if task.dismissed and task.state in ("live", "disconnected")
     ]
     if what or not status.shards:
         return what
-    if not status.whole:
-        return ["the copies of every shard"]
     primaries = {shard.primary for shard in status.shards}
-    idle = [t.index for t in wanted if t.role == "ps" and t.index not in primaries]
-    if status.next_shards or idle:
-        return [f"the shares of {', '.join(task_name('ps', i) for i in idle) or 'the servers'}"]
-    return []
+    idle = [t.name for t in wanted if t.role == "ps" and t.index not in primaries]
+    return (
+        [] if status.whole and not idle else [f"the shares of {', '.join(idle) or 'the servers'}"]
+    )

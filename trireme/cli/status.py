@@ -13,21 +13,19 @@ import msgspec
 
 from trireme.cli.parser import STATUS
 from trireme.cli.runs import local_run, query
+from trireme.cluster.messages import ClusterStatus
+from trireme.cluster.placement import missing_copies
 from trireme.cluster.progress import EXCUSE
-from trireme.cluster.spec import task_name
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import RemotePath, location
 from trireme.monitor.job_state import UNSAVED, findings, from_cluster
-from trireme.monitor.placement import Placement
+from trireme.monitor.placement import lines, summary
 from trireme.monitor.records import read_starts
 from trireme.printable import printable
 
 _EVENTS = 8
 """How many of the newest events are shown."""
-
-_LABELS = {EXCUSE: "makes no step now:"}
-"""How parts of a task's status are shown, where their name does not say what they are."""
 
 _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
 
@@ -80,14 +78,10 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
         cluster = query(record)
     except TriremeError as error:
         return {"coordinator_error": str(error)}
-    tasks = [
-        {"name": task_name(task.role, task.index)} | msgspec.structs.asdict(task)
-        for task in cluster.tasks
-    ]
-    picture = from_cluster("", cluster, 0.0)
+    tasks = [{"name": task.name} | msgspec.structs.asdict(task) for task in cluster.tasks]
     return {
-        "findings": findings(picture),
-        "placement": _placement(picture.placement),
+        "findings": findings(from_cluster("", cluster, 0.0)),
+        "placement": _placement(cluster),
         "phase": cluster.phase,
         "reason": cluster.reason,
         "view": cluster.view,
@@ -96,27 +90,26 @@ def _ask_coordinator(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def _placement(placement: Placement | None) -> dict[str, Any] | None:
-    if placement is None:
+def _placement(status: ClusterStatus) -> dict[str, Any] | None:
+    if not status.shards:
         return None
-    shards = [
-        {
-            "slots": [entry.start, entry.stop],
-            "share": placement.share(number),
-            "primary": task_name("ps", entry.primary),
-            "backups": [task_name("ps", server) for server in entry.backups],
-            "joining": [task_name("ps", server) for server in entry.joining],
-            "missing": placement.missing[number],
-        }
-        for number, entry in enumerate(placement.shards)
-    ]
+    missing = missing_copies(status.shards, status.servers, status.replicas)
     return {
-        "text": [str(placement), *placement.lines()],
-        "generation": placement.generation,
-        "life": placement.life,
-        "replicas": placement.replicas,
-        "moving": bool(placement.next_shards),
-        "shards": shards,
+        "text": [summary(status), *lines(status)],
+        "generation": status.generation,
+        "life": status.life,
+        "replicas": status.replicas,
+        "moving": bool(status.next_shards),
+        "shards": [
+            {
+                "slots": [entry.start, entry.stop],
+                "primary": f"ps:{entry.primary}",
+                "backups": [f"ps:{server}" for server in entry.backups],
+                "joining": [f"ps:{server}" for server in entry.joining],
+                "missing": lacks,
+            }
+            for entry, lacks in zip(status.shards, missing, strict=True)
+        ],
     }
 
 
@@ -152,9 +145,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
             for n, v in task.get("status", {}).items()
             if (v not in ("", 0) or n == "step") and (over or n != UNSAVED)  # a finding
         }
-        report = ", ".join(
-            f"{_LABELS.get(name, name)} {_shown(value)}" for name, value in values.items()
-        )
+        report = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
+        report = report.replace(f"{EXCUSE} ", "makes no step now: ")
         if over and report:
             report = f"last recorded: {report}"
         lines.append(

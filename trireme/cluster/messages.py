@@ -255,6 +255,10 @@ class TaskStatus(msgspec.Struct, frozen=True, array_like=True):
     status: dict[str, StatusValue]  # of its last heartbeat
     dismissed: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"{self.role}:{self.index}"
+
 
 class ClusterStatus(Message, frozen=True, array_like=True):
     """The answer to `StatusQuery`."""

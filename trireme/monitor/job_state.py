@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
-from trireme.cluster.spec import task_name
 from trireme.monitor.numbers import number_of
-from trireme.monitor.placement import Placement, events, placement_of
+from trireme.monitor.placement import events, shortages
 
 PHASES = ("data", "compute", "push", "wait", "apply")
 """The phases of a step."""
@@ -71,7 +70,8 @@ class JobSnapshot:
         missing: the tasks that it waits for before it can continue.
         tasks: the tasks, servers first.
         note: a further remark, such as why nothing newer is known.
-        placement: where the copies of the parameters are; None where that is not known.
+        placement: where the copies of the parameters are, in the coordinator's status; None where
+            that is not known.
     """
 
     title: str
@@ -80,7 +80,7 @@ class JobSnapshot:
     tasks: Sequence[TaskSnapshot]
     missing: Sequence[str] = ()
     note: str = ""
-    placement: Placement | None = None
+    placement: ClusterStatus | None = None
 
     def of(self, role: str) -> list[TaskSnapshot]:
         return [task for task in self.tasks if task.role == role]
@@ -111,7 +111,7 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
     """Returns the snapshot of a running job, from its coordinator's status."""
     tasks = tuple(
         TaskSnapshot(
-            name=task_name(task.role, task.index),
+            name=task.name,
             state=str(task.status.get("state", "live")) if task.state == "live" else task.state,
             quiet=task.quiet_seconds,
             live=task.state == "live",
@@ -120,9 +120,8 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
         )
         for task in status.tasks
     )
-    return JobSnapshot(
-        title, status.phase, seconds, tasks, status.missing, placement=placement_of(status)
-    )
+    placement = status if status.shards else None
+    return JobSnapshot(title, status.phase, seconds, tasks, status.missing, placement=placement)
 
 
 def findings(picture: JobSnapshot) -> list[str]:
@@ -148,7 +147,7 @@ def findings(picture: JobSnapshot) -> list[str]:
         for task in picture.tasks
         if task.live and (standstill := task.status.get(STUCK))
     ]
-    short = [] if picture.placement is None else [*picture.placement.shortages()]
+    short = [] if picture.placement is None else [*shortages(picture.placement)]
     happened = events({task.name: task.status for task in picture.of("ps") if task.live})
     gone += [*short, *happened]
     return [*unsaved, *gone, *stuck, *_held_up(picture)]

@@ -2,84 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.placement import missing_copies
-from trireme.cluster.spec import task_name
-from trireme.cluster.view import ShardEntry
 from trireme.monitor.numbers import number_of
 
 RECENT_SECONDS = 60.0
 """How long a takeover, or a rollback, is told after it has happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the copies of the parameters are, as the coordinator knows it."""
-
-    shards: tuple[ShardEntry, ...]
-    next_shards: tuple[ShardEntry, ...] = ()
-    generation: int = 1
-    life: int = 0
-    replicas: int = 1
-    servers: int = 1
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        return missing_copies(self.shards, self.servers, self.replicas)
-
-    def share(self, shard: int) -> float:
-        """Returns the share of the parameters that is in a shard."""
-        entry = self.shards[shard]
-        return (entry.stop - entry.start) / self.shards[-1].stop
-
-    def __str__(self) -> str:
-        shards = f"{len(self.shards)} shard{'s' * (len(self.shards) > 1)}"
-        copies = f"{self.replicas} cop{'ies' if self.replicas > 1 else 'y'} of each"
-        lost = f", rolled back {self.life} time{'s' * (self.life > 1)}" if self.life else ""
-        moving = ", being redistributed" if self.next_shards else ""
-        return f"generation {self.generation}: {shards}, {copies}{lost}{moving}"
-
-    def lines(self) -> Iterator[str]:
-        """Yields a line for each shard: its share, and the servers that hold it."""
-        for number, entry in enumerate(self.shards):
-            others = [
-                f"{title} {', '.join(task_name('ps', server) for server in servers)}"
-                for title, servers in (("backup", entry.backups), ("being filled", entry.joining))
-                if servers
-            ]
-            holders = "; ".join([f"primary {task_name('ps', entry.primary)}", *others])
-            slots = f"slots {entry.start}-{entry.stop - 1}, {self.share(number):.0%}"
-            yield f"shard {number} ({slots}): {holders}"
-
-    def shortages(self) -> Iterator[str]:
-        """Yields a line for each shard that lacks copies: a loss of those left costs updates."""
-        for number, lacks in enumerate(self.missing):
-            if not lacks:
-                continue
-            entry = self.shards[number]
-            held = ", ".join(task_name("ps", server) for server in entry.copies)
-            filled = ", ".join(task_name("ps", server) for server in entry.joining)
-            yield (
-                f"shard {number} has {len(entry.copies)} of {len(entry.copies) + lacks} copies "
-                f"({held})" + (f": {filled} is being filled" if filled else "")
-            )
+def summary(status: ClusterStatus) -> str:
+    """Returns how the parameters are divided, in one line."""
+    shards = f"{len(status.shards)} shard{'s' * (len(status.shards) > 1)}"
+    copies = f"{status.replicas} cop{'ies' if status.replicas > 1 else 'y'} of each"
+    lost = f", rolled back {status.life} time{'s' * (status.life > 1)}" if status.life else ""
+    moving = ", being redistributed" if status.next_shards else ""
+    return f"generation {status.generation}: {shards}, {copies}{lost}{moving}"
 
 
-def placement_of(status: ClusterStatus) -> Placement | None:
-    """Returns where the copies are; None where the job has no servers, or no view yet."""
-    if not status.shards:
-        return None
-    return Placement(
-        shards=status.shards,
-        next_shards=status.next_shards,
-        generation=status.generation,
-        life=status.life,
-        replicas=status.replicas,
-        servers=status.servers,
-    )
+def lines(status: ClusterStatus) -> Iterator[str]:
+    """Yields a line for each shard: its share, and the servers that hold it."""
+    for number, entry in enumerate(status.shards):
+        share = (entry.stop - entry.start) / status.shards[-1].stop
+        holders = [f"primary ps:{entry.primary}"]
+        holders += [f"backup {_servers(entry.backups)}"] if entry.backups else []
+        holders += [f"being filled {_servers(entry.joining)}"] if entry.joining else []
+        slots = f"slots {entry.start}-{entry.stop - 1}, {share:.0%}"
+        yield f"shard {number} ({slots}): {'; '.join(holders)}"
+
+
+def shortages(status: ClusterStatus) -> Iterator[str]:
+    """Yields a line for each shard that lacks copies: a loss of those left costs updates."""
+    missing = missing_copies(status.shards, status.servers, status.replicas)
+    for number, (entry, lacks) in enumerate(zip(status.shards, missing, strict=True)):
+        if lacks:
+            filled = f": {_servers(entry.joining)} is being filled" if entry.joining else ""
+            held, wanted = len(entry.copies), len(entry.copies) + lacks
+            copies = f"{held} of {wanted} copies ({_servers(entry.copies)})"
+            yield f"shard {number} has {copies}{filled}"
+
+
+def _servers(indices: Sequence[int]) -> str:
+    return ", ".join(f"ps:{index}" for index in indices)
 
 
 def events(statuses: Mapping[str, Mapping[str, StatusValue]]) -> Iterator[str]:

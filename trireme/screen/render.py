@@ -19,6 +19,7 @@ from trireme.monitor.job_state import (
     findings,
 )
 from trireme.monitor.numbers import number_of, size
+from trireme.monitor.placement import summary
 from trireme.printable import printable
 from trireme.screen.table_totals import table_totals
 
@@ -62,7 +63,7 @@ def render(picture: JobSnapshot, width: int) -> RenderableType:
     """Returns a job for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(picture, width)]
     if picture.placement is not None and len(picture.of("ps")) > 1:
-        parts.append(_text(str(picture.placement), "dim"))
+        parts.append(_text(summary(picture.placement), "dim"))
     parts.append(Text())
     if picture.tasks:
         parts += [_table(picture, width), Text(), _legend(), *_key_of_shards(picture, width)]
