@@ -8,8 +8,6 @@ from pathlib import Path
 from trireme.cli.command import Command, Parser, add_option
 from trireme.launch.engines import all_options, task_options
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def _run() -> Parser:
     parser = Parser(
@@ -148,19 +146,6 @@ def _checkpoint() -> Parser:
     return parser
 
 
-def _completion() -> Parser:
-    parser = Parser(
-        "completion",
-        "SHELL",
-        "Prints the script by which SHELL completes commands, options, their values, run "
-        'directories and files. bash: eval "$(trireme completion bash)" in ~/.bashrc; zsh: eval '
-        '"$(trireme completion zsh)" in ~/.zshrc, after compinit; fish: trireme completion fish > '
-        "~/.config/fish/completions/trireme.fish.",
-    )
-    parser.add("SHELL", "bash, zsh or fish")
-    return parser
-
-
 RUN = Command(
     "start a job, on this host or on Ray: workers, parameter servers, coordinator",
     _run,
@@ -176,9 +161,4 @@ SCALE = Command(
 )
 CHECKPOINT = Command(
     "list, show, verify or export checkpoints", _checkpoint, "trireme.cli.checkpoint:main"
-)
-COMPLETION = Command(
-    "print the script by which a shell completes commands",
-    _completion,
-    "trireme.cli.completion:main",
 )

@@ -1,0 +1,1 @@
+"""`trireme completion`: the scripts by which shells complete commands."""
