@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.graph_models import PLACED
 from benchmarks.processes import THREADS, free_ports
 from trireme.graph.capture.capture import capture
-from trireme.graph.capture.optimise import optimise
 from trireme.graph.capture.source import scope
 from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor, Microbatch
@@ -185,7 +184,7 @@ class _Task:
         self._branched = PLACED[name]
         model = self._branched.make()
         self._args, self._targets = self._branched.batch()
-        captured = optimise(capture(model, self._args, {})).capture
+        captured = capture(model, self._args, {})
         self._module = captured.module
         ranks = list(range(TASKS))
         links = measure_links(ranks)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trireme.jobs.run import run as run
     from trireme.launch.environment import program_arguments as program_arguments
     from trireme.parallel.config import PipelineConfig as PipelineConfig
-    from trireme.parallel.pipeline_trace import PipelineTrace as PipelineTrace
     from trireme.parallel.strategies import FSDP as FSDP
     from trireme.parallel.strategies import AllReduce as AllReduce
     from trireme.parallel.strategies import PipelineParallel as PipelineParallel
@@ -61,7 +60,6 @@ _HOME = {
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.session.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
-    "trireme.parallel.pipeline_trace": ("PipelineTrace",),
     "trireme.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
     "trireme.tracking.trackers": ("MLflow", "WandB"),

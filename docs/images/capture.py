@@ -4,7 +4,7 @@
     python docs/images/capture.py top report        some of them
 
 Needs tmux; `report` needs Chromium, `graph` Graphviz. Those of TensorBoard are screenshots of
-`make browser-test`, in build/browser. `pipeline.png` is written by `trireme.PipelineTrace`.
+`make browser-test`, in build/browser. `pipeline.png` is a schedule as it was traced.
 """
 
 from __future__ import annotations

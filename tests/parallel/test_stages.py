@@ -20,7 +20,6 @@ from trireme.parallel.stages import (
     balance,
     chain_of,
     cut_at,
-    measured_costs,
     parameter_costs,
 )
 
@@ -89,13 +88,6 @@ def test_split_points_name_where_stages_begin() -> None:
     for wrong in (["c", "b"], ["a"], ["b", "b"]):
         with pytest.raises(ConfigurationError, match="in the model's order"):
             cut_at(links, wrong)
-
-
-def test_costs_are_measured_without_a_trace() -> None:
-    model = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 2))
-    costs = measured_costs(chain_of(model), torch.randn(64, 400))
-    assert len(costs) == 3 and costs[0] > costs[2] > 0
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_rehearsal_leaves_no_trace() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from tests.parity.spread import (
 )
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.graph.config import GraphConfig
-from trireme.graph.placed.graph_decision import Decider
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -52,21 +50,6 @@ def test_the_cifar_network_placed_automatically_equals_one_process() -> None:
     wanted = train_plain("CIFAR network")
     for values in trained(ProcessGroup(2, strategy="graph"), "CIFAR network", 1):
         assert difference(values, wanted) <= CLOSE
-
-
-def train_in_four(case: str) -> Values:
-    """As a job that finds four micro-batches to be fastest."""
-    with mock.patch.object(Decider, "_candidates", lambda *arguments: [4]):
-        found: Values = train_spread(case, 1, "", {"graph": SCATTERED})
-    return found
-
-
-def test_a_loss_that_stops_being_a_mean_is_computed_in_one_micro_batch() -> None:
-    wanted = train_plain("ignored targets")
-    ran = run_process_group(ProcessGroup(2, strategy="graph"), train_in_four, "ignored targets")
-    for values in ran.values:
-        found = {name: torch.from_numpy(value) for name, value in values.items()}
-        assert difference(found, wanted) <= CLOSE
 
 
 @pytest.mark.thorough

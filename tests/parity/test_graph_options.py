@@ -246,12 +246,10 @@ def test_what_was_frozen_when_training_began_cannot_be_thawed() -> None:
 
 
 @pytest.mark.thorough
-def test_hooks_are_called_and_the_step_is_drawn(tmp_path: Path) -> None:
+def test_hooks_are_called(tmp_path: Path) -> None:
     ran = run_process_group(replace(GRAPH, run_dir=tmp_path), train_with_hooks, str(tmp_path))
-    for calls, about in ran.values:
+    for calls in ran.values:
         assert calls == {"start": 1, "before": STEPS, "after": STEPS, "stop": 1}
-        assert about == "2 tasks, 3 micro-batches"
-    assert (tmp_path / "pipeline.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "tensorboard").rglob("*tfevents*"))
 
 

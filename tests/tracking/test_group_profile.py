@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 from tests.process_groups import ProcessGroup, run_process_group
 from tests.tracing import Event, read_trace, tasks_of
 from trireme.launch.environment import current_task
-from trireme.parallel.pipeline_trace import PipelineTrace
 from trireme.parallel.processes import clock_trips
 from trireme.session.hooks import Hook
 from trireme.session.result import StepResult
@@ -95,12 +94,8 @@ def with_other_clocks_in_some(directory: Path, profiling: list[int]) -> list[str
     return train(*hooks)
 
 
-def with_a_picture(directory: Path, order: int) -> list[str]:
-    hooks: list[Hook] = [
-        Profile("2:4", operators=False, directory=directory),
-        PipelineTrace(step=3, path=directory / "pipeline.png"),
-    ]
-    return train(*hooks[::order])
+def with_stages(directory: Path) -> list[str]:
+    return train(Profile("2:4", operators=False, directory=directory))
 
 
 class Silent(Profile):
@@ -169,12 +164,8 @@ def test_a_part_that_does_not_come_is_named(tmp_path: Path) -> None:
     assert set(tasks_of(read_trace(tmp_path / "steps-2-4.json.gz"))) == {"worker:0"}
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_stages_are_on_the_timeline_and_in_the_picture_of_the_same_step(
-    tmp_path: Path, order: int
-) -> None:
-    assert run_process_group(WAYS["pipeline"], with_a_picture, tmp_path, order).values == [[], []]
-    assert (tmp_path / "pipeline.png").exists()
+def test_stages_are_on_the_timeline(tmp_path: Path) -> None:
+    assert run_process_group(WAYS["pipeline"], with_stages, tmp_path).values == [[], []]
     events = read_trace(tmp_path / "steps-2-4.json.gz")
     tasks = tasks_of(events)
     for stage, worker in enumerate(("worker:0", "worker:1")):

@@ -11,8 +11,7 @@ from torch import fx, nn
 
 from trireme.dashboards.events import device_name
 from trireme.dashboards.forward_tracer import Graph, Names, Node, Output
-from trireme.graph.drawing.assembly import scope_of
-from trireme.graph.drawing.words import operator_name
+from trireme.graph.drawing.words import operator_name, scope_of
 from trireme.tensors import tensors_in
 
 _ANY = -1  # a size that differs between batches, as TensorFlow writes it

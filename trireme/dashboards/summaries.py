@@ -232,7 +232,7 @@ class Summaries(Hook):
         if first and "graph" in kinds and placed is not None:
             from trireme.dashboards.placed_graph import placed_graph
 
-            module = placed.optimised.capture.module
+            module = placed.captured.module
             events.add_graph(writer, placed_graph(module, placed.devices))
         elif first and "graph" in kinds and graph:
             events.add_graph(writer, graph)

@@ -27,9 +27,7 @@ class GraphConfig:
         algorithm: how operations without a requested device are placed: one of
             `placement.ALGORITHMS`. `best` compares the others by predicted step time,
             and improves the best one.
-        microbatches: the number of micro-batches of each batch. None takes the number with the
-            shortest predicted step; 1 where the model computes statistics of a batch, as batch norm
-            does.
+        microbatches: the number of micro-batches of each batch; None for 1.
         schedule: the order of micro-batches: `gpipe`, all forward and then all backward, or `1f1b`,
             each backward as soon as possible, which keeps fewer activations.
         devices: the devices to place operations on; the others compute nothing. Empty for all.
@@ -37,8 +35,8 @@ class GraphConfig:
         never: pattern -> the devices on which what it names may not be placed.
         soft: whether an operation whose device does not exist is placed elsewhere, with a warning.
         log_placement: whether the chief prints which device computes each operation.
-        memory_limit: the bytes, or a size such as `2GiB`, that the model may take in each task,
-            above what the interpreter with torch takes; None for no limit.
+        memory_limit: the bytes, or a size such as `2GiB`, that the operations of each task may
+            take, with their parameters, gradients and optimizer state; None for no limit.
         example: inputs of the model: a tensor, or a tuple or dict of arguments. With it the model
             is placed before it is trained, so that no process needs memory for the whole of it;
             None captures the model at the first step.
@@ -77,6 +75,11 @@ class GraphConfig:
                 raise ConfigurationError(f"GraphConfig({name}={value}): it must be 1 or more")
 
     @property
+    def pieces(self) -> int:
+        """The number of micro-batches."""
+        return self.microbatches or 1
+
+    @property
     def memory_bytes(self) -> int | None:
         """The memory limit in bytes; None for none.
 
@@ -94,9 +97,9 @@ class GraphConfig:
             ) from None
 
     def _convert(self) -> None:
-        if not all(isinstance(each, Mapping) for each in (self.placement, self.never)):
+        if not isinstance(self.placement, Mapping):
             raise ConfigurationError(
-                "GraphConfig(placement=..., never=...): give mappings from patterns, such as "
+                "GraphConfig(placement=...): give a mapping from patterns, such as "
                 '{"encoder": "worker:0"}'
             )
         for device in self.placement.values():
@@ -110,19 +113,11 @@ class GraphConfig:
                 f"GraphConfig(together={self.together!r}): give groups of patterns, such as "
                 '(("encoder", "head"),)'
             )
-        # Single words stand for tuples of one.
-        never = {name: _tuple("never", given) for name, given in self.never.items()}
-        object.__setattr__(self, "never", never)
-        object.__setattr__(self, "devices", _tuple("devices", self.devices))
-
-
-def _tuple(name: str, given: Any) -> tuple[str, ...]:
-    words = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(word, str) for word in words):
-        raise ConfigurationError(
-            f"GraphConfig({name}=...): {given!r} is no device, and no tuple of devices"
-        )
-    return words
+        given: Any = self.devices
+        devices = (given,) if isinstance(given, str) else tuple(given)
+        if not all(isinstance(device, str) for device in devices):
+            raise ConfigurationError(f"GraphConfig(devices={devices!r}): give texts of devices")
+        object.__setattr__(self, "devices", devices)
 
 
 def graph_config(settings: Settings) -> GraphConfig:

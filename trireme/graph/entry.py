@@ -20,10 +20,10 @@ def _graph() -> Parser:
     parser = Parser(
         "graph",
         "[OPTIONS] SCRIPT|-m MODULE [ARGS...]",
-        "Draws the model of SCRIPT as a dataflow graph: as captured, optimised, placed on workers "
-        "and cut, with the costs of its operators, which it measures, and the predicted duration "
-        "of a step. Prints it as text. Runs SCRIPT in one process, up to its first step; trains "
-        "nothing. The environment and the file set options as for trireme run.",
+        "Draws the model of SCRIPT as a dataflow graph: as captured and optimised, placed on "
+        "workers and cut, with the costs of its operators, which it measures, and the predicted "
+        "duration of a step. Prints it as text. Runs SCRIPT in one process, up to its first step; "
+        "trains nothing. The environment and the file set options as for trireme run.",
     )
     for option in GRAPH_OPTIONS:
         add_option(parser, option)
@@ -31,12 +31,7 @@ def _graph() -> Parser:
     parser.add_argument(
         "--svg",
         metavar="FILE",
-        help="draw it into FILE as SVG: needs Graphviz, and pip install 'trireme-train[graph]'",
-    )
-    parser.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write FILE, one self-contained page of HTML that folds by modules",
+        help="draw it into FILE as SVG, with Graphviz",
     )
     parser.add_argument(
         "--strategy",

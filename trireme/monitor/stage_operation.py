@@ -1,8 +1,6 @@
-"""The operations of a pipeline's processes, with their times: for pictures of a schedule."""
+"""The operations of a pipeline's processes, with their times: for traces of a schedule."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 
@@ -17,13 +15,3 @@ class StageOperation(msgspec.Struct, frozen=True):
     microbatch: int  # the number of the micro-batch
     start: float  # start, stop: when it began and ended, in seconds on the wall clock of the host
     stop: float
-
-
-def bubble_fraction(operations: Sequence[StageOperation]) -> float:
-    """Returns the fraction of the processes' time, from first to last operation, that is idle."""
-    if not operations:
-        raise ValueError("no operations were recorded")
-    span = max(one.stop for one in operations) - min(one.start for one in operations)
-    processes = len({one.process for one in operations})
-    busy = sum(one.stop - one.start for one in operations)
-    return max(0.0, 1 - busy / (span * processes)) if span else 0.0

@@ -20,7 +20,7 @@ from trireme.mesh import Mesh
 from trireme.parallel.backends.collective import Collective
 from trireme.parallel.backends.worker_processes import WorkerProcess, WorkerProcesses
 from trireme.parallel.config import pipeline_config
-from trireme.parallel.construction.deferred import Deferred
+from trireme.parallel.deferred import Deferred
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
@@ -31,7 +31,7 @@ from trireme.ps.flat import FlatModel
 from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
-from trireme.ps.module_names import named_parameters, own_name
+from trireme.ps.module_names import named_parameters
 from trireme.session.backends.base import Backend
 from trireme.session.backends.together import Processes, Together
 from trireme.session.loss import Loss, model_loss, scalar
@@ -81,14 +81,7 @@ class Parallel(Together):
         )
         try:
             deferred = None if given is None else self.deferred(settings, given)
-            if deferred is None:
-                model = make_model()
-            else:
-                model = deferred.model
-                # A tied parameter has several names: none of them is another tensor.
-                every = model.named_parameters(remove_duplicate=False)
-                parameters = {own_name(name) for name, _ in every}
-                deferred.materialise([*(set(deferred.names) - parameters), *deferred.attributes])
+            model = make_model() if deferred is None else deferred.model
             if table_layers(model):
                 settings.check_tables()
             optimizer = build_optimizer(make_optimizer, model)
@@ -138,7 +131,9 @@ class Parallel(Together):
         carry_over(with_hooks, part.parameters, whole=self.sees_whole_batches(settings))
         if not task.servers:
             point(optimizer, names, part.parameters)
-        self.ready(settings, part, lambda: point(optimizer, names, part.parameters))
+            # Other processes may hold parts of it only after the first batch.
+            part.on_placed = lambda: point(optimizer, names, part.parameters)
+        self.ready(settings, part)
         reducer = _reducer(process_group, part, in_place=in_place)
         return TrainingSetup(settings, whole, optimizer, flat, process_group, part, reducer)
 
@@ -151,7 +146,7 @@ class Parallel(Together):
         deferred: Deferred | None,
         cut: nn.Module | None,
     ) -> MeshPart:
-        """Returns this process's part of the model."""
+        """Returns this process's part of the model; cuts `cut` where it is given, else a copy."""
         plan = settings.options.tensor_plan
         return MeshPart(process_group, whole, pipeline_config(settings), plan, cut=cut)
 
@@ -159,14 +154,8 @@ class Parallel(Together):
         """Returns whether each process computes its parameters' gradients of whole batches."""
         return settings.mesh.pp == 1
 
-    def ready(self, settings: Settings, part: MeshPart, point_again: Callable[[], None]) -> None:
-        """Called when the optimizer is over the parameters of the part.
-
-        Args:
-            settings: what the launch and the program have chosen.
-            part: the part.
-            point_again: replaces the optimizer's parameters by those that the part has then.
-        """
+    def ready(self, settings: Settings, part: MeshPart) -> None:
+        """Called when the optimizer is over the parameters of the part."""
 
     def computations(
         self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]

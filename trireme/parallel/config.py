@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trireme.errors import ConfigurationError
 from trireme.mesh import SCHEDULES
@@ -27,9 +26,7 @@ class PipelineConfig:
             stages. A batch that is not divisible by it uses the next smaller number that divides
             it.
         split: the names of the layers at which stages begin, without the first stage's; None
-            balances the stages.
-        example: inputs with which the cost of each layer is measured; None estimates costs from
-            the layers' parameters.
+            balances the stages by their numbers of parameters.
 
     Raises:
         ConfigurationError: the schedule is unknown, or `microbatches` below 1.
@@ -38,7 +35,6 @@ class PipelineConfig:
     schedule: str = "1f1b"
     microbatches: int | None = None
     split: tuple[str, ...] | None = None
-    example: Any = None
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

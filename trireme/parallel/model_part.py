@@ -22,7 +22,6 @@ from trireme.parallel.stages import (
     balance,
     chain_of,
     cut_at,
-    measured_costs,
     notes_of,
     parameter_costs,
 )
@@ -47,8 +46,9 @@ class MeshPart(ModelPart):
         parameters: the parameters of this process by their names in the model.
         trained: those of them that are trained.
         device: the device of the parameters.
-        lean: whether no process holds the whole model: `model` has no values either.
         say, warn: show the user a line, or a warning; a session sets them.
+        lean: whether no process holds the whole model: `model` has no values either.
+        on_placed: called when the parameters of other processes have left `parameters`.
     """
 
     lean = False
@@ -65,6 +65,7 @@ class MeshPart(ModelPart):
         self.process_group = process_group
         self.say: Callable[[str], None] = _log.info
         self.warn: Callable[[str], None] = _log.warning
+        self.on_placed: Callable[[], None] = lambda: None
         self._pipeline_config = pipeline
         self._plan = plan
         self.device = process_group.device
@@ -112,12 +113,7 @@ class MeshPart(ModelPart):
                     f"the schedule {config.schedule} needs {total}: name {total - 1}"
                 )
         else:
-            costs = parameter_costs(links)
-            if config.example is not None:  # the measurement of rank 0 decides for all
-                measured = torch.tensor(measured_costs(links, config.example), dtype=torch.float64)
-                self.process_group.broadcast_tensor(measured)
-                costs = measured.tolist()
-            cuts = balance(costs, total)
+            cuts = balance(parameter_costs(links), total)
         bounds = [0, *cuts, len(links)]
         self.total_stages = total
         self.stages = [

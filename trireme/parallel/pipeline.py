@@ -54,7 +54,7 @@ class Pipeline(OperationLog):
         config: PipelineConfig,
         loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
-        super().__init__(process_group)
+        super().__init__()
         self._process_group = process_group
         self._stages = stages
         self._total = total
@@ -65,13 +65,6 @@ class Pipeline(OperationLog):
         self._factor = 1.0
         self._seen: list[tuple[Any, Any, float, int]] = []
         self._examples = 0
-
-    @property
-    def about(self) -> str:
-        return (
-            f"{self._config.schedule}, {self._total} stages in {self._process_group.mesh.pp} "
-            f"processes, {self._pieces} micro-batches"
-        )
 
     def step(
         self, inputs: Any, targets: Any, examples: int, factor: float

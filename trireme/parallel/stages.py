@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from statistics import median
 from typing import Any
 
 import torch
@@ -106,30 +104,6 @@ def parameter_costs(links: Sequence[Link]) -> list[float]:
     counts = [float(sum(p.numel() for p in layer.parameters())) for _, layer in links]
     least = max(sum(counts), 1.0) / (100 * len(counts))
     return [count + least for count in counts]
-
-
-def measured_costs(links: Sequence[Link], example: Any, repeats: int = 5) -> list[float]:
-    """Returns the seconds that each layer takes, forward and backward, for an example batch."""
-    costs: list[float] = []
-    value = example
-    for _, layer in links:
-        seconds: list[float] = []
-        result = value
-        for _ in range(repeats):
-            tensor = isinstance(value, torch.Tensor)
-            given = value.detach().clone() if tensor else value
-            if tensor and value.is_floating_point():
-                given.requires_grad_()
-            began = time.perf_counter()
-            result = layer(given)
-            if result.requires_grad:
-                result.sum().backward()
-            seconds.append(time.perf_counter() - began)
-        for parameter in layer.parameters():
-            parameter.grad = None
-        value = result.detach()
-        costs.append(median(seconds))
-    return costs
 
 
 def balance(costs: Sequence[float], stages: int) -> list[int]:

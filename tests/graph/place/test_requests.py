@@ -334,9 +334,9 @@ def test_a_barred_device_is_avoided_and_one_that_is_requested_nevertheless_is_re
     places = ("worker:0/cpu", "worker:1/cpu", "worker:2/cpu")
     found = resolve({}, (), ("a", "b"), places, barred={"a": ("worker:1",)})
     assert found.constraints.never == {"a": ("worker:1/cpu",)}
-    with pytest.raises(ConfigurationError, match="a is requested on worker:1, and barred from it"):
+    with pytest.raises(ConfigurationError, match=r"a is barred .* from worker:1"):
         resolve({"a": "worker:1"}, (), ("a",), places, barred={"a": ("worker:1",)})
-    with pytest.raises(ConfigurationError, match="a may be placed on no device: the job has"):
+    with pytest.raises(ConfigurationError, match=r"a is barred .* from every device"):
         resolve({}, (), ("a",), places, barred={"a": ("worker:0", "worker:1", "worker:2")})
 
 

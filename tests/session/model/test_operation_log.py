@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import cast
-
 from trireme.monitor.stage_operation import StageOperation
-from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.session.model.operation_log import OperationLog
 
 
 def test_each_reader_has_what_was_computed_while_it_read() -> None:
-    log = OperationLog(cast(TorchProcessGroup, None))
+    log = OperationLog()
     made = [StageOperation(0, 0, "forward", number, number, number + 0.5) for number in range(3)]
 
     def compute(number: int) -> None:

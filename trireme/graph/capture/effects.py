@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-from bisect import bisect_left
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
@@ -195,10 +194,6 @@ class Memory:
         and buffers change from batch to batch, and inputs belong to the caller.
         """
         return group not in self._lasting and self._changes[group][-1] < self._place[node]
-
-    def changes_before(self, node: fx.Node, value: fx.Node) -> int:
-        """Returns how often a value's memory has changed when a node reads it."""
-        return bisect_left(self._changes.get(self.group(value), ()), self._place[node])
 
     def _unite(self, first: fx.Node, second: fx.Node) -> None:
         self._above[self.group(first)] = self.group(second)

@@ -98,7 +98,7 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def restored_state(function: Callable[..., Any]) -> Iterator[Callable[[], bool]]:
+def restored_state(function: Callable[..., Any]) -> Iterator[None]:
     """Restores what a function keeps between calls, such as a counter, when the context ends.
 
     That is state of a module, the attributes of another object or of a method's object, and
@@ -110,30 +110,16 @@ def restored_state(function: Callable[..., Any]) -> Iterator[Callable[[], bool]]
     else:
         shared = isinstance(owner, type | ModuleType) or not hasattr(owner, "__dict__")
         attributes = _Attributes({} if shared else {"": owner}, ())
-    cells = [(cell, cell.cell_contents) for cell in _cells(function)]
-
-    def changed() -> bool:
-        return bool(
-            attributes.changed()
-            or attributes.changed_tensors()
-            or any(not _is_same(before, cell.cell_contents) for cell, before in cells)
-        )
-
+    cells = []
+    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
+        with suppress(ValueError):  # it has none yet
+            cells.append((cell, cell.cell_contents))
     try:
-        yield changed
+        yield
     finally:
         attributes.restore()
         for cell, before in cells:
             cell.cell_contents = before
-
-
-def _cells(function: Any) -> list[Any]:
-    found = []
-    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
-        with suppress(ValueError):  # it has none yet
-            cell.cell_contents  # noqa: B018
-            found.append(cell)
-    return found
 
 
 class _Attributes:
@@ -162,11 +148,6 @@ class _Attributes:
             for each in [*buffers, *tensors]
             if not isinstance(each, nn.Parameter)
         ]
-        self._versions = [each._version for each, _ in self._tensors]
-
-    def changed_tensors(self) -> bool:
-        pairs = zip(self._tensors, self._versions, strict=True)
-        return any(each._version != version for (each, _), version in pairs)
 
     def changed(self) -> list[str]:
         """Returns the names of attributes that were assigned, or whose elements were."""

@@ -1,14 +1,23 @@
-"""What the pictures of a graph show, as plain values."""
+"""What the drawings of a placed graph show, as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import getitem
+from typing import Any, Self
 
-from trireme.graph.capture.optimise import PassCount
+from torch import fx
 
-INPUT, OUTPUT, PARAMETER, LOSS = "input", "output", "parameter", "loss"
-"""The `operator` of nodes that are no operators."""
+from trireme.graph.capture.source import source_line
+from trireme.graph.drawing.words import operator_name, scope_of, shape_text
+from trireme.graph.execute.cut import Cut, cut
+from trireme.graph.place.costs import CostGraph, Hardware, Operation
+from trireme.graph.place.placement import Placement
+
+OPERATOR, LOSS = "call_function", "loss"
+"""The kinds of nodes that compute something; the others are those of `fx.Node.op`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,22 +25,19 @@ class Node:
     """An operator, an input or output of the model, or a parameter that is placed by itself."""
 
     name: str
-    operator: str  # such as `aten.linear`; or one of the above
+    kind: str
+    operator: str = ""  # such as `aten.linear`
     scope: str = ""  # the path of its module, with dots; "" for the model itself
     shape: str = ""  # the dtype and shape of its value, such as `float32[s0, 10]`
     source: str = ""  # the line that it comes from, as `file:line`; "" if unknown
     place: str = ""  # such as `worker:1/cpu`; "" for what each task computes for itself
-    forward_seconds: float = 0.0  # for one micro-batch
-    backward_seconds: float = 0.0
-    resident_bytes: int = 0  # parameters, gradients and optimizer state
-    activation_bytes: int = 0  # what is kept from forward to backward
-    depth: int | None = None  # that of its segment, where the graph is cut
-    late: bool = False  # whether it is in the late one of two segments of this place and depth
+    inputs: tuple[str, ...] = ()  # the names of the nodes that it reads
+    cost: Operation = field(default_factory=lambda: Operation(""))
 
     @property
-    def is_operator(self) -> bool:
-        """Whether it computes something, as an operator or the loss."""
-        return self.operator not in (INPUT, OUTPUT, PARAMETER)
+    def computes(self) -> bool:
+        """Whether it is an operator or the loss."""
+        return self.kind in (OPERATOR, LOSS)
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -40,69 +46,142 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """A value that one node makes and another one reads, by their names."""
+class Totals:
+    """What some nodes cost together, for one micro-batch."""
 
-    source: str
-    target: str
-    bytes: int  # its size for one micro-batch
+    operators: int
+    seconds: tuple[float, float]  # forward and backward
+    resident_bytes: int  # parameters, gradients and optimizer state
+    activation_bytes: int  # what is kept from forward to backward
+    places: tuple[str, ...]  # in the order of the nodes; without what each task computes
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> Self:
+        """Returns the totals of some nodes."""
+        costs = [node.cost for node in nodes]
+        return cls(
+            sum(node.computes for node in nodes),
+            (sum(each.forward_seconds for each in costs), sum(it.backward_seconds for it in costs)),
+            sum(each.resident_bytes for each in costs),
+            sum(each.activation_bytes for each in costs),
+            tuple(dict.fromkeys(node.place for node in nodes if node.place)),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A value that goes from one place to another, once however many nodes read it there."""
+@dataclass(frozen=True)
+class Module:
+    """A module with its own nodes and the modules in it, each where its first node is."""
 
-    value: str  # the name of the node that makes it
-    sender: str
-    receiver: str
-    bytes: int  # its size for one micro-batch
-    returns: bool  # whether a gradient of the same size comes back
+    scope: str  # its path, with dots; "" for the model
+    items: tuple[Node | Module, ...]  # in the order of execution
 
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.scope.rpartition(".")[2]
 
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
-    """What is predicted for a device in one step."""
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes in it and in the modules in it."""
+        parts = (item.nodes if isinstance(item, Module) else (item,) for item in self.items)
+        return tuple(node for part in parts for node in part)
 
-    name: str
-    busy_seconds: float
-    peak_bytes: int
-    limit_bytes: int | None = None
+    @classmethod
+    def of(cls, nodes: Iterable[Node], scope: str = "") -> Self:
+        """Returns a module of its nodes. A module that is called again is there once."""
+        depth = len(scope.split(".")) if scope else 0
+        inner: dict[str, list[Node]] = {}
+        order: list[Node | str] = []
+        for node in nodes:
+            if len(node.path) == depth:
+                order.append(node)
+                continue
+            path = ".".join(node.path[: depth + 1])
+            if path not in inner:
+                order.append(path)
+            inner.setdefault(path, []).append(node)
+        items = (cls.of(inner[it], it) if isinstance(it, str) else it for it in order)
+        return cls(scope, tuple(items))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A model as a graph, from its capture to the predicted step."""
+    """A placed model as a graph, and what is predicted of its step."""
 
     nodes: tuple[Node, ...]  # in the order of execution; a parameter is before its first reader
-    edges: tuple[Edge, ...] = ()
-    model: str = ""  # the name of the model's class
-    captured: tuple[Node, ...] = ()  # the operators before the optimisation
-    passes: tuple[PassCount, ...] = ()
-    uses: tuple[DeviceUse, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
-    reason: str = ""  # why the placement is as it is
-    tried: Mapping[str, float | None] = field(default_factory=dict)  # as of `Placement`
-    step_seconds: float = 0.0
+    cut: Cut
+    places: tuple[str, ...]  # the names of the places, by their numbers
+    placement: Placement
+    hardware: Hardware
     micro_batches: int = 1
+    model: str = ""  # the name of the model's class
+
+    @classmethod
+    def of(
+        cls,
+        module: fx.GraphModule,
+        placement: Placement,
+        costs: CostGraph,
+        hardware: Hardware,
+        *,
+        micro_batches: int = 1,
+        model: str = "",
+    ) -> Self:
+        """Returns what is to be shown of a placed model."""
+        numbers = hardware.numbers
+        devices = dict(placement.devices)
+        output = module.graph.output_node().name
+        parts = cut(
+            module,
+            {name: numbers[device] for name, device in devices.items()},
+            output_place=numbers[devices[output]],
+        )
+        operations = {each.name: each for each in costs.operations}
+        for node in module.graph.nodes:
+            if node.target is getitem and node.args[0].name in devices:
+                devices.setdefault(node.name, devices[node.args[0].name])
+        nodes = tuple(
+            _node(node, devices.get(node.name, ""), operations)
+            for node in _in_order(module.graph, devices)
+        )
+        return cls(nodes, parts, tuple(numbers), placement, hardware, micro_batches, model)
 
     @property
-    def operators(self) -> tuple[Node, ...]:
-        """The nodes that compute something."""
-        return tuple(node for node in self.nodes if node.is_operator)
+    def operators(self) -> list[Node]:
+        """The operators of the model."""
+        return [node for node in self.nodes if node.kind == OPERATOR]
 
-    @property
-    def listed(self) -> tuple[Node, ...]:
-        """The nodes of tables: all but inputs and outputs."""
-        return tuple(node for node in self.nodes if node.operator not in (INPUT, OUTPUT))
+    def transfers(self) -> Iterator[tuple[str, str, str, bool]]:
+        """Yields (value, sender, receiver, whether its gradient returns) of each transfer."""
+        for value in self.cut.values.values():
+            for reader in value.readers:
+                sender, receiver = self.places[value.place], self.places[reader]
+                yield value.name, sender, receiver, value.differentiable
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Every place once: those of the prediction, then any others in the order of the nodes."""
-        names = [use.name for use in self.uses]
-        return tuple(dict.fromkeys([*names, *(node.place for node in self.nodes if node.place)]))
 
-    @property
-    def removed(self) -> tuple[Node, ...]:
-        """The captured operators that the optimisation has removed, folded or merged."""
-        kept = {node.name for node in self.nodes}
-        return tuple(node for node in self.captured if node.name not in kept)
+def _in_order(graph: fx.Graph, placed: Mapping[str, str]) -> Iterator[fx.Node]:
+    waiting = {node: None for node in graph.find_nodes(op="get_attr") if node.name in placed}
+    for node in graph.nodes:
+        if node.op != "get_attr":
+            for each in node.all_input_nodes:
+                if each in waiting:
+                    del waiting[each]
+                    yield each
+            yield node
+    yield from waiting
+
+
+def _node(node: fx.Node, place: str, operations: Mapping[str, Operation]) -> Node:
+    operator = node.op == OPERATOR
+    value: Any = node.meta.get("val")
+    return Node(
+        node.name,
+        LOSS if node.op == "output" and node.name in operations else node.op,
+        operator_name(node) if operator else "",
+        scope_of(node) if operator or node.op == "get_attr" else "",
+        "" if node.op == "output" else shape_text(value),
+        source_line(node) if operator else "",
+        place,
+        tuple(each.name for each in node.all_input_nodes),
+        operations.get(node.name, Operation(node.name)),
+    )

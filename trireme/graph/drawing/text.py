@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from trireme.graph.drawing.modules import Module, Totals, module_tree, placement_rows, segments
-from trireme.graph.drawing.picture import Picture
+from rich.console import Console
+from rich.table import Table
+
+from trireme.graph.drawing.picture import OPERATOR, Module, Node, Picture, Totals
 from trireme.graph.drawing.words import count, duration, milliseconds, size
 
 WIDTH = 100
 """The width of tables: the longest text of the first column is shortened to fit."""
 
 _LISTED = 400  # the largest number of operators that are listed one by one; of more, modules are
-_OUTLINE = 100  # the largest number of modules that are listed in place of operators
 
 EACH_TASK = "each task"
 """The place of what every task computes for itself."""
 
 
 def text(picture: Picture) -> str:
-    """Returns the picture in sections: `captured`, `optimised`, `placed`, `cut`, `predicted`."""
+    """Returns the picture in sections: `captured`, `placed`, `cut`, `predicted`."""
     used = {node.place for node in picture.nodes if node.place}
     sections = {
         "captured": _captured(picture),
-        "optimised": _optimised(picture),
         "placed": [
             f"{count(len(picture.operators), 'operator')} on {count(len(used), 'place')}",
             *_placement_lines(picture, WIDTH - 2),
@@ -46,50 +46,30 @@ def placement_table(picture: Picture) -> str:
 
 
 def _captured(picture: Picture) -> Iterator[str]:
-    yield f"{count(len(picture.captured), 'operator')} of {picture.model}"
-    tree = module_tree(picture.captured)
-    if len(picture.captured) <= _LISTED:
-        yield from _table(list(_listing(tree, 0)), ())
-        return
-    outlines = [list(_outline(tree, depth)) for depth in range(1, 20)]
-    short = [rows for rows in outlines if len(rows) <= _OUTLINE]
-    yield from _table((short or outlines[:1])[-1], (1,))
+    yield f"{count(len(picture.operators), 'operator')} of {picture.model}"
+    listed = len(picture.operators) <= _LISTED
+    yield from _table(list(_listing(Module.of(picture.operators), 0, listed)), ())
 
 
-def _listing(module: Module, depth: int) -> Iterator[tuple[str, ...]]:
+def _listing(module: Module, depth: int, every: bool) -> Iterator[tuple[str, ...]]:
     for item in module.items:
         if isinstance(item, Module):
-            yield ("  " * depth + item.name,)
-            yield from _listing(item, depth + 1)
-        else:
+            yield "  " * depth + item.name, count(len(item.nodes), "operator")
+            if every or not depth:
+                yield from _listing(item, depth + 1, every)
+        elif every:
             source = item.source.replace("\\", "/").rpartition("/")[2]
             yield "  " * depth + item.name, item.operator, item.shape, source
-
-
-def _outline(module: Module, depth: int) -> Iterator[tuple[str, str]]:
-    for item in module.modules if depth else ():
-        indent = "  " * item.scope.count(".")
-        yield indent + item.name, count(item.totals.operators, "operator")
-        yield from _outline(item, depth - 1)
-
-
-def _optimised(picture: Picture) -> Iterator[str]:
-    yield f"{picture.passes[0].before} -> {count(picture.passes[-1].after, 'operator')}"
-    yield from _table([(each.name, f"{each.before} -> {each.after}") for each in picture.passes])
-    gone = Counter(node.operator for node in picture.removed)
-    if gone:
-        names = [name if number == 1 else f"{number} {name}" for name, number in gone.items()]
-        yield from textwrap.wrap("without " + ", ".join(names), WIDTH - 2)
 
 
 def _placement_lines(picture: Picture, width: int) -> list[str]:
     head = ("module or operator", "place", "operators", "forward", "backward", "held", "kept")
     rows: list[tuple[str, ...]] = [head]
-    for label, nodes in placement_rows(module_tree(picture.listed)):
-        totals = Totals.of(nodes)
-        rows.append((label, (*totals.places, EACH_TASK)[0], *_costs(totals)))
+    listed = [node for node in picture.nodes if node.kind not in ("placeholder", "output")]
+    for label, nodes in placement_rows(Module.of(listed)):
+        rows.append((label, (*Totals.of(nodes).places, EACH_TASK)[0], *_costs(nodes)))
     if len(rows) > 2:
-        rows.append(("all", "", *_costs(Totals.of(picture.listed))))
+        rows.append(("all", "", *_costs(listed)))
     note = (
         "milliseconds of one micro-batch; held: parameters, gradients, optimizer state; kept: "
         "from forward to backward"
@@ -97,82 +77,97 @@ def _placement_lines(picture: Picture, width: int) -> list[str]:
     return [*_table(rows, (2, 3, 4, 5, 6), width), *textwrap.wrap(note, WIDTH - 2)]
 
 
-def _costs(totals: Totals) -> tuple[str, ...]:
-    return (
-        f"{totals.operators:,}",
-        milliseconds(totals.forward_seconds),
-        milliseconds(totals.backward_seconds),
-        size(totals.resident_bytes),
-        size(totals.activation_bytes),
-    )
+def placement_rows(module: Module) -> Iterator[tuple[str, Sequence[Node]]]:
+    """Yields the rows of the placement table: a label and nodes.
+
+    A module whose nodes are in one place is one row, and so are consecutive nodes of a module.
+    What each task computes for itself goes with its neighbours.
+    """
+    run: list[Node] = []
+    for item in module.items:
+        places = Totals.of(run).places
+        beside = isinstance(item, Node) and (not places or item.place in ("", *places))
+        if run and not beside:
+            yield _label(module.scope, run), run
+            run = []
+        if isinstance(item, Node):
+            run.append(item)
+        elif len(Totals.of(item.nodes).places) <= 1:
+            yield item.scope, item.nodes
+        else:
+            yield from placement_rows(item)
+    if run:
+        yield _label(module.scope, run), run
+
+
+def _label(scope: str, run: Sequence[Node]) -> str:
+    first, last = run[0].name, run[-1].name
+    names = first if len(run) == 1 else f"{first} to {last}"
+    return f"{scope}: {names}" if scope else names
+
+
+def _costs(nodes: Sequence[Node]) -> tuple[str, ...]:
+    totals = Totals.of(nodes)
+    held, kept = size(totals.resident_bytes), size(totals.activation_bytes)
+    return f"{totals.operators:,}", *map(milliseconds, totals.seconds), held, kept
 
 
 def _cut(picture: Picture) -> Iterator[str]:
-    found = segments(picture.nodes)
-    transfers = count(len(picture.transfers), "transfer")
-    yield f"{count(len(found), 'segment')}, {transfers} forward for each micro-batch"
+    placed = {node.name for node in picture.operators if node.place}
+    transfers = count(picture.cut.transfers, "transfer")
     rows: list[tuple[str, ...]] = [("segment", "place", "operators", "from", "to")]
-    for depth, place, nodes in found:
-        number = f"{sum(node.is_operator for node in nodes):,}"
-        rows.append((f"depth {depth}", place, number, nodes[0].name, nodes[-1].name))
+    for segment in picture.cut.segments:
+        names = [node.name for node in segment.module.graph.nodes if node.op == OPERATOR]
+        if found := [name for name in names if name in placed]:
+            late = ", late" if segment.part else ""
+            name, place = f"depth {segment.depth}{late}", picture.places[segment.place]
+            rows.append((name, place, f"{len(found):,}", found[0], found[-1]))
+    yield f"{count(len(rows) - 1, 'segment')}, {transfers} forward for each micro-batch"
     yield from _table(rows, (2,))
-    if picture.transfers:
-        rows = [("value", "from", "to", "bytes", "gradient")]
-        for each in picture.transfers:
-            back = "returns" if each.returns else "none"
-            rows.append((each.value, each.sender, each.receiver, size(each.bytes), back))
+    sizes = {node.name: node.cost.output_bytes for node in picture.nodes}
+    rows = [("value", "from", "to", "bytes", "gradient")]
+    for value, sender, receiver, returns in picture.transfers():
+        back = "returns" if returns else "none"
+        rows.append((value, sender, receiver, size(sizes[value]), back))
+    if len(rows) > 1:
         yield ""
         yield from _table(rows, (3,))
 
 
 def _predicted(picture: Picture) -> Iterator[str]:
-    of = count(picture.micro_batches, "micro-batch", "es")
-    yield f"{duration(picture.step_seconds)} a step of {of}"
+    found, devices = picture.placement, picture.hardware.devices
+    step = found.prediction.step_seconds
+    yield f"{duration(step)} a step of {count(picture.micro_batches, 'micro-batch', 'es')}"
     rows: list[tuple[str, ...]] = [("place", "busy", "of the step", "peak memory", "limit")]
-    for use in picture.uses:
-        share = use.busy_seconds / picture.step_seconds if picture.step_seconds else 0.0
-        limit = "none" if use.limit_bytes is None else size(use.limit_bytes)
-        busy = duration(use.busy_seconds)
-        rows.append((use.name, busy, f"{share:.0%}", size(use.peak_bytes), limit))
+    for use, device in zip(found.prediction.devices, devices, strict=True):
+        limit = "none" if device.memory_bytes is None else size(device.memory_bytes)
+        share = use.busy_seconds / step if step else 0.0
+        busy, peak = duration(use.busy_seconds), size(use.peak_bytes)
+        rows.append((use.device, busy, f"{share:.0%}", peak, limit))
     yield from _table(rows, (1, 2, 3, 4))
-    yield from textwrap.wrap(f"placed by {picture.reason}", WIDTH - 2)
+    yield from textwrap.wrap(f"placed by {found.reason}", WIDTH - 2)
     yield ""
-    yield from _table([("algorithm", "step", "against this"), *tried_rows(picture)], (1, 2))
-
-
-def tried_rows(picture: Picture) -> Iterator[tuple[str, str, str]]:
-    """Yields each algorithm with its step and that step against the chosen one, fastest first."""
-    ranked = sorted(picture.tried.items(), key=lambda each: (each[1] is None, each[1] or 0.0))
+    rows = [("algorithm", "step", "against this")]
+    ranked = sorted(found.tried.items(), key=lambda each: (each[1] is None, each[1] or 0.0))
     for name, seconds in ranked:
         if seconds is None:
-            yield name, "too large", ""
+            rows.append((name, "too large", ""))
         else:
-            ratio = seconds / picture.step_seconds if picture.step_seconds else 1.0
-            yield name, duration(seconds), f"x {ratio:.2f}"
+            rows.append((name, duration(seconds), f"x {seconds / step if step else 1.0:.2f}"))
+    yield from _table(rows, (1, 2))
 
 
 def _table(
     rows: Sequence[Sequence[str]], numbers: Sequence[int] = (1,), width: int = WIDTH - 2
 ) -> list[str]:
     """Returns rows with aligned columns, numbers to the right; the widest texts are shortened."""
-    columns = range(max(map(len, rows), default=0))
-    full = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
-    widths = [max(len(row[i]) for row in full) for i in columns]
-    texts = [i for i in columns if i not in numbers]
-    while sum(widths) + 2 * (len(columns) - 1) > width:
-        widest = max(texts, key=widths.__getitem__)
-        if widths[widest] <= 12:
-            break
-        widths[widest] -= 1
-    lines = []
-    for row in full:
-        cells = [_cell(row[i], widths[i], i in numbers) for i in columns]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _cell(words: str, width: int, number: bool) -> str:
-    if len(words) > width:
-        kept = width - 3
-        words = f"{words[: kept // 2]}...{words[len(words) - (kept - kept // 2) :]}"
-    return words.rjust(width) if number else words.ljust(width)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in range(max(map(len, rows), default=0)):
+        right = column in numbers
+        table.add_column(justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    output = io.StringIO()
+    console = Console(file=output, width=width, markup=False, highlight=False, emoji=False)
+    console.print(table)
+    return [line.rstrip() for line in output.getvalue().splitlines()]

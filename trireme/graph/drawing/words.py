@@ -9,6 +9,10 @@ from rich.filesize import pick_unit_and_suffix
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from trireme.graph.capture.source import scope
+
+_NO_SCOPE = "_empty_nn_module_stack"  # torch's name of a scope where it knows none
+
 
 def operator_name(node: fx.Node) -> str:
     """Returns the name of a node's operator, as `aten.linear` or `getitem`."""
@@ -53,3 +57,11 @@ def size(nbytes: float) -> str:
 def count(number: int, what: str, ending: str = "s") -> str:
     """Returns a number with its noun, such as `1 operator` or `2 operators`."""
     return f"{number:,} {what}{'' if number == 1 else ending}"
+
+
+def scope_of(node: fx.Node) -> str:
+    """Returns the path of a node's module, that of the owner for a parameter; "" if unknown."""
+    if node.op == "get_attr":
+        return str(node.target).rpartition(".")[0]
+    path = scope(node)
+    return "" if path.startswith(_NO_SCOPE) else path

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from trireme.graph.capture.effects import Memory, is_impure, written
+from trireme.graph.capture.effects import Memory, written
 from trireme.graph.capture.rebuild import constants_of
 
 COPY = "trireme_copy"
@@ -50,7 +50,7 @@ def everywhere(graph: fx.Graph, memory: Memory, module: fx.GraphModule) -> set[f
 def _is_view(node: fx.Node) -> bool:
     if node.target is getitem:
         return True
-    if not isinstance(node.target, OpOverload) or is_impure(node):
+    if not isinstance(node.target, OpOverload):
         return False
     shared = [each.alias_info for each in node.target._schema.returns]
     return bool(shared) and all(each is not None and not each.is_write for each in shared)

@@ -123,15 +123,10 @@ def resolve(
         device = check_device(requested[name]) if name in requested else ""
         bars = (barred or {}).get(name, ())
         able = [place for place in allowed if not _is_any_of(place, bars)]
-        if not able:
+        if not able or (device and _is_any_of(device, bars)):
             raise ConfigurationError(
-                f"{shown([name])} may be placed on no device: the job has {', '.join(allowed)}, "
-                "and all of these are barred (GraphConfig(never=...))"
-            )
-        if device and any(device == bar or device.startswith(f"{bar}/") for bar in bars):
-            raise ConfigurationError(
-                f"{shown([name])} is requested on {device}, and barred from it: correct the "
-                "placement or the scope, or GraphConfig(never=...)"
+                f"{shown([name])} is barred (GraphConfig(never=...)) from "
+                f"{device or 'every device'}, where it has to be: correct one of the two"
             )
         fitting = [place for place in able if not device or _is_any_of(place, [device])]
         on_server = device.startswith("ps:") and name in parameters

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from trireme.graph.config import graph_config
 from trireme.graph.drawing.output import write
 from trireme.graph.place.costs import Device, Hardware, Link
-from trireme.graph.placed.division import divides
-from trireme.graph.placed.graph_decision import Decider, Example, optimised_graph
+from trireme.graph.placed.decision import Decider, Example, captured_graph, plain_inputs
 from trireme.launch.config.task_config import DRAWN
 from trireme.session.loss import Loss, model_loss, scalar
 from trireme.session.metric_value import Metric
@@ -24,7 +22,7 @@ ASSUMED = Link(latency_seconds=100e-6, bytes_per_second=1e9)
 
 
 class DrawingComputation(Computation):
-    """Captures, optimises, places and cuts the model with the first batch, and ends the program."""
+    """Captures, places and cuts the model with the first batch, and ends the program."""
 
     def __init__(self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]) -> None:
         super().__init__(setup.model, loss, setup.flat, setup.settings.options, metrics)
@@ -32,35 +30,21 @@ class DrawingComputation(Computation):
 
     def backward(self, batch: Any) -> StepResult:
         """Draws the graph."""
-        self._draw(inputs_and_targets(batch, keep_targets=self._loss is model_loss))
-
-    def _draw(self, batch: tuple[Any, Any]) -> NoReturn:
         setup, task = self._setup, self._setup.settings.task
-        request = task.draw
+        request, config = task.draw, graph_config(setup.settings)
         assert request is not None
-
-        def example(count: int) -> Example:
-            examples = examples_in(batch)
-            (inputs, targets), _ = next(pieces(batch, min(count, examples)))
-            return Example(*arguments(inputs), lambda out: scalar(self._loss(out, targets)))
-
-        config = graph_config(setup.settings)
+        given = inputs_and_targets(batch, keep_targets=self._loss is model_loss)
+        (inputs, targets), _ = next(pieces(given, min(config.pieces, examples_in(given))))
+        args, kwargs = arguments(inputs)
+        example = Example(args, kwargs, lambda out: scalar(self._loss(out, targets)))
         names = [f"worker:{number}/{setup.flat.device}" for number in range(request.workers)]
         hardware = Hardware(
             tuple(Device(name, memory_bytes=config.memory_bytes) for name in names), ASSUMED
         )
         decider = Decider.of(config, setup.optimizer, task.servers)
-        captured, optimised = optimised_graph(setup.model, example(1))
-        placed = decider.decide(
-            optimised,
-            setup.model,
-            example,
-            divides=lambda count: divides(setup.model, self._loss, batch, count),
-            hardware=hardware,
-            homes={},
-        )
-        picture = replace(placed.picture(captured, placed.cut()), model=type(setup.model).__name__)
-        print(write(picture, request))
+        captured = captured_graph(setup.model, *plain_inputs(args, kwargs))
+        placed = decider.decide(captured, setup.model, example, hardware=hardware, homes={})
+        print(write(placed.picture(type(setup.model).__name__), request))
         for line in placed.requests.unmet:
             print(f"warning: {line}")
         if request.workers > 1:

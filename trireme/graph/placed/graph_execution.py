@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,18 +11,22 @@ import torch
 import torch.distributed as dist
 
 from trireme.errors import ConfigurationError
+from trireme.graph.capture.rehearsal import restored_state
 from trireme.graph.execute.executor import Microbatch
-from trireme.graph.placed.graph_decision import Example
+from trireme.graph.placed.decision import Example
 from trireme.graph.placed.graph_part import GraphPart, PlacedGraph
 from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import TorchProcessGroup
+from trireme.session.loss import Loss
 from trireme.session.model.operation_log import OperationLog
-from trireme.tensors import joined, tensors_in
+from trireme.tensors import tensors_in
 
 Piece = tuple[tuple[tuple[Any, ...], dict[str, Any]], Any, int]
 """A micro-batch: the arguments of the model's call, positional and by name, then the targets, and
 the number of examples."""
+
+_SAMPLES = 8
 
 
 class GraphExecution(OperationLog):
@@ -39,42 +42,27 @@ class GraphExecution(OperationLog):
         part: GraphPart,
         loss: Callable[[Any, Any], torch.Tensor],
     ) -> None:
-        super().__init__(process_group)
+        super().__init__()
         self._process_group = process_group
         self._part = part
         self._loss = loss
-        self._about = ""
         self.graph: PlacedGraph | None = None
-        self._compared = False
 
-    @property
-    def about(self) -> str:
-        return self._about
+    def prepare(self, pieces: Sequence[Piece], loss: Loss) -> PlacedGraph:
+        """Returns the graph of the model's present mode; makes it if there is none.
 
-    def prepare(
-        self, split: Callable[[int], Sequence[Piece]], divides: Callable[[int], bool]
-    ) -> PlacedGraph:
-        """Returns the graph of the model's present mode; makes it if there is none."""
-
-        def example(count: int) -> Example:
-            (args, kwargs), targets, _ = split(count)[0]
-            return Example(args, kwargs, lambda outputs: self._loss(outputs, targets))
-
-        if not self._compared:
-            self._part.check_batch(example(1))
-            self._compared = True
-        return self._part.graph(example, divides=divides)
+        The loss is called to be measured, and keeps no trace of that.
+        """
+        self._check_same(pieces)
+        (args, kwargs), targets, _ = pieces[0]
+        example = Example(args, kwargs, lambda outputs: self._loss(outputs, targets))
+        return self._part.graph(example, restored_state(loss))
 
     def step(
-        self, graph: PlacedGraph, pieces: Sequence[Piece], targets: Any, factor: float
-    ) -> tuple[torch.Tensor, list[tuple[Any, Any]], bool]:
-        """Computes the gradients of a batch's mean loss into the parameters of this process.
-
-        Where nobody has chosen the number of micro-batches, the process that receives the outputs
-        computes the loss of the whole batch besides, and compares.
-        """
+        self, graph: PlacedGraph, pieces: Sequence[Piece], factor: float
+    ) -> tuple[torch.Tensor, list[tuple[Any, Any]]]:
+        """Computes the gradients of a batch's mean loss into the parameters of this process."""
         group, self.graph = self._process_group, graph
-        self._check_same(pieces)
         total = sum(size for _, _, size in pieces)
         losses: list[torch.Tensor] = []
         microbatches = [
@@ -83,36 +71,29 @@ class GraphExecution(OperationLog):
             )
             for call, own, size in pieces
         ]
-        self._about = f"{group.mesh.graph} tasks, {len(pieces)} micro-batches"
         executor = graph.executor
         executor.record = None if self.operations is None else self._record
         with lost_peer():
             executor.run(microbatches)
-            has_outputs = group.part == group.output_part
-            outputs = [
-                (each.outputs, own) for each, (_, own, _) in zip(microbatches, pieces, strict=True)
-            ]
-            found = torch.zeros(2, device=group.device)
+            loss = torch.zeros(1, device=group.device)
             for each in losses:
-                found[0] += each.to(found.device)
-            if has_outputs and len(pieces) > 1 and not self._part.microbatches_are_chosen:
-                whole = joined([each for each, _ in outputs])
-                with torch.no_grad():
-                    found[1] = not same_loss(self._loss(whole, targets).detach(), found[0])
-            dist.all_reduce(found, group=group.group("graph"))  # zeros in the other processes
-        return found[0], outputs if has_outputs else [], not found[1]
+                loss += each.to(loss.device)
+            dist.all_reduce(loss, group=group.group("graph"))  # zeros in the other processes
+        if group.part != group.output_part:
+            return loss[0], []
+        outputs = zip(microbatches, pieces, strict=True)
+        return loss[0], [(each.outputs, own) for each, (_, own, _) in outputs]
 
     def _check_same(self, pieces: Sequence[Piece]) -> None:
         """Checks that the tasks have batches of one size, and a few equal numbers in them.
 
-        The first batches are compared whole; of later ones, as this is done in every step, sizes
-        and samples. Where sizes differ gloo would end the process.
+        Where sizes differ gloo would end the process.
         """
         mine = torch.tensor([signature(pieces)], dtype=torch.float64)
         both = torch.cat([mine, -mine])
         with lost_peer():
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self._process_group.group("graph"))
-        if not torch.equal(both[: len(mine)], -both[len(mine) :]):
+        if not torch.equal(both[:1], -both[1:]):
             raise ConfigurationError(
                 f"rank {self._process_group.rank} and another task of its graph were given "
                 "different batches: give all tasks of a replica the same, as those of "
@@ -148,24 +129,6 @@ class GraphExecution(OperationLog):
         assert self.operations is not None
         operation = StageOperation(self._process_group.part, depth, kind, microbatch, start, stop)
         self.operations.append(operation)
-
-
-_CLOSE = 1e-5
-"""By how much losses may differ, relative to the batch's: as rounding in float32 does."""
-
-
-def same_loss(whole: torch.Tensor, parts: torch.Tensor) -> bool:
-    """Returns whether a batch's loss is the one that its micro-batches have together.
-
-    Losses that are not finite are the same if both are.
-    """
-    one, other = float(whole), float(parts)
-    if not (math.isfinite(one) and math.isfinite(other)):
-        return not (math.isfinite(one) or math.isfinite(other))
-    return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-7)
-
-
-_SAMPLES = 8
 
 
 def signature(pieces: Sequence[Piece]) -> float:

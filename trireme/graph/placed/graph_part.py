@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
@@ -16,7 +16,6 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import Capture
-from trireme.graph.capture.optimise import Optimised
 from trireme.graph.capture.scopes import requested
 from trireme.graph.config import GraphConfig
 from trireme.graph.execute.cut import cut, fingerprint
@@ -24,26 +23,19 @@ from trireme.graph.execute.executor import Executor
 from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.measure.links import measure_links
 from trireme.graph.place.costs import Device, Hardware
-from trireme.graph.placed.graph_decision import (
-    Decider,
-    Decision,
-    Example,
-    optimised_graph,
-    plain_inputs,
-)
+from trireme.graph.placed.decision import Decider, Decision, Example, captured_graph, plain_inputs
 from trireme.parallel.config import PipelineConfig
-from trireme.parallel.construction.deferred import Deferred, with_untouched_memory
+from trireme.parallel.deferred import Deferred, with_untouched_memory
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.ps.module_names import named_buffers, named_parameters
-from trireme.tensors import digest
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedGraph:
     """The graph of a model in one mode, ready to compute."""
 
-    optimised: Optimised  # the captured graph, and what the optimisations did to it
+    captured: Capture
     decision: Decision  # where each operation is computed
     executor: Executor  # computes this process's operations
     places: tuple[str, ...]  # the names of the places, by their numbers
@@ -51,7 +43,7 @@ class PlacedGraph:
     @property
     def devices(self) -> dict[str, str]:
         """The name of the place of each operation, parameter, buffer and output, by its node."""
-        output = self.optimised.capture.module.graph.output_node().name
+        output = self.captured.module.graph.output_node().name
         numbers = {**self.decision.placement, output: self.decision.output}
         return {name: self.places[number] for name, number in numbers.items()}
 
@@ -59,7 +51,7 @@ class PlacedGraph:
         """Returns the arguments of a call as the graph takes them, flat."""
         plain, named = plain_inputs(args, kwargs)
         try:
-            return self.optimised.capture.check(*plain, **named)
+            return self.captured.check(*plain, **named)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{error}. The model was captured by GraphConfig(example=...), else by the first "
@@ -74,10 +66,6 @@ class GraphPart(MeshPart):
     and afterwards those of its operations. When the program freezes or unfreezes parameters of
     `model`, or changes the mode of its layers, it is captured again; parameters stay where they
     are in the first graph.
-
-    Attributes:
-        on_placed: called when the parameters of other processes have left `parameters`.
-        rehearsing: a context in which the model and the loss are computed to measure them.
     """
 
     def __init__(
@@ -94,6 +82,8 @@ class GraphPart(MeshPart):
         self._thawed = {name: known.requires_grad for name, known in self._known.items()}
         self.lean = deferred is not None
         self._deferred = deferred
+        self._unsaid: list[Decision] = []
+        self.microbatches = config.pieces
         self._config = config
         self._decider = decider
         self._group = process_group.group("graph")
@@ -103,52 +93,29 @@ class GraphPart(MeshPart):
         self._layers = tuple(zip(model.modules(), self.modules[0].modules(), strict=True))
         self._graphs: dict[tuple[bool, ...], PlacedGraph] = {}
         self._homes: dict[str, int] = {}
-        self._unsaid: list[Decision] = []
         self._every = dict(self.parameters)
         self._buffers: frozenset[str] | None = None
-        self.on_placed: Callable[[], None] = lambda: None
-        self.rehearsing: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def buffer_names(self) -> frozenset[str]:
         return super().buffer_names if self._buffers is None else self._buffers
 
-    @property
-    def microbatches_are_chosen(self) -> bool:
-        """Whether program or launch say how many micro-batches there are."""
-        return self._config.microbatches is not None
-
     def graph(
-        self,
-        example: Callable[[int], Example],
-        *,
-        divides: Callable[[int], bool] = lambda count: False,
-        early: bool = False,
+        self, example: Example, measuring: AbstractContextManager[Any], *, early: bool = False
     ) -> PlacedGraph:
-        """Returns the graph of the model's present mode; makes it if there is none."""
+        """Returns the graph of the model's present mode; makes it if there is none.
+
+        The model and the loss are computed, to measure them, in the context `measuring`. Before
+        training, `early`, nothing is shown yet.
+        """
         trained = (known.requires_grad for known in self._known.values())
         mode = (*(module.training for module in self.modules[0].modules()), *trained)
         if mode not in self._graphs:
-            with self.rehearsing():
-                self._graphs[mode] = self._placed(example, divides)
+            with measuring:
+                self._graphs[mode] = self._placed(example)
         if not early:
             self._announce()
         return self._graphs[mode]
-
-    def check_batch(self, batch: Example) -> None:
-        """Checks that the tasks of this replica compute with the same batch.
-
-        Otherwise they exchange values of different sizes, at which gloo ends the process.
-        """
-        mine = digest((batch.args, dict(batch.kwargs)))
-        batches = self.process_group.exchange(mine)
-        for rank in self._ranks:
-            if batches[rank] != mine:
-                raise ConfigurationError(
-                    f"rank {self.process_group.rank} and rank {rank} are tasks of one graph, and "
-                    "were given different batches: give all tasks of a replica the same, as those "
-                    "of session.loader are"
-                )
 
     def zero_gradients(self) -> None:
         """As `MeshPart.zero_gradients`; all processes follow changes of any parameter.
@@ -168,30 +135,22 @@ class GraphPart(MeshPart):
                     "of session.model, in every process"
                 )
 
-    def _placed(
-        self, example: Callable[[int], Example], divides: Callable[[int], bool]
-    ) -> PlacedGraph:
-        batch = example(1)
+    def _placed(self, example: Example) -> PlacedGraph:
         self.say("graph: capturing, measuring and placing the model")
+        inputs = plain_inputs(example.args, example.kwargs)
         with with_untouched_memory(self.modules[0]):
-            _, optimised = optimised_graph(self.modules[0], batch, verify=not self.lean)
+            captured = captured_graph(self.modules[0], *inputs, verify=not self.lean)
         if not self._places:
-            self._find_places(optimised.capture)
-        decision = self._decided(optimised, example, divides)
+            self._find_places(captured)
+        decision = self._decided(captured, example)
         self.process_group.output_part = self._ranks.index(self._places[decision.output].rank)
-        module = optimised.capture.module
-        parts = cut(module, decision.placement, output_place=decision.output)
+        parts = cut(captured.module, decision.placement, output_place=decision.output)
         self._check_same(fingerprint(parts))
         if not self._homes:
-            self._keep_own(optimised.capture, decision)
-        executor = Executor(
-            parts,
-            self.process_group.rank,
-            self._places,
-            self._group,
-            schedule=self._config.schedule,
-        )
-        return PlacedGraph(optimised, decision, executor, self._place_names)
+            self._keep_own(captured, decision)
+        rank, schedule = self.process_group.rank, self._config.schedule
+        executor = Executor(parts, rank, self._places, self._group, schedule=schedule)
+        return PlacedGraph(captured, decision, executor, self._place_names)
 
     @property
     def _place_names(self) -> tuple[str, ...]:
@@ -220,38 +179,28 @@ class GraphPart(MeshPart):
             TaskDevice(self._ranks[task], torch.device(name)) for task, name in found
         )
 
-    def _decided(
-        self,
-        optimised: Optimised,
-        example: Callable[[int], Example],
-        divides: Callable[[int], bool],
-    ) -> Decision:
+    def _decided(self, captured: Capture, example: Example) -> Decision:
         """Returns the decision of rank 0, in every process."""
         group, data = self.process_group, None
         hardware = self._hardware()
         if group.is_chief:
+            homes = self._requested_homes(captured)
             try:
                 decision = self._decider.decide(
-                    optimised,
-                    self.modules[0],
-                    example,
-                    divides=divides,
-                    hardware=hardware,
-                    homes=self._requested_homes(optimised.capture),
+                    captured, self.modules[0], example, hardware=hardware, homes=homes
                 ).decision
             except ConfigurationError as error:
                 decision = Decision(error=str(error))
             data = msgspec.msgpack.encode(decision)
         else:
             with suppress(ConfigurationError):  # rank 0 says it
-                self._decider.measure(optimised.capture, example, len(hardware.devices), divides)
+                self._decider.measure(captured, example)
         decision = msgspec.msgpack.decode(group.broadcast(data), type=Decision)
         if decision.error:
             raise ConfigurationError(decision.error)
-        warnings = (*decision.warnings, self._decider.warning) if self._decider.warning else ()
-        if warnings and not self._homes:
-            decision = msgspec.structs.replace(decision, warnings=warnings)
-        self._unsaid.append(decision)
+        about = (self._decider.warning,) if self._decider.warning and not self._homes else ()
+        warnings = (*decision.warnings, *about)
+        self._unsaid.append(msgspec.structs.replace(decision, warnings=warnings))
         return decision
 
     def _announce(self) -> None:
@@ -259,7 +208,7 @@ class GraphPart(MeshPart):
             for warning in decision.warnings if self.process_group.is_chief else ():
                 self.warn(warning)
             self.say(decision.summary)
-            if self._config.log_placement:
+            if decision.table:
                 self.say(decision.table)
         self._unsaid.clear()
 

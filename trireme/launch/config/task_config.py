@@ -25,11 +25,10 @@ tells it from one that has ended by itself."""
 
 
 class DrawRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which pictures `trireme graph` wants of a model's graph, besides the text."""
+    """Which picture `trireme graph` wants of a model's graph, besides the text."""
 
     workers: int = 1  # the job's processes; the mesh says how many of them share the graph
     svg: str | None = None  # the file for the drawing
-    html: str | None = None  # the file for the page
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,15 +1,10 @@
-"""Records what the processes that hold one model compute, and when: for pictures of a schedule."""
+"""Records what the processes that hold one model compute, and when: for traces of a schedule."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from trireme.monitor.stage_operation import StageOperation
-from trireme.session.model.process_group import ProcessGroup
 
 
 class OperationLog:
@@ -23,15 +18,9 @@ class OperationLog:
 
     graph: Any = None
 
-    def __init__(self, process_group: ProcessGroup) -> None:
-        self._members = process_group
+    def __init__(self) -> None:
         self.operations: list[StageOperation] | None = None
         self._readers = 0
-
-    @property
-    def about(self) -> str:
-        """A short description of the schedule."""
-        return ""
 
     def begin(self) -> int:
         """Begins to record; returns the mark to give to `end`. Several readers may record."""
@@ -46,21 +35,4 @@ class OperationLog:
         self._readers -= 1
         if not self._readers:
             self.operations = None
-        return found
-
-    def gather(
-        self, operations: Sequence[StageOperation], step: int, deadline: float
-    ) -> list[StageOperation]:
-        """Returns the operations of all processes of the chief's replica; empty elsewhere."""
-        process_group = self._members
-        process_group.put(
-            f"work/{step}/{process_group.rank}", msgspec.msgpack.encode(list(operations))
-        )
-        found: list[StageOperation] = []
-        for rank in process_group.part_leaders() if process_group.is_chief else ():
-            while (data := process_group.get(f"work/{step}/{rank}")) is None:
-                if time.monotonic() > deadline:
-                    return []
-                time.sleep(0.01)
-            found += msgspec.msgpack.decode(data, type=list[StageOperation])
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +10,14 @@ from typing import Any, Self
 
 import msgspec
 import torch
-from torch import fx, nn
+from torch import nn
 
 from trireme.graph.capture.capture import Capture, capture
-from trireme.graph.capture.effects import written
-from trireme.graph.capture.optimise import Optimised, optimise
+from trireme.graph.capture.optimise import optimised
 from trireme.graph.capture.scopes import requested
 from trireme.graph.config import GraphConfig
-from trireme.graph.drawing.assembly import picture_of
-from trireme.graph.drawing.modules import module_places
 from trireme.graph.drawing.picture import Picture
 from trireme.graph.drawing.text import placement_table
-from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.measure.cost_graph import OUTPUT, cost_graph, grouping
 from trireme.graph.measure.measurement import Measurement, measure
 from trireme.graph.measure.updates import NO_UPDATE, UpdateCost, state_factor, update_cost
@@ -39,7 +34,7 @@ class Example:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    loss: Callable[[Any], torch.Tensor] | None = None  # outputs -> the mean loss, where known
+    loss: Callable[[Any], torch.Tensor] | None = None  # outputs -> the mean loss
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -47,11 +42,9 @@ class Decision(msgspec.Struct, frozen=True):
 
     placement: dict[str, int] = {}  # the place of each operation, parameter and buffer, by node
     output: int = 0  # the place that receives the model's outputs
-    pieces: int = 1  # the number of micro-batches
     summary: str = ""  # what was decided and why, in a sentence
     warnings: tuple[str, ...] = ()  # requests of the program that cannot be met
-    table: str = ""  # the placement as a table
-    modules: dict[str, str] = {}  # the name of the place of most operations of each module
+    table: str = ""  # the placement as a table, where it is to be logged
     error: str = ""  # why there is no placement; "" if there is one
 
 
@@ -59,44 +52,31 @@ class Decision(msgspec.Struct, frozen=True):
 class Placed:
     """A placement, and what it was made of."""
 
-    optimised: Optimised
+    captured: Capture
     costs: CostGraph
     hardware: Hardware
     placement: Placement
-    pieces: int  # the number of micro-batches
+    config: GraphConfig
     requests: Requests
 
     @property
     def decision(self) -> Decision:
         """What other processes need to know of it."""
-        numbers, picture = self.hardware.numbers, self.picture()
+        numbers = self.hardware.numbers
         placement = {name: numbers[device] for name, device in self.placement.devices.items()}
-        return Decision(
-            placement,
-            placement[OUTPUT],
-            self.pieces,
-            _summary(self, picture),
-            self.requests.unmet,
-            placement_table(picture),
-            module_places(picture.nodes),
-        )
+        table = placement_table(self.picture()) if self.config.log_placement else ""
+        summary, unmet = _summary(self), self.requests.unmet
+        return Decision(placement, placement[OUTPUT], summary, unmet, table)
 
-    def cut(self) -> Cut:
-        """Returns the graph, cut by the placement."""
-        decision = self.decision
-        module = self.optimised.capture.module
-        return cut(module, decision.placement, output_place=decision.output)
-
-    def picture(self, captured: Capture | None = None, parts: Cut | None = None) -> Picture:
+    def picture(self, model: str = "") -> Picture:
         """Returns what is to be shown of it."""
-        return picture_of(
-            self.optimised,
+        return Picture.of(
+            self.captured.module,
             self.placement,
             self.costs,
             self.hardware,
-            captured=captured,
-            cut=parts,
-            micro_batches=self.pieces,
+            micro_batches=self.config.pieces,
+            model=model,
         )
 
 
@@ -134,17 +114,15 @@ class Decider:
 
     def decide(
         self,
-        optimised: Optimised,
+        captured: Capture,
         model: nn.Module,
-        example: Callable[[int], Example],
+        example: Example,
         *,
-        divides: Callable[[int], bool],
         hardware: Hardware,
         homes: Mapping[str, str],
     ) -> Placed:
         """Returns where each operation is computed, and why."""
-        captured, config = optimised.capture, self.config
-        module, graph = captured.module, captured.module.graph
+        config, module, graph = self.config, captured.module, captured.module.graph
         wanted = {**matched(graph, config.placement), **requested(module, model), **homes}
         names = {node.name: str(node.target) for node in graph.find_nodes(op="get_attr")}
         parameters = frozenset(
@@ -157,75 +135,50 @@ class Decider:
             tuple(name for pattern in patterns for name in named_by(graph, pattern))
             for patterns in config.together
         )
-        barred = barred_devices(graph, config.never)
-        best: Placed | None = None
-        measured = self.measure(captured, example, len(hardware.devices), divides)
-        for pieces, each in measured.items():
-            costs = cost_graph(captured, each, state_factor=self.state_factor, update=self.update)
-            requests = resolve(
-                wanted,
-                groups,
-                list(costs.positions),
-                list(hardware.numbers),
-                parameters=parameters,
-                devices=config.devices,
-                barred=barred,
-                servers=self.servers,
-                soft=config.soft,
-                names=names,
-            )
-            found = place(
-                costs,
-                hardware,
-                requests.constraints,
-                micro_batches=pieces,
-                algorithm=config.algorithm,  # type: ignore[arg-type]
-                schedule=config.schedule,
-            )
-            before = best.placement.prediction.step_seconds if best else math.inf
-            if found.prediction.step_seconds < before:
-                best = Placed(optimised, costs, hardware, found, pieces, requests)
-        assert best is not None
-        return best
+        costs = cost_graph(
+            captured,
+            self.measure(captured, example),
+            state_factor=self.state_factor,
+            update=self.update,
+        )
+        requests = resolve(
+            wanted,
+            groups,
+            list(costs.positions),
+            list(hardware.numbers),
+            parameters=parameters,
+            devices=config.devices,
+            barred=barred_devices(graph, config.never),
+            servers=self.servers,
+            soft=config.soft,
+            names=names,
+        )
+        placement = place(
+            costs,
+            hardware,
+            requests.constraints,
+            micro_batches=config.pieces,
+            algorithm=config.algorithm,  # type: ignore[arg-type]
+            schedule=config.schedule,
+        )
+        return Placed(captured, costs, hardware, placement, config, requests)
 
-    def measure(
-        self,
-        captured: Capture,
-        example: Callable[[int], Example],
-        places: int,
-        divides: Callable[[int], bool],
-    ) -> dict[int, Measurement]:
-        """Returns the costs of the operators, by the numbers of micro-batches to compare.
+    def measure(self, captured: Capture, example: Example) -> Measurement:
+        """Returns the costs of the operators.
 
         All tasks measure at the same time, though only one decides: in a step they compute at the
         same time too, and share caches and the memory's bandwidth. Measured by one task alone, the
         operators of two tasks of a host take a tenth less time than in a step.
         """
-        measured = {}
-        for pieces in self._candidates(captured, places, divides):
-            piece = example(pieces)
-            measured[pieces] = measure(captured, piece.args, piece.kwargs, loss=piece.loss)
-        return measured
-
-    def _candidates(
-        self, captured: Capture, places: int, divides: Callable[[int], bool]
-    ) -> list[int]:
-        size = captured.batch.size if captured.batch.dynamic else None
-        if self.config.microbatches is not None:
-            return [self.config.microbatches]
-        if size is None or places == 1 or keeps_statistics(captured.module):
-            return [1]
-        several = min(size, 2 * places)
-        return [1, several] if several > 1 and divides(several) else [1]
+        return measure(captured, example.args, example.kwargs, loss=example.loss)
 
 
-def optimised_graph(
-    model: nn.Module, batch: Example, *, verify: bool = True
-) -> tuple[Capture, Optimised]:
-    """Returns the graph of a model as captured, and optimised."""
-    args, kwargs = plain_inputs(batch.args, batch.kwargs)
+def captured_graph(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, verify: bool = True
+) -> Capture:
+    """Returns the graph of a model, optimised."""
     captured = capture(model, args, kwargs, verify=verify)
-    return captured, optimise(captured, devices=requested(captured.module, model))
+    return optimised(captured, requested(captured.module, model))
 
 
 def plain_inputs(
@@ -243,22 +196,15 @@ def plain_inputs(
     return map_tensors(tuple(args), plain), map_tensors(dict(kwargs), plain)
 
 
-def keeps_statistics(module: fx.GraphModule) -> bool:
-    """Returns whether a graph changes buffers, as batch norm does with statistics of a batch."""
-    buffers = {id(buffer) for buffer in module.buffers()}
-    return any(
-        each.op == "get_attr" and id(attrgetter(str(each.target))(module)) in buffers
-        for node in module.graph.nodes
-        for each in written(node)
-    )
-
-
-def _summary(placed: Placed, picture: Picture) -> str:
-    """Returns a sentence about a placement, with the operators that its table counts."""
-    found, pieces = placed.placement, placed.pieces
+def _summary(placed: Placed) -> str:
+    """Returns a sentence about a placement."""
+    found, pieces = placed.placement, placed.config.pieces
     # Else each algorithm keeps to the requests, and none has everything on one device.
     free = not placed.requests.constraints.pinned
-    counts = Counter(node.place for node in picture.nodes if node.is_operator and node.place)
+    operators = [
+        each.name for each in placed.costs.operations if not each.stored and each.name != OUTPUT
+    ]
+    counts = Counter(found.devices[name] for name in operators)
     devices = [each.device for each in found.prediction.devices]
     shares = ", ".join(f"{counts[place] or 'no'} operators on {place}" for place in devices)
     split = f", {pieces} micro-batches" if pieces > 1 else ""

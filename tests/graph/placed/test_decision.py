@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trireme.graph.config import GraphConfig
-from trireme.graph.placed.graph_decision import Decider
+from trireme.graph.placed.decision import Decider
 
 
 class Normalised(torch.optim.SGD):

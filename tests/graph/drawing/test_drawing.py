@@ -1,0 +1,113 @@
+"""What `trireme graph` shows of a placed model, as text and as a drawing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trireme.errors import ConfigurationError
+from trireme.graph.capture.capture import capture
+from trireme.graph.config import GraphConfig
+from trireme.graph.drawing.output import check_file, write
+from trireme.graph.drawing.picture import Module, Picture
+from trireme.graph.drawing.svg import dot
+from trireme.graph.drawing.text import EACH_TASK, WIDTH, placement_rows, text
+from trireme.graph.drawing.words import count, duration, milliseconds, size
+from trireme.graph.place.costs import Device, Hardware, Link
+from trireme.graph.placed.decision import Decider, Example
+from trireme.launch.config.task_config import DrawRequest
+
+DEVICES = ("worker:0/cpu", "worker:1/cpu")
+
+
+class Towers(nn.Module):
+    """Two towers that read a half of the input each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+        self.right = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, 1)
+        return self.left(left) + self.right(right)
+
+
+@pytest.fixture(scope="module")
+def picture() -> Picture:
+    torch.manual_seed(0)
+    model, inputs = Towers(), torch.rand(6, 8)
+    config = GraphConfig({"right": "worker:1", "*": "worker:0"}, microbatches=2)
+    hardware = Hardware(
+        tuple(Device(name, memory_bytes=10**9) for name in DEVICES), Link(1e-4, 1e9)
+    )
+    decider = Decider.of(config, torch.optim.SGD(model.parameters(), lr=0.1), 0)
+    example = Example((inputs[:3],), {}, lambda outputs: outputs.sum())
+    captured = capture(model, (inputs,))
+    return decider.decide(captured, model, example, hardware=hardware, homes={}).picture("Towers")
+
+
+def test_the_text_has_each_section_in_lines_of_a_terminal(picture: Picture) -> None:
+    shown = text(picture)
+    assert all(len(line) <= WIDTH for line in shown.splitlines())
+    sections = re.findall(r"^(\w+): ", shown, re.M)
+    assert sections == ["captured", "placed", "cut", "predicted"]
+    assert re.search(r"captured: \d+ operators of Towers\n +.*chunk", shown)
+    assert re.search(r"linear +aten\.linear +float32\[\w+, 6\] +test_drawing\.py:\d+", shown)
+    assert re.search(r"left +worker:0/cpu +2 ", shown)
+    assert re.search(r"right +worker:1/cpu +2 ", shown)
+    assert re.search(r"cut: \d segments, [12] transfers? forward", shown)
+    assert re.search(r"tanh +worker:1/cpu +worker:0/cpu +72 B +returns", shown)
+    assert re.search(r"predicted: \S+ ms a step of 2 micro-batches", shown)
+    assert re.search(r"worker:1/cpu +\S+ ms +\d+% +\S+ \w*B +953\.7 MiB", shown)
+    assert "single worker:0/cpu" in shown
+
+
+def test_a_module_in_one_place_is_a_row_and_so_are_nodes_side_by_side(picture: Picture) -> None:
+    listed = [node for node in picture.nodes if node.kind not in ("placeholder", "output")]
+    rows = dict(placement_rows(Module.of(listed)))
+    assert {"left", "right"} <= rows.keys()
+    assert [node.name for node in rows["left"] if node.computes] == ["linear", "relu"]
+    assert any(label.endswith("add") for label in rows)
+    assert sum(map(len, rows.values())) == len(listed)
+    assert EACH_TASK in text(picture)
+
+
+def test_the_drawing_has_modules_places_and_what_is_sent(picture: Picture) -> None:
+    drawn = dot(picture)
+    assert 'subgraph "cluster_left"' in drawn and 'subgraph "cluster_right"' in drawn
+    assert re.search(r'"linear" \[label="linear\\nfloat32.*fillcolor="#dbe6fd"', drawn)
+    assert re.search(r'"tanh" \[label="tanh\\nfloat32.*fillcolor="#fbe0d4"', drawn)
+    assert re.search(r'"tanh" -> "add" \[label=" 72 B " penwidth=2.6', drawn)
+    assert drawn.count("{") == drawn.count("}")
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="NOT DRAWN: no program dot (Graphviz)")
+def test_graphviz_draws_it(picture: Picture, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "graph.svg"
+    assert f"wrote {path}" in write(picture, DrawRequest(svg=str(path)))
+    assert "<svg" in path.read_text() and "worker:1/cpu" in path.read_text()
+
+
+def test_without_graphviz_the_error_says_what_to_install(
+    picture: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="apt-get install graphviz"):
+        write(picture, DrawRequest(svg=str(tmp_path / "graph.svg")))
+    with pytest.raises(ConfigurationError, match="it is a directory"):
+        check_file(str(tmp_path))
+
+
+def test_numbers_have_three_digits_and_a_unit() -> None:
+    assert [milliseconds(each) for each in (0, 1e-7, 1.234e-5, 1.234)] == [
+        *("0", "<0.001", "0.0123", "1,234"),
+    ]
+    assert (duration(0.0123), duration(1.5)) == ("12.3 ms", "1.5 s")
+    assert (size(100), size(1.5 * 2**20)) == ("100 B", "1.5 MiB")
+    assert (count(1, "operator"), count(2, "batch", "es")) == ("1 operator", "2 batches")
