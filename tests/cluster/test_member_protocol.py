@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cluster.member_protocol import MemberConfig, MemberProtocol, MemberState
+from trireme.cluster.member_protocol import MemberConfig, MemberProtocol
 from trireme.cluster.messages import (
     Dismissed,
     Heartbeat,
@@ -24,13 +24,13 @@ BROKEN = PeerClosed("it broke")
 JOINED = Joined(3, 1.0, 4.0, rejoin_timeout=20.0)
 
 
-def member(now: float = 100.0) -> tuple[MemberProtocol, MemberState]:
-    state = MemberState()
+def member(now: float = 100.0) -> tuple[MemberProtocol, MemberProtocol]:
     config = MemberConfig("tcp://c:1", "job", "worker", 1, b"", "", 10.0)
-    return MemberProtocol(config, state, now, "h", 7, start=11), state
+    protocol = MemberProtocol(config, now, "h", 7, start=11)
+    return protocol, protocol
 
 
-def joined() -> tuple[MemberProtocol, MemberState]:
+def joined() -> tuple[MemberProtocol, MemberProtocol]:
     protocol, state = member()
     assert protocol.connected(100.0) == Join("worker", 1, 0, "h", 7, "", start=11)
     assert protocol.heard(100.5, JOINED) is None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tests.simulation.coordinator import CoordinatorHost
 from tests.simulation.network import Network, Wire
 from tests.simulation.process import Process
-from trireme.cluster.member_protocol import MemberConfig, MemberProtocol, MemberState, Subscriber
+from trireme.cluster.member_protocol import MemberConfig, MemberProtocol, News
 from trireme.cluster.messages import Leave, Outcome, Signalled
 from trireme.cluster.view import View, WorkerEntry
 from trireme.errors import ConnectionRefused, PeerClosed, WireTimeout
@@ -40,10 +40,8 @@ class Member:
         task: tuple[str, int],
         place: tuple[str, int, str],
         make: Callable[..., MemberProtocol],
-        hear: Subscriber,
+        hear: Callable[[News], object],
     ) -> None:
-        self.state = MemberState()
-        self.state.subscribe(hear)
         self._network = network
         self._coordinator = coordinator
         self._process = process
@@ -51,7 +49,8 @@ class Member:
         host, pid, address = place
         config = MemberConfig("", "", *task, b"", address=address, connect_timeout=math.inf)
         self._name = config.name
-        self._protocol = make(config, self.state, network.loop.now, host, pid, pid)
+        self.state = self._protocol = make(config, network.loop.now, host, pid, pid)
+        self.state.subscribe(hear)
         self._wire: Wire | None = None
         self._say: Callable[[Message], None] = lambda message: None
         self._due = math.inf  # when a tick comes

@@ -74,7 +74,7 @@ class KeepsItsIncarnation(MemberProtocol):
     """A process that was given up and admitted again believes that it is what it was."""
 
     def _take_joined(self, now: float, message: Joined) -> None:
-        known = self._state.incarnation or message.incarnation
+        known = self.incarnation or message.incarnation
         super()._take_joined(now, msgspec.structs.replace(message, incarnation=known))
 
 
@@ -82,7 +82,7 @@ class TakesNoLaterView(MemberProtocol):
     """A process stays with the first view that it hears of."""
 
     def heard(self, now: float, message: Any) -> Any:
-        if isinstance(message, ViewChanged) and self._state.view is not None:
+        if isinstance(message, ViewChanged) and self.view is not None:
             return None
         return super().heard(now, message)
 

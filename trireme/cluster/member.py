@@ -18,7 +18,6 @@ from trireme.cluster.member_protocol import (
     ATTEMPT_SECONDS,
     MemberConfig,
     MemberProtocol,
-    MemberState,
 )
 from trireme.cluster.messages import (
     CLUSTER_CATALOG,
@@ -62,7 +61,7 @@ _START_BITS = 60
 _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this much longer
 
 
-class Member(MemberState):
+class Member(MemberProtocol):
     """One task's membership, which a background thread keeps up over one connection.
 
     The thread connects, carries the messages of a `MemberProtocol`, and connects again when the
@@ -72,13 +71,10 @@ class Member(MemberState):
     """
 
     def __init__(self, config: MemberConfig) -> None:
-        super().__init__()
-        self._config = config
+        now, host = time.monotonic(), config.host or socket.gethostname()
+        super().__init__(config, now, host, os.getpid(), 1 + secrets.randbits(_START_BITS))
         self._wakeup = Wakeup()  # woken when another thread has changed the state
-        self._logged_at = time.monotonic()
-        where = config.host or socket.gethostname(), os.getpid()
-        start = 1 + secrets.randbits(_START_BITS)
-        self._protocol = MemberProtocol(config, self, self._logged_at, *where, start=start)
+        self._logged_at = now
         name = f"trireme-member-{config.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -87,11 +83,6 @@ class Member(MemberState):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @property
-    def away_since(self) -> float | None:
-        """Since when the coordinator is unreachable (`time.monotonic`); None while it is not."""
-        return self._protocol.away_since
 
     def check(self) -> None:
         """Raises `JobFailed` if the job is over, with how it ended, and why."""
@@ -230,11 +221,11 @@ class Member(MemberState):
 
     def _run(self) -> None:
         try:
-            while not self._protocol.finished:
+            while not self.finished:
                 self._connect_once()
         except Exception as error:
             _log.exception("the membership of %s ends by an internal error", self._config.name)
-            self._protocol.fail(error)
+            self.fail(error)
         finally:
             with self.change():
                 self.ended = True
@@ -244,13 +235,13 @@ class Member(MemberState):
             with self._connect() as connection:
                 self._serve_connection(connection)
         except StaleEpochError as error:
-            self._protocol.fail(error)  # the server denied this task after its proof
+            self.fail(error)  # the server denied this task after its proof
         except (AuthenticationError, FrameError, ConfigurationError) as error:
             if self.incarnation:
                 # Another process may have the port of a coordinator that is gone.
                 self._wait_to_reconnect(error)
             else:
-                self._protocol.fail(error)
+                self.fail(error)
         except WireError as error:
             self._wait_to_reconnect(error)
 
@@ -260,7 +251,7 @@ class Member(MemberState):
             raise WireTimeout(
                 f"{config.name} does not join again while it cannot take part in the job"
             )
-        left = self._protocol.reconnect_deadline - time.monotonic()
+        left = self.reconnect_deadline - time.monotonic()
         timeout = max(0.01, min(ATTEMPT_SECONDS, left))
         stream = connect(config.coordinator, timeout=timeout, certificates=config.certificates)
         connection = Connection(stream, CLUSTER_CATALOG, limits=Limits(payload=0))
@@ -270,24 +261,24 @@ class Member(MemberState):
 
     def _wait_to_reconnect(self, error: WireError | ConfigurationError) -> None:
         """Waits before the next attempt to connect, or gives the coordinator up."""
-        protocol, name = self._protocol, self._config.name
-        if protocol.finished:
+        name = self._config.name
+        if self.finished:
             return
         now = time.monotonic()
-        if protocol.away_since is None:
+        if self.away_since is None:
             self._logged_at = now
             _log.warning("%s lost its coordinator: %s; connecting again", name, error)
-        pause = protocol.broke(now, error)
+        pause = self.broke(now, error)
         if pause is None:
             return
         if now - self._logged_at >= self._config.notice_interval:
-            self._logged_at, left = now, protocol.reconnect_deadline - now
+            self._logged_at, left = now, self.reconnect_deadline - now
             if self.incarnation:
                 _log.warning(
                     "%s has not reached its coordinator for %.0f s (%s): training goes on with the "
                     "servers within reach, and nobody joins or is replaced meanwhile. It tries for "
                     "%.0f s more (--rejoin-timeout)",
-                    *(name, now - (protocol.away_since or now), error, left),
+                    *(name, now - (self.away_since or now), error, left),
                 )
             else:
                 _log.info("%s waits for the coordinator, %.0f s more: %s", name, left, error)
@@ -304,16 +295,16 @@ class Member(MemberState):
 
     def _serve_connection(self, connection: Connection) -> None:
         """Sends and receives until there is nothing more to do."""
-        connection.offer(self._protocol.connected(time.monotonic()))
+        connection.offer(self.connected(time.monotonic()))
         while self._receive_all(connection):
             now = time.monotonic()
             try:
-                for message in self._protocol.tick(now):
+                for message in self.tick(now):
                     connection.offer(message)
             except WireError:
                 self._receive_all(connection)  # what the coordinator sent before
                 raise
-            self._poll(self._protocol.due - now, connection)
+            self._poll(self.due - now, connection)
             if connection.unsent:
                 connection.flush()
 
@@ -321,7 +312,7 @@ class Member(MemberState):
         """Handles the messages that have arrived; returns whether to go on."""
         while (incoming := connection.poll()) is not None:
             before = self.incarnation
-            answer = self._protocol.heard(time.monotonic(), incoming.message)
+            answer = self.heard(time.monotonic(), incoming.message)
             if answer is not None:
                 connection.offer(answer)
             name, now = self._config.name, self.incarnation
@@ -331,7 +322,7 @@ class Member(MemberState):
                 else:
                     news = "%s was given up while it was away: it goes on as incarnation %d"
                     _log.warning(news, name, now)
-        return not self._protocol.served(time.monotonic())
+        return not self.served(time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)

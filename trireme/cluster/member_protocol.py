@@ -50,70 +50,6 @@ News = View | Dismissed | JobOver
 """A new view; that this task is to leave; at last, how the job ended."""
 
 
-class MemberState:
-    """Values under one lock, with waits for their changes, read by any thread.
-
-    The member's thread sets them, inside `change`.
-    """
-
-    def __init__(self) -> None:
-        self.incarnation = 0  # of this task; grows if it was given up, and is admitted again
-        self.epoch = ""  # of the job: each start of one has another
-        self.term = 0  # the coordinator's
-        self.view: View | None = None  # the newest
-        self.dismissed: Dismissed | None = None  # set when this task is to leave
-        self.signalled: Signalled | None = None  # by a signal that asks this process to end
-        self.interrupted: Interrupted | None = None  # set when the job stops before its end
-        self.over: JobOver | None = None  # how the job ended, or why this task is no member
-        self.confirmed = False  # whether `over` came from the coordinator
-        self.waiting: tuple[WaitingFor, float] | None = None  # until when (`time.monotonic`)
-        self.failure: Exception | None = None  # why this task could not join
-        self.leaving: Leave | None = None  # the message with which it leaves
-        self.left = False  # whether the coordinator has received that
-        # What a server reports of its shards, or a chief of the last step: sent when it changes,
-        # and with each heartbeat, as long as it holds.
-        self.reports: tuple[Message, ...] = ()
-        self.closing = self.ended = False  # the member's thread is to end; has ended
-        self.able: Callable[[], bool] = lambda: True  # to take part: asked before it joins again
-        # Called at each heartbeat, in the thread that sends it: it can report on another thread,
-        # even if that thread hangs.
-        self.extra_status: Callable[[], Mapping[str, StatusValue]] = dict
-        self._changed = threading.Condition()
-        self._status: dict[str, StatusValue] = {}
-        self._subscribers: list[Callable[[News], object]] = []
-
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """Holds the lock while attributes are set, then wakes the threads that wait."""
-        with self._changed:
-            yield
-            self._changed.notify_all()
-
-    def wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Blocks until a condition holds or `time.monotonic` is there; returns whether it does."""
-        with self._changed:
-            return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
-
-    def publish(self, news: News) -> None:
-        for subscriber in self._subscribers:
-            subscriber(news)
-
-    def subscribe(self, subscriber: Callable[[News], object]) -> None:
-        """Has a function called with all news, in the member's thread; before joining."""
-        self._subscribers.append(subscriber)
-
-    def report(self, status: Mapping[str, StatusValue]) -> None:
-        """Sets values of the status that the next heartbeats report: numbers and strings."""
-        plain = {name: _plain(name, value) for name, value in status.items()}
-        with self._changed:
-            self._status.update(plain)
-
-    def status(self) -> dict[str, StatusValue]:
-        """Returns the status for the next heartbeat."""
-        with self._changed:
-            return {**self._status, **self.extra_status()}
-
-
 def _plain(name: str, value: object) -> StatusValue:
     """Converts a value to a type that can be sent: numpy's numbers cannot."""
     if type(value) is float or type(value) is int:
@@ -158,22 +94,40 @@ class MemberConfig:
 class MemberProtocol:
     """One task's side of its membership, over one connection after another.
 
-    Attributes:
-        away_since: since when there is no connection that has joined; None while there is one.
+    What it knows are values under one lock, with waits for their changes, read by any thread. Who
+    carries its messages sets them, inside `change`.
     """
 
     def __init__(
-        self,
-        config: MemberConfig,
-        state: MemberState,
-        now: float,
-        host: str,
-        pid: int,
-        start: int = 0,
+        self, config: MemberConfig, now: float, host: str, pid: int, start: int = 0
     ) -> None:
+        self.incarnation = 0  # of this task; grows if it was given up, and is admitted again
+        self.epoch = ""  # of the job: each start of one has another
+        self.term = 0  # the coordinator's
+        self.view: View | None = None  # the newest
+        self.dismissed: Dismissed | None = None  # set when this task is to leave
+        self.signalled: Signalled | None = None  # by a signal that asks this process to end
+        self.interrupted: Interrupted | None = None  # set when the job stops before its end
+        self.over: JobOver | None = None  # how the job ended, or why this task is no member
+        self.confirmed = False  # whether `over` came from the coordinator
+        self.waiting: tuple[WaitingFor, float] | None = None  # until when (`time.monotonic`)
+        self.failure: Exception | None = None  # why this task could not join
+        self.leaving: Leave | None = None  # the message with which it leaves
+        self.left = False  # whether the coordinator has received that
+        # What a server reports of its shards, or a chief of the last step: sent when it changes,
+        # and with each heartbeat, as long as it holds.
+        self.reports: tuple[Message, ...] = ()
+        self.closing = self.ended = False  # the member's thread is to end; has ended
+        self.able: Callable[[], bool] = lambda: True  # to take part: asked before it joins again
+        # Called at each heartbeat, in the thread that sends it: it can report on another thread,
+        # even if that thread hangs.
+        self.extra_status: Callable[[], Mapping[str, StatusValue]] = dict
+        self._changed = threading.Condition()
+        self._status: dict[str, StatusValue] = {}
+        self._subscribers: list[Callable[[News], object]] = []
+        # Since when there is no connection that has joined; None while there is one.
         self.away_since: float | None = now
         self._config = config
-        self._state = state
         self._host = host
         self._pid = pid
         self._start = start
@@ -189,10 +143,41 @@ class MemberProtocol:
         self._unanswered_since: float | None = None  # since when an answer is due
         self._close_deadline: float | None = None  # until when the coordinator may close
 
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Holds the lock while attributes are set, then wakes the threads that wait."""
+        with self._changed:
+            yield
+            self._changed.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Blocks until a condition holds or `time.monotonic` is there; returns whether it does."""
+        with self._changed:
+            return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
+
+    def publish(self, news: News) -> None:
+        for subscriber in self._subscribers:
+            subscriber(news)
+
+    def subscribe(self, subscriber: Callable[[News], object]) -> None:
+        """Has a function called with all news, in the member's thread; before joining."""
+        self._subscribers.append(subscriber)
+
+    def report(self, status: Mapping[str, StatusValue]) -> None:
+        """Sets values of the status that the next heartbeats report: numbers and strings."""
+        plain = {name: _plain(name, value) for name, value in status.items()}
+        with self._changed:
+            self._status.update(plain)
+
+    def status(self) -> dict[str, StatusValue]:
+        """Returns the status for the next heartbeat."""
+        with self._changed:
+            return {**self._status, **self.extra_status()}
+
     @property
     def finished(self) -> bool:
         """Whether there is nothing more to say: the job is over, or the task has left."""
-        return self._state.closing or self._state.left or self._state.over is not None
+        return self.closing or self.left or self.over is not None
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -202,36 +187,35 @@ class MemberProtocol:
         self._reported = ()
         self._close_deadline = None
         self._unanswered_since = now
-        config, state = self._config, self._state
+        config = self._config
         where = self._host, self._pid, config.address
-        return Join(config.role, config.index, state.incarnation, *where, state.term, self._start)
+        return Join(config.role, config.index, self.incarnation, *where, self.term, self._start)
 
     def heard(self, now: float, message: Message) -> Message | None:
         """The coordinator has sent a message; returns the answer, if it wants one."""
-        state = self._state
         if self._joined:
             self._unanswered_since = None
-        with state.change():
+        with self.change():
             if isinstance(message, WaitingFor):
-                state.waiting = (message, now + message.deadline_seconds)
+                self.waiting = (message, now + message.deadline_seconds)
             elif isinstance(message, Interrupted):
-                state.interrupted = message
+                self.interrupted = message
             elif isinstance(message, Left):
-                state.left = True
+                self.left = True
         if isinstance(message, Joined):
             self._take_joined(now, message)
         elif isinstance(message, RequestRefused):
             self._take_refused(now, message)
         elif isinstance(message, ViewChanged):
-            if state.view is None or message.view.number > state.view.number:
-                with state.change():
-                    state.view, state.waiting = message.view, None
-                state.publish(message.view)
+            if self.view is None or message.view.number > self.view.number:
+                with self.change():
+                    self.view, self.waiting = message.view, None
+                self.publish(message.view)
         elif isinstance(message, Dismissed):
-            if state.dismissed is None:
-                with state.change():
-                    state.dismissed = message
-                state.publish(message)
+            if self.dismissed is None:
+                with self.change():
+                    self.dismissed = message
+                self.publish(message)
         elif isinstance(message, JobOver):
             self._end(message, confirmed=True)
             self._close_deadline = now + _CLOSE_SECONDS
@@ -242,7 +226,7 @@ class MemberProtocol:
 
     def tick(self, now: float) -> list[Message]:
         """Time has passed; returns the messages that are due on this connection."""
-        since, state = self._unanswered_since, self._state
+        since = self._unanswered_since
         if since is not None and now >= since + self._answer_timeout:
             raise WireTimeout(
                 f"the coordinator at {self._config.coordinator} sent nothing for "
@@ -252,18 +236,18 @@ class MemberProtocol:
         if not self._joined or self._close_deadline is not None:
             return messages
         beats = now >= self._next_heartbeat
-        if beats or state.reports != self._reported:
-            self._reported = state.reports
+        if beats or self.reports != self._reported:
+            self._reported = self.reports
             messages += self._reported
-        if state.signalled is not None and not self._signal_sent:
+        if self.signalled is not None and not self._signal_sent:
             self._signal_sent = True
-            messages.append(state.signalled)
-        if state.leaving is not None and not self._leave_sent:
+            messages.append(self.signalled)
+        if self.leaving is not None and not self._leave_sent:
             self._leave_sent = True
-            messages.append(state.leaving)  # after the reports: nothing is heard of who left
+            messages.append(self.leaving)  # after the reports: nothing is heard of who left
         if beats:
             self._next_heartbeat = now + self._interval
-            messages.append(Heartbeat(state.status()))
+            messages.append(Heartbeat(self.status()))
             if since is None:
                 self._unanswered_since = now
         return messages
@@ -278,7 +262,7 @@ class MemberProtocol:
             self._attempts = 0
         if now >= self.reconnect_deadline:
             where, absence = self._config.coordinator, f"{now - self.away_since:.0f} s: {error}"
-            if self._state.incarnation:
+            if self.incarnation:
                 reason = f"nothing was heard of the coordinator at {where} for {absence}"
                 self._end(JobOver("failed", "coordinator:0", reason), confirmed=False)
                 return None
@@ -296,9 +280,9 @@ class MemberProtocol:
 
     def fail(self, error: Exception) -> None:
         """Ends the membership for a local reason. A thread that waits in `join` gets the error."""
-        if not self._state.incarnation:
-            with self._state.change():
-                self._state.failure = error
+        if not self.incarnation:
+            with self.change():
+                self.failure = error
         reason = f"the membership of {self._config.name} failed: {error}"
         self._end(JobOver("failed", self._config.name, reason), confirmed=False)
 
@@ -320,9 +304,7 @@ class MemberProtocol:
 
     def served(self, now: float) -> bool:
         """Returns whether this connection is to be closed. Who has left stays until the end."""
-        return self._state.closing or (
-            self._close_deadline is not None and now >= self._close_deadline
-        )
+        return self.closing or (self._close_deadline is not None and now >= self._close_deadline)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -333,9 +315,9 @@ class MemberProtocol:
         self._answer_timeout = message.heartbeat_timeout
         self._patience = message.rejoin_timeout
         self._next_heartbeat = now + self._interval
-        with self._state.change():
-            self._state.epoch, self._state.term = message.epoch, message.term
-            self._state.incarnation = message.incarnation
+        with self.change():
+            self.epoch, self.term = message.epoch, message.term
+            self.incarnation = message.incarnation
 
     def _take_refused(self, now: float, message: RequestRefused) -> None:
         if message.code == "deposed":
@@ -345,8 +327,8 @@ class MemberProtocol:
         self._close_deadline = now
 
     def _end(self, over: JobOver, *, confirmed: bool) -> None:
-        if self._state.over is not None:
+        if self.over is not None:
             return
-        with self._state.change():
-            self._state.over, self._state.confirmed = over, confirmed
-        self._state.publish(over)
+        with self.change():
+            self.over, self.confirmed = over, confirmed
+        self.publish(over)
