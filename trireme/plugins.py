@@ -38,8 +38,9 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.backends": {"graph": "graph", "parallel": "parallel"},
     "trireme.boards": {"tensorboard": "dashboards"},
     "trireme.commands": {
-        **{"certs": "tls", "completion": "completion", "doctor": "doctor"},
-        **{"graph": "graph", "report": "dashboards", "top": "screen"},
+        **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
+        **{"doctor": "doctor", "graph": "graph", "report": "dashboards"},
+        **{"scale": "scaling", "top": "screen"},
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},

@@ -96,56 +96,6 @@ def _stop() -> Parser:
     return parser
 
 
-def _scale() -> Parser:
-    parser = Parser(
-        "scale",
-        "[--ps N] [--workers M] [--timeout SECONDS] RUN\n"
-        "                     [--ps N] [--workers M] --coordinator HOST:PORT",
-        "Makes the running job in the run directory RUN larger or smaller, and waits until it has "
-        "so many tasks, every shard of the parameters has all its copies, and every server its "
-        "share. The job's launcher starts new tasks, and tasks that are not needed finish their "
-        "update and leave. Of a job that was started by hand it prints which tasks to start.",
-    )
-    parser.add("RUN", "a run directory", nargs="?")
-    parser.add("--ps N", "how many parameter servers the job shall have")
-    parser.add("--workers M", "how many workers it shall have")
-    parser.add("--timeout SECONDS", "how long to wait (default 120)", default="120")
-    parser.add("--coordinator HOST:PORT", "the coordinator of a job started by hand")
-    parser.add("--secret-file FILE", "by hand: the file with the job's secret", type=Path)
-    parser.add("--certs PATH", "by hand: the certificate of observer:0", type=Path)
-    return parser
-
-
-def _checkpoint() -> Parser:
-    parser = Parser(
-        "checkpoint",
-        "ls|show|verify|export RUN [--step N] [--output FILE] [--tables [--state]]",
-        "Lists the checkpoints in the run directory RUN, shows the content of one, verifies every "
-        "byte of one, or exports its model as one safetensors file, or its sparse tables as "
-        "Parquet files. Without --step it takes the newest checkpoint.",
-    )
-    parser.add("ACTION", "ls, show, verify or export")
-    parser.add("RUN", "a run directory")
-    parser.add("--step N", "the checkpoint of global step N")
-    parser.add(
-        "--output FILE",
-        "export: the file to write (default model.safetensors); with --tables the directory "
-        "(default tables)",
-    )
-    parser.add(
-        "--tables",
-        "export: each sparse table as TABLE.parquet, with the columns key and row; needs "
-        "trireme-train[parquet]",
-        action="store_true",
-    )
-    parser.add(
-        "--state",
-        "with --tables: also the columns state (of the optimizer), last_step and touches",
-        action="store_true",
-    )
-    return parser
-
-
 RUN = Command(
     "start a job, on this host or on Ray: workers, parameter servers, coordinator",
     _run,
@@ -156,9 +106,3 @@ TASK = Command(
 )
 STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")
-SCALE = Command(
-    "change the number of servers and workers of a running job", _scale, "trireme.cli.scale:main"
-)
-CHECKPOINT = Command(
-    "list, show, verify or export checkpoints", _checkpoint, "trireme.cli.checkpoint:main"
-)

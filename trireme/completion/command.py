@@ -15,7 +15,6 @@ from trireme.launch.engines import ENGINES, all_options
 
 _WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("task", "job_name"): ROLES,
-    ("checkpoint", "action"): ("ls", "show", "verify", "export"),
 }
 """The words that an argument takes whose parser has no choices, by command and argument."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.cli.checkpoint import describe_all
 from trireme.cli.runs import local_run
 from trireme.dashboards.curves import read_curves
 from trireme.dashboards.entry import REPORT
-from trireme.dashboards.report import ReportData, page
-from trireme.errors import ConfigurationError
+from trireme.dashboards.report import CheckpointRow, ReportData, page
+from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.location import RemotePath, local_directory, location
 from trireme.monitor.records import Start, read_starts
@@ -44,13 +43,23 @@ def _material(path: Path, run: Path | RemotePath) -> ReportData:
     starts = read_starts(path, None if record is None else record.job)
     home = _home(path, starts)
     curves = read_curves(home / "tensorboard")
-    checkpoints = list(describe_all(list_checkpoints(home if run == path else run)))
+    checkpoints = list(map(_row, list_checkpoints(home if run == path else run)))
     if record is None and not (starts or curves or checkpoints):
         raise ConfigurationError(
             f"nothing was run in {run}: it has no {RECORD}, no records of tasks, no curves and no "
             "checkpoints. Give the directory that `trireme run` named, or the program's run_dir"
         )
     return ReportData(path.resolve().name, record, starts, curves, checkpoints)
+
+
+def _row(path: Path | RemotePath) -> CheckpointRow:
+    from trireme.session.checkpoint import describe
+
+    try:
+        known = describe(path)
+    except CheckpointError as error:
+        return CheckpointRow(path.name, damage=str(error))
+    return CheckpointRow(path.name, known.saved_at, known.nbytes, chain=known.chain)
 
 
 def _home(path: Path, starts: Sequence[Start]) -> Path:

@@ -18,7 +18,6 @@ from trireme.dashboards.totals import (
     worker_totals,
 )
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
@@ -27,6 +26,20 @@ from trireme.screen.table_totals import table_totals
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")
 _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint: its directory's name, when it was saved, its bytes, its damage if any.
+
+    `chain` has the steps of the saves that its tables are of, where they are of several.
+    """
+
+    name: str
+    saved_at: str = ""
+    nbytes: int = 0
+    damage: str = ""
+    chain: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

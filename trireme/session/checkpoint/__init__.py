@@ -10,14 +10,12 @@ from trireme.session.checkpoint.format import (
     verify,
 )
 from trireme.session.checkpoint.history import latest, list_checkpoints, prune, step_of
-from trireme.session.checkpoint.parquet import export_tables
 
 __all__ = [
     "CheckpointData",
     "Description",
     "describe",
     "export",
-    "export_tables",
     "latest",
     "list_checkpoints",
     "load",

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trireme.cli.parser import CHECKPOINT
-from trireme.errors import CheckpointError, UsageError, suggestion
+from trireme.checkpoints.entry import CHECKPOINT
+from trireme.errors import CheckpointError, UsageError
 from trireme.location import RemotePath
-from trireme.monitor.checkpoint_row import CheckpointRow
 from trireme.monitor.numbers import size
 from trireme.printable import printable
+from trireme.session.checkpoint import describe, export, list_checkpoints, step_of, verify
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one of the four actions."""
     given = CHECKPOINT.parser().read(arguments)
-    action = _ACTIONS.get(given.action)
-    if action is None:
-        raise UsageError(
-            f"`trireme checkpoint` cannot {given.action}{suggestion(given.action, _ACTIONS)}; "
-            f"it can {', '.join(_ACTIONS)}"
-        )
-    return action(given)
+    return _ACTIONS[given.action](given)
 
 
 def _list(given: Namespace) -> int:
     status = 0
-    for row in describe_all(_listed(given)):
-        if row.damage:
+    for path in _listed(given):
+        try:
+            known = describe(path)
+        except CheckpointError as error:
             status = 1
-        what = f"DAMAGED: {row.damage}" if row.damage else f"{row.saved_at}  {size(row.nbytes)}"
-        print(printable(f"{row.name}  {what}{_of(row.chain)}"))
+            print(printable(f"{path.name}  DAMAGED: {error}"))
+        else:
+            about = f"{known.saved_at}  {size(known.nbytes)}{_of(known.chain)}"
+            print(printable(f"{path.name}  {about}"))
     return status
 
 
@@ -43,22 +41,7 @@ def _of(chain: Sequence[int]) -> str:
     return f"  tables: step {chain[0]}, changes of {', '.join(map(str, chain[1:]))}"
 
 
-def describe_all(paths: Iterable[Path | RemotePath]) -> Iterator[CheckpointRow]:
-    """Yields what is known of each checkpoint, which may be damaged."""
-    from trireme.session.checkpoint import describe
-
-    for path in paths:
-        try:
-            known = describe(path)
-        except CheckpointError as error:
-            yield CheckpointRow(path.name, "", 0, str(error))
-        else:
-            yield CheckpointRow(path.name, known.saved_at, known.nbytes, chain=known.chain)
-
-
 def _show(given: Namespace) -> int:
-    from trireme.session.checkpoint import describe
-
     description = describe(_chosen(given))
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     print(f"{description.path}")
@@ -77,8 +60,6 @@ def _show(given: Namespace) -> int:
 
 
 def _verify(given: Namespace) -> int:
-    from trireme.session.checkpoint import verify
-
     path = _chosen(given)
     verify(path)
     print(f"{path}: every byte is as it was written")
@@ -86,12 +67,12 @@ def _verify(given: Namespace) -> int:
 
 
 def _export(given: Namespace) -> int:
-    from trireme.session.checkpoint import describe, export, export_tables
-
     if given.state and not given.tables:
         raise UsageError("--state goes with --tables: the model's file has no optimizer state")
     path = _chosen(given)
     if given.tables:
+        from trireme.checkpoints.parquet import export_tables
+
         for file in export_tables(path, Path(given.output or "tables"), state=given.state):
             print(printable(f"{file}: a table of {path}"))
         return 0
@@ -116,8 +97,6 @@ _ACTIONS: dict[str, Callable[[Namespace], int]] = {
 
 
 def _listed(given: Namespace) -> list[Path | RemotePath]:
-    from trireme.session.checkpoint import list_checkpoints
-
     paths = list_checkpoints(given.run)
     if not paths:
         raise CheckpointError(
@@ -129,8 +108,6 @@ def _listed(given: Namespace) -> list[Path | RemotePath]:
 
 def _chosen(given: Namespace) -> Path | RemotePath:
     """Returns the newest checkpoint, of --step where that is given."""
-    from trireme.session.checkpoint import step_of
-
     listed = _listed(given)
     if given.step is None:
         return listed[-1]

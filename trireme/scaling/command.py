@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trireme.cli.command import number
-from trireme.cli.parser import SCALE
 from trireme.cli.runs import observer, timeout_seconds
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback
 from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
@@ -19,6 +18,7 @@ from trireme.launch.config.secret import find_secret
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import printable
+from trireme.scaling.entry import SCALE
 
 if TYPE_CHECKING:
     from trireme.cluster.member import Observer

@@ -1,0 +1,1 @@
+"""`trireme checkpoint`: lists, shows, verifies and exports the checkpoints of a run."""

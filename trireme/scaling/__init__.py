@@ -1,0 +1,1 @@
+"""`trireme scale`: changes the number of tasks of a running job."""
