@@ -25,9 +25,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.config import PipelineConfig
+from trireme.parallel.operation_log import OperationLog
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.stages import Stage
-from trireme.session.model.operation_log import OperationLog
 
 _SCHEDULES = {
     "gpipe": ScheduleGPipe,

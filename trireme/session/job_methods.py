@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from trireme.monitor.board import Board
-from trireme.session.model.operation_log import OperationLog
 from trireme.session.worker.job import Job
 from trireme.session.worker.recorder import Recorder
 from trireme.session.worker.stopping import ShouldStop
@@ -92,7 +91,7 @@ class JobMethods(ABC):
         return self.recorder.board if self.is_chief else None
 
     @property
-    def pipeline(self) -> OperationLog | None:
+    def pipeline(self) -> Any:
         """What runs this process's stages or operations; None without a pipeline or a graph."""
         return None
 

@@ -23,7 +23,6 @@ from trireme.session.data_methods import DataMethods
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.model.building import Optimizers, build_model
-from trireme.session.model.operation_log import OperationLog
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.result import StepResult
@@ -262,7 +261,7 @@ class Session(DataMethods):
         return self.worker.checkpoints.restored_from
 
     @property
-    def pipeline(self) -> OperationLog | None:
+    def pipeline(self) -> Any:
         """What runs this process's stages or operations; None without a pipeline or a graph."""
         return self._computation.pipeline
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import trireme.session.model.computation as replica_module
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.session.loss import Loss
@@ -110,14 +109,6 @@ def test_a_subclass_of_tensor_is_asked_how_backward_is_run() -> None:
     Marked.called.clear()
     make_replica(make_model(), marked_loss).backward((INPUTS, TARGETS))
     assert torch.autograd.backward in Marked.called
-
-
-def test_a_torch_without_the_operator_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert replica_module._OPERATOR is not None, "this torch has it"
-    monkeypatch.setattr(replica_module, "_OPERATOR", None)
-    model = make_model()
-    make_replica(model).backward((INPUTS, TARGETS))
-    assert all(map(torch.equal, [p.grad for p in model.parameters()], plain_gradients()))
 
 
 def test_what_anomaly_mode_warns_of_is_a_warning_of_pythons() -> None:

@@ -22,6 +22,7 @@ from trireme.parallel.processes.clock_trips import clock_trips
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
+from trireme.parallel.shared_writes import SharedWrites
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
@@ -86,7 +87,10 @@ class Collective(Local):
         group.explain_by(self._watch.reason)
         self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
-        self._own_writes = setup.own_writes
+        self._writes: SharedWrites | None = None
+        if setup.settings.mesh.pp == 1 and not setup.settings.placed:  # each has all parameters
+            self._writes = SharedWrites(setup.trained, replicated=setup.part is None)
+            setup.own_writes.watches.append(self._writes)
         self._grown = (0.0, 0.0, 0.0)  # a vote: whether the parameters are others, and a digest
         group.judge = self._judge
         self._vote_totals: Callable[[], list[float]] | None = None
@@ -161,8 +165,8 @@ class Collective(Local):
     def _judge(self, totals: Sequence[float]) -> None:
         """Checks that all processes have changed the same."""
         stop, _, _, *numbers = totals
-        if not stop:  # a process whose program has ended writes nothing any more
-            self._own_writes.agree(numbers[:4], self.group.size)
+        if not stop and self._writes is not None:  # one that has ended writes nothing any more
+            self._writes.agree(numbers[:4], self.group.size)
         count, digests, squares = numbers[4:]
         if count and (count < self.group.size or digests**2 != squares * count):
             raise ConfigurationError(
@@ -175,7 +179,7 @@ class Collective(Local):
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
         votes = self._wants_stop, self.wants_save, self.interrupted
-        written = self._own_writes.votes()
+        written = [0.0] * 4 if self._writes is None else self._writes.votes()
         self.group.votes = [*map(float, votes), *written, *self._grown]
         self._grown = (0.0, 0.0, 0.0)
         self._agree(_Action.STEP)

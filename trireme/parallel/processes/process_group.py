@@ -250,6 +250,11 @@ class TorchProcessGroup(ProcessGroup):
             found |= load_bytes(data)
         return found
 
+    def part_leaders(self) -> list[int]:
+        """Returns the first rank of each part of the layers, in the order of the parts."""
+        per_part = self.size // self.mesh.parts
+        return [part * per_part for part in range(self.mesh.parts)]
+
     def put(self, key: str, value: bytes) -> None:
         """Stores bytes under a key for all processes, without waiting for any of them.
 
@@ -259,6 +264,7 @@ class TorchProcessGroup(ProcessGroup):
             store_of_all().set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes | None:
+        """Returns the bytes stored under a key; None while there are none."""
         with lost_peer():
             store = store_of_all()
             return bytes(store.get(key)) if store.check([key]) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -26,14 +25,14 @@ def inputs_and_targets(batch: Any, *, keep_targets: bool = False) -> tuple[Any, 
     A pair is inputs and targets; of a longer tuple the last item is the targets; of a mapping, the
     entry `targets`, `target`, `labels` or `label`. Any other object is both.
     """
-    if isinstance(batch, Batch):
-        batch = batch.data
+    batch = batch.data if isinstance(batch, Batch) else batch
     if isinstance(batch, (tuple, list, Mapping)) and not batch:
         raise ConfigurationError("a batch is empty: give inputs and targets")
     if isinstance(batch, Mapping):
         for name in _TARGETS:
             if name in batch:
-                return batch if keep_targets else _without(batch, name), batch[name]
+                inputs = {key: value for key, value in batch.items() if key != name}
+                return batch if keep_targets else inputs, batch[name]
         return batch, batch
     if isinstance(batch, (tuple, list)):
         items = tuple(batch)
@@ -43,18 +42,6 @@ def inputs_and_targets(batch: Any, *, keep_targets: bool = False) -> tuple[Any, 
             return items, items[-1]
         return items[0] if len(items) == 2 else items[:-1], items[-1]
     return batch, batch
-
-
-def _without(batch: Mapping[Any, Any], name: str) -> Any:
-    if type(batch) is not dict:
-        try:
-            rest = copy.copy(batch)
-            del rest[name]  # type: ignore[attr-defined]
-        except Exception:  # a dict of the same items is passed instead
-            pass
-        else:
-            return rest
-    return {key: value for key, value in batch.items() if key != name}
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

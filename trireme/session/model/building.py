@@ -53,40 +53,33 @@ def build_model(given: nn.Module | Callable[[], nn.Module], settings: Settings) 
     seed_model(settings)
     model = given if isinstance(given, nn.Module) else given()
     device = device_of(settings)
-    if device is None:
-        return model.train()
     try:
-        return model.to(device).train()
+        return (model if device is None else model.to(device)).train()
     except (AssertionError, RuntimeError) as error:  # torch's, where it has no such device
-        found = "no CUDA device" if not torch.cuda.is_available() else "CUDA devices"
         raise ConfigurationError(
-            f"the model cannot be put on device {str(device)!r} ({error}): PyTorch finds {found} "
-            "here; leave `device` out to train where the model is"
+            f"the model cannot be put on device {str(device)!r} ({error}): leave `device` out to "
+            "train where the model is"
         ) from error
 
 
 def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer:
     """Returns the user's optimizer over a model's parameters; several become a joint optimizer."""
-    given: object = make
+    given: Any = make
     if isinstance(given, torch.optim.Optimizer):
         return given
     if isinstance(given, Mapping) and given:
         return JointOptimizer([_named_optimizer(name, one, model) for name, one in given.items()])
     if isinstance(given, (list, tuple)) and given:
-        for one in given:
-            if not isinstance(one, torch.optim.Optimizer):
-                raise ConfigurationError(
-                    f"the optimizer is {one!r}: give optimizers in a list; functions that build "
-                    "them go by name, in a dict"
-                )
-        return JointOptimizer(given)
-    if not callable(make):
-        raise ConfigurationError(
-            f"the optimizer is {given!r}: give a function that builds one from the parameters, "
-            "such as lambda params: torch.optim.Adam(params), or an optimizer; or several, in a "
-            "list or a dict"
-        )
-    return make(model.parameters())
+        if all(isinstance(one, torch.optim.Optimizer) for one in given):
+            return JointOptimizer(given)
+    elif callable(given):
+        made: torch.optim.Optimizer = given(model.parameters())
+        return made
+    raise ConfigurationError(
+        f"the optimizer is {given!r}: give a function that builds one from the parameters, such as "
+        "lambda params: torch.optim.Adam(params), or an optimizer; or several: optimizers in a "
+        "list, or optimizers and functions by name, in a dict"
+    )
 
 
 def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.Optimizer:

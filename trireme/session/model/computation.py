@@ -23,16 +23,11 @@ from trireme.session.model.batch import (
     pieces,
     weight_of,
 )
-from trireme.session.model.operation_log import OperationLog
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import Trained
 from trireme.session.options import Options
 from trireme.session.result import StepResult
 from trireme.tensors import map_tensors, tensors_in, to_local
-
-_OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
-"""The operator that TorchScript compiles `backward()` to; None if this torch has none."""
-
 
 Transform = Callable[[Any], Any]
 """batch -> batch."""
@@ -41,7 +36,9 @@ Transform = Callable[[Any], Any]
 class Computation:
     """Computes losses and gradients, and processes gradients before they are exchanged."""
 
-    pipeline: OperationLog | None = None  # of stages, or of operations of a dataflow graph
+    pipeline: Any = (
+        None  # the log of stages, or of operations of a dataflow graph, if there are any
+    )
 
     def __init__(
         self,
@@ -171,7 +168,7 @@ class Computation:
     ) -> dict[str, float]:
         """Returns the mean of the loss and the value of each metric over the examples of batches.
 
-        The model is in evaluation mode meanwhile; its mode is restored afterwards.
+        The model is in evaluation mode meanwhile.
         """
         totals: dict[str, float] = {"weight": 0.0, "loss": 0.0}
         values = {name: MetricValue(name, metric) for name, metric in self._metrics.items()}
@@ -266,27 +263,12 @@ class Computation:
 
 
 def _backward(loss: torch.Tensor) -> None:
-    """Computes the gradients, as `torch.autograd.backward`.
-
-    The argument checks of that function take as long as Trireme's own part of a short step; the
-    operator that TorchScript calls does the same without them. It gains 13 of 253 microseconds of a
-    small model's backward (decision 0021). Only the function turns warnings of the engine into
-    Python warnings: it is called where warnings are enabled.
-    """
     if not loss.requires_grad:
         raise ConfigurationError(
             "the loss depends on no parameter that is trained: compute it from the model's outputs "
             "directly, without detach(), no_grad() or numpy"
         )
-    if (
-        _OPERATOR is None
-        or type(loss) is not torch.Tensor
-        or torch.is_anomaly_enabled()
-        or torch.is_deterministic_algorithms_warn_only_enabled()
-    ):
-        torch.autograd.backward(loss)
-    else:
-        _OPERATOR(loss, [])
+    torch.autograd.backward(loss)
 
 
 def _detached(outputs: Any) -> Any:

@@ -15,43 +15,40 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.session.model.trained import Trained
-from trireme.tensors import is_dtensor, to_local
+from trireme.tensors import to_local
 
-_WHOLE = 2
-"""The number of steps in which all values are compared, and not a sample."""
-_SAMPLE = 256
-"""The number of elements of each parameter that are compared in a step, or somewhat more."""
+_WHOLE = 2  # the number of steps in which all values are compared, and not a sample
+_SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Sample:
     """Some elements of each parameter that lies in a vector, others at each step."""
 
     def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
-        strides = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
-        each = [
-            torch.arange(start, stop, stride)
-            for (_, start, stop), stride in zip(placed, strides, strict=True)
-        ]
         self._names = [name for name, _, _ in placed]
+        steps = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
+        each = [
+            torch.arange(start, stop, step)
+            for (_, start, stop), step in zip(placed, steps, strict=True)
+        ]
         self._counts = [len(places) for places in each]
-        counts = torch.tensor(self._counts)
-        self._places = torch.cat(each).to(device)
-        self._strides = torch.tensor(strides).repeat_interleave(counts).to(device)
-        last = torch.tensor([stop - 1 for _, _, stop in placed])
-        self._last = last.repeat_interleave(counts).to(device)
-        self._offsets = torch.zeros_like(self._places)
-        self._now = self._places
+        counts, ends = torch.tensor(self._counts), torch.tensor([stop for _, _, stop in placed])
+        self._first = torch.cat(each).to(device)
+        self._steps = torch.tensor(steps).repeat_interleave(counts).to(device)
+        self._last = (ends.repeat_interleave(counts) - 1).to(device)
+        self._places = self._first
+        self._number = 0
         self._taken = torch.empty(0)
 
     def take(self, vector: torch.Tensor) -> None:
-        self._now = torch.minimum(self._places + self._offsets, self._last)
-        self._offsets += 1
-        self._offsets *= self._offsets < self._strides
-        self._taken = vector.index_select(0, self._now)
+        self._places = torch.minimum(self._first + self._number % self._steps, self._last)
+        self._number += 1
+        self._taken = vector.index_select(0, self._places)
 
     def changed(self, vector: torch.Tensor) -> set[str]:
         """Returns the names of the parameters whose elements differ from those taken."""
-        differ = _bits(vector.index_select(0, self._now)) != _bits(self._taken)
+        differ = _bits(vector.index_select(0, self._places)) != _bits(self._taken)
         if not differ.any():
             return set()
         parts = zip(self._names, torch.split(differ, self._counts), strict=True)
@@ -62,15 +59,14 @@ class ValueWatch:
     """Finds the parameters that were written to since `remember`.
 
     Autograd counts the writes to a tensor, but for those through `.data`. So values are compared
-    too: some elements of each parameter, others at each step, and in the first steps, and once the
-    program has written, sums of all bits. A write may leave the values as they were, such as one of
-    averaged weights that an evaluation swaps in and puts back: a count alone is no write.
+    too: a sample of them at each step, and in the first steps, and once the program has written,
+    sums of all bits. A write may leave the values as they were, such as one of averaged weights
+    that an evaluation swaps in and puts back: a count alone is no write.
     """
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
-        self._flat = isinstance(trained, FlatModel)
-        self._count = 0
+        self._steps = 0
         self._often = False  # whether the program has written: then all values are compared
         self._names: list[str] = []
         self._versions: list[tuple[int, int]] = []
@@ -87,10 +83,11 @@ class ValueWatch:
             pairs = zip(vectors, self._placed(vectors), strict=True)
             self._samples = [_Sample(placed, vector.device) for vector, placed in pairs]
         self._versions = [(each._version, each.data_ptr()) for each in locals_]
-        self._sums = [_sum(each) for each in locals_] if self._often or self._count < _WHOLE else []
+        whole = self._often or self._steps < _WHOLE
+        self._sums = [_sum(each) for each in locals_] if whole else []
         for sample, vector in zip(self._samples, vectors, strict=True):
             sample.take(vector)
-        self._count += 1
+        self._steps += 1
 
     def written(self) -> list[str]:
         """Returns the names of the parameters that were written to.
@@ -102,16 +99,20 @@ class ValueWatch:
             return []
         locals_, found = self._locals(), self._found
         for name, each, (version, place) in zip(self._names, locals_, self._versions, strict=True):
-            self._often |= (each._version, each.data_ptr()) != (version, place)
+            self._often |= each._version != version
             if each.data_ptr() != place:
                 found.add(name)
         for sample, vector in zip(self._samples, self._vectors(locals_), strict=True):
             found |= sample.changed(vector)
-        if self._sums:
-            sums = zip(self._names, locals_, self._sums, strict=True)
-            found |= {name for name, each, before in sums if _sum(each) != before}
+        for name, each, before in zip(self._names, locals_, self._sums, strict=False):
+            if _sum(each) != before:
+                found.add(name)
         self._often |= bool(found)
         return [name for name in self._names if name in found]
+
+    def touched(self) -> bool:
+        """Returns whether the program may have written to some."""
+        return bool(self.written())
 
     def values_of(self, names: Sequence[str]) -> int:
         """Returns a digest of the values of parameters."""
@@ -120,7 +121,8 @@ class ValueWatch:
 
     def _locals(self) -> list[torch.Tensor]:
         parameters = self._trained.parameters.values()
-        return list(parameters) if self._flat else [to_local(each) for each in parameters]
+        flat = isinstance(self._trained, FlatModel)
+        return list(parameters) if flat else [to_local(each) for each in parameters]
 
     def _vectors(self, locals_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Returns the tensors that samples are of: fewer than parameters where they are flat."""
@@ -138,9 +140,6 @@ class ValueWatch:
         return [[(known[id(p)], start, stop) for p, start, stop in each] for each in flat.placed]
 
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the elements as integers: NaN equals itself then, and 0 is not -0."""
     return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
@@ -153,51 +152,36 @@ def _sum(tensor: torch.Tensor) -> int:
 class OwnWrites:
     """Judges what a program has written to its values since the last update of the job.
 
-    Values of parameters are `lost` that come from elsewhere, from servers or from parts that
-    processes train; `shared` are those that this process trains in step with others, each of which
-    holds all of them where they are `replicated`; and `sent` go to servers, which compare them.
+    Attributes:
+        watches: of the values that come from elsewhere, from servers or from parts that processes
+            train, of those that are sent to servers, and those of plug-ins.
     """
 
-    def __init__(
-        self,
-        lost: Sequence[Trained],
-        shared: Trained | None,
-        *,
-        replicated: bool = False,
-        sent: FlatModel | None = None,
-    ) -> None:
+    def __init__(self, lost: Sequence[Trained], *, sent: FlatModel | None = None) -> None:
+        """Watches values that are `lost` by a write, and those that are `sent` to the servers."""
         self._flat = sent
         self._sent = None if sent is None else ValueWatch(sent)
         self._lost = [ValueWatch(each) for each in lost]
-        self._shared = None if shared is None else ValueWatch(shared)
-        self._watches = [each for each in (*self._lost, self._shared, self._sent) if each]
-        self._replicated = replicated
-        self._mine: list[str] = []
-        self._sharing = shared
-        self._counts = self._shard_versions()
+        self.watches = [*self._lost, *([] if self._sent is None else [self._sent])]
 
     def remember(self) -> None:
-        for watch in self._watches:
+        for watch in self.watches:
             watch.remember()
-        self._counts = self._shard_versions()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Lets the package itself write values during the block."""
-        known = [watch for watch in self._watches if not watch.written()]
-        counted = self._counts != self._shard_versions()
+        known = [watch for watch in self.watches if not watch.touched()]
         yield
         for watch in known:
             watch.remember()
-        if not counted:
-            self._counts = self._shard_versions()
 
     def check(self) -> None:
         """Checks that the next update replaces nothing that the program has written."""
         for watch in self._lost:
             if names := watch.written():
                 raise ConfigurationError(
-                    f"the program has written to {_named(names)} itself since the last step, and "
+                    f"the program has written to {named(names)} itself since the last step, and "
                     "the change would be lost: the values come from parameter servers, or from "
                     "the parts of the model that processes train. Call "
                     "session.write_values({name: tensor}) instead (optimizer.write_values in a "
@@ -218,45 +202,9 @@ class OwnWrites:
         values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
         return values, self._sent.values_of(list(values)) | 1
 
-    def votes(self) -> list[float]:
-        """Returns numbers for a sum over the processes: what this one has written."""
-        if self._shared is None:
-            return [0.0, 0.0, 0.0, 0.0]
-        now = self._shard_versions()
-        changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
-        written = self._shared.written()
-        self._mine = [*changed, *(each for each in written if each not in changed)]
-        names = [*changed, *(each for each in self._mine if each not in now)]
-        if not names:
-            return [0.0, 0.0, 0.0, 0.0]
-        change = (names, self._shared.values_of(names) if self._replicated else 0)
-        digest = float(zlib.crc32(repr(change).encode()) & 0xFFFFFF)
-        return [1.0, digest, digest**2, float(bool(written))]
 
-    def _shard_versions(self) -> dict[str, int]:
-        """Returns how often the program has written to each parameter of which others have a part.
-
-        The values of one shard do not tell: clipping may change some in it, and none in another.
-        What goes through `.data` is not counted, and changes values that no other process has.
-        """
-        parameters = {} if self._sharing is None else self._sharing.parameters
-        return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
-
-    def agree(self, totals: Sequence[float], processes: int) -> None:
-        """Checks the sums of the votes: that all processes have written the same, or none."""
-        count, digests, squares, written = totals
-        if not (count and written) or (count == processes and digests**2 == squares * count):
-            return
-        mine = _named(self._mine) if self._mine else "nothing"
-        raise ConfigurationError(
-            f"{count:.0f} of {processes} processes have written to parameters themselves since the "
-            f"last step, this one to {mine}, and not all of them the same values. Make the same "
-            "change in every process, at the same step; changes that depend on a process's batch, "
-            "as those of nn.Embedding(max_norm=...), cannot be made so"
-        )
-
-
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
+    """Returns the names of parameters, shortly."""
     if len(names) == 1:
         return f"parameter {names[0]!r}"
     return f"parameters {names[0]!r} and {len(names) - 1} more"

@@ -51,11 +51,6 @@ class ProcessGroup(ABC):
         replicas = [self.mesh.replica(rank) for rank in range(self.size)]
         return [replicas.index(replica) for replica in range(self.mesh.replicas)]
 
-    def part_leaders(self) -> list[int]:
-        """Returns the first rank of each part of the layers, in the order of the parts."""
-        per_part = self.size // self.mesh.parts
-        return [part * per_part for part in range(self.mesh.parts)]
-
     @abstractmethod
     def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """Starts an all-reduce of numbers; returns a function that waits for the sums."""
@@ -80,14 +75,6 @@ class ProcessGroup(ABC):
     @abstractmethod
     def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the mean over the replicas of the tensors of all parts of the layers together."""
-
-    @abstractmethod
-    def put(self, key: str, value: bytes) -> None:
-        """Stores bytes under a key for all processes, without waiting for any of them."""
-
-    @abstractmethod
-    def get(self, key: str) -> bytes | None:
-        """Returns the bytes stored under a key; None while there are none."""
 
     @abstractmethod
     def why_broken(self, error: BaseException) -> TriremeError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import nn
@@ -71,19 +72,17 @@ class TrainingSetup:
     @cached_property
     def own_writes(self) -> OwnWrites:
         """Judges what the program writes to the values of its model itself."""
-        task, mesh = self.settings.task, self.settings.mesh
+        task = self.settings.task
         copies = [] if self.part is None or self.lean else [self.flat]
         if task.servers and self.outer is not None:  # a part of the worker's delta
-            return OwnWrites((), None)
+            return OwnWrites(())
         if task.servers:
             rule = self.settings.rule
             rounds_of_all = rule.synchronous and not rule.aggregate
             if rounds_of_all and self.process_group is None and not self.settings.prefetches:
-                return OwnWrites((), None, sent=self.flat)
-            return OwnWrites([self.trained, *copies], None)
-        same = mesh.pp == 1 and not self.settings.placed  # parameters in every process
-        mine = self.trained if self.process_group is not None and same else None
-        return OwnWrites(copies, mine, replicated=self.part is None)
+                return OwnWrites((), sent=self.flat)
+            return OwnWrites([self.trained, *copies])
+        return OwnWrites(copies)
 
     @property
     def lean(self) -> bool:
@@ -125,15 +124,11 @@ class TrainingSetup:
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Returns the model's name for a parameter; None where the model does not have it."""
-        for named in (
-            self.trained.parameters,
-            self.flat.parameters,
-            dict(named_parameters(self.model)),
-        ):
-            for name, each in named.items():
-                if each is parameter:
-                    return name
-        return None
+        model = dict(named_parameters(self.model))
+        every = chain.from_iterable(
+            held.items() for held in (self.trained.parameters, self.flat.parameters, model)
+        )
+        return next((name for name, each in every if each is parameter), None)
 
     def frozen(self) -> list[nn.Parameter]:
         """Returns the optimizer's parameters that are frozen now, in the part and in the model."""
@@ -145,17 +140,15 @@ class TrainingSetup:
 
     def parameters_of_each(self) -> list[list[nn.Parameter]]:
         """Returns the parameters of each optimizer, as the program computes with them."""
-        names = {
-            id(parameter): name
-            for held in (self.flat, self.trained)
-            for name, parameter in held.parameters.items()
-        }
+        trained = self.trained.parameters
+        held = chain(self.flat.parameters.items(), trained.items())
+        own = {id(parameter): trained.get(name) for name, parameter in held}
         return [
             [
-                self.trained.parameters[names[id(parameter)]]
+                found
                 for group in optimizer.param_groups
                 for parameter in group["params"]
-                if names.get(id(parameter)) in self.trained.parameters
+                if (found := own.get(id(parameter))) is not None
             ]
             for optimizer in members(self.optimizer)
         ]

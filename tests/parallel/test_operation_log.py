@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from trireme.monitor.stage_operation import StageOperation
-from trireme.session.model.operation_log import OperationLog
+from trireme.parallel.operation_log import OperationLog
 
 
 def test_each_reader_has_what_was_computed_while_it_read() -> None:

@@ -1,0 +1,63 @@
+"""What programs write themselves to the values that processes train in step with each other."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from trireme.errors import ConfigurationError
+from trireme.session.model.own_writes import ValueWatch, named
+from trireme.session.model.trained import Trained
+from trireme.tensors import is_dtensor
+
+
+class SharedWrites(ValueWatch):
+    """Finds out whether all processes have written the same to their values, or nothing.
+
+    The values of one shard do not tell: clipping may change some in it, and none in another. So
+    the writes to parameters of which others have a part are counted. What goes through `.data` is
+    not counted, and changes values that no other process has.
+    """
+
+    def __init__(self, trained: Trained, *, replicated: bool) -> None:
+        """Watches the parameters, of which each process holds all where they are `replicated`."""
+        super().__init__(trained)
+        self._replicated = replicated
+        self._mine: list[str] = []
+        self._counts = self._shard_versions()
+
+    def remember(self) -> None:
+        super().remember()
+        self._counts = self._shard_versions()
+
+    def touched(self) -> bool:
+        return self._counts != self._shard_versions() or super().touched()
+
+    def votes(self) -> list[float]:
+        """Returns numbers for a sum over the processes: what this one has written."""
+        now, written = self._shard_versions(), self.written()
+        changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
+        self._mine = list(dict.fromkeys([*changed, *written]))
+        names = [*changed, *(name for name in written if name not in now)]
+        if not names:
+            return [0.0] * 4
+        change = (names, self.values_of(names) if self._replicated else 0)
+        digest = float(zlib.crc32(repr(change).encode()) & 0xFFFFFF)
+        return [1.0, digest, digest**2, float(bool(written))]
+
+    def _shard_versions(self) -> dict[str, int]:
+        parameters = self._trained.parameters
+        return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
+
+    def agree(self, totals: Sequence[float], processes: int) -> None:
+        """Checks the sums of the votes: that all processes have written the same, or none."""
+        count, digests, squares, written = totals
+        if not (count and written) or (count == processes and digests**2 == squares * count):
+            return
+        mine = named(self._mine) if self._mine else "nothing"
+        raise ConfigurationError(
+            f"{count:.0f} of {processes} processes have written to parameters themselves since the "
+            f"last step, this one to {mine}, and not all of them the same values. Make the same "
+            "change in every process, at the same step; changes that depend on a process's batch, "
+            "as those of nn.Embedding(max_norm=...), cannot be made so"
+        )
