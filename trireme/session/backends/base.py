@@ -54,12 +54,9 @@ class Backend(ABC):
     together: bool = False  # whether all processes make each step together, without servers
     group: ProcessGroup | None = None  # the processes that must all call `mean`
     wants_save: bool = False  # whether the chief requests to save the step of the next exchange
+    # whether the last exchange agreed to save its step; None where the chief saves alone
     saves: bool | None = None
-    """Whether the last exchange agreed to save the step that it made; None where the chief saves
-    without the other workers."""
-    interrupted: bool = False
-    """Whether a signal asks this process, or one that steps together with it without servers, to
-    end."""
+    interrupted: bool = False  # whether a signal asks this process, or one of its group, to end
     streams: bool = False
     """Whether the tensors of `saving` can be read within its block only, one at a time, and all
     processes take part in the last save."""
@@ -75,10 +72,9 @@ class Backend(ABC):
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         """Registers the model, the optimizer and the rule, and receives the job's values.
 
-        Where no values are loaded yet, a worker that is not chief waits until the chief has loaded
-        what `first` returns. Raises `Fenced` where the view changed before, and may name another
-        chief. May be called again after `come_back`; local updates since the last exchange are
-        then dropped.
+        A worker that is not chief waits until the chief has loaded what `first` returns. Raises
+        `Fenced` where the view changed before, and may name another chief. After `come_back`, local
+        updates since the last exchange are dropped.
         """
 
     def come_back(self, incarnation: int) -> None:
@@ -112,9 +108,9 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self) -> PushResult | None:
-        """Returns the result of the exchange, and leaves the new values in the model.
+        """Returns the result of the exchange, with the new values in the model.
 
-        Returns None where this worker trains locally, and exchanged nothing at this step.
+        It is None where this worker trains locally, and exchanged nothing at this step.
         """
 
     def complete(self) -> PushResult | None:
@@ -134,10 +130,7 @@ class Backend(ABC):
         return {}
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
-        """Returns means over the replicas that step together; otherwise this worker's values.
-
-        All processes that make steps together must call it.
-        """
+        """Returns means over the processes of `group`, which all call it; else these values."""
         if self.group is None:
             return dict(values)
         named: dict[str, list[float]] = {}
@@ -147,10 +140,7 @@ class Backend(ABC):
         return {name: sum(found) / len(found) for name, found in named.items()}
 
     def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
-        """Gives servers the values that the program has written; does nothing without servers.
-
-        Workers of one round must have the same digest of the values.
-        """
+        """Gives servers the values that the program has written; in a round all have one digest."""
 
     def grow(self, digest: int) -> None:
         """Takes over the parameters that the trained model has now."""
@@ -170,10 +160,9 @@ class Backend(ABC):
         """
 
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
-        """Checks that the processes of `group` have the same data set, before they lease of it.
+        """Checks that the processes of `group`, which all call it, have the same data set.
 
-        All of them must call it, for each loader. `order` is the fingerprint of the order of
-        examples; 0 where there is none.
+        `order` is the fingerprint of the order of examples; 0 where there is none.
         """
         if self.group is None:
             return
@@ -193,20 +182,14 @@ class Backend(ABC):
         """Requests the end of the job; returns the global step at which it will end."""
 
     def share(self, topic: str, data: bytes) -> None:
-        """Shares bytes with the other workers under a topic, in place of earlier ones.
-
-        Without any, servers forget the topic, with what all workers have shared under it.
-        """
+        """Shares bytes with the other workers under a topic, in place of earlier ones."""
 
     def collect(self, topic: str) -> dict[int, bytes]:
         """Returns the bytes that each worker has shared under a topic."""
         return {}
 
     def clock_trips(self) -> Sequence[ServerClock]:
-        """Returns round trips to the chief's clock; none in the chief, and where there are servers.
-
-        All processes that make steps together must call it.
-        """
+        """Returns round trips to the clock of the chief of a `group`; none in the chief."""
         return ()
 
     @abstractmethod
@@ -229,10 +212,7 @@ class Backend(ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Puts the values to evaluate into the parts of the model while all processes evaluate.
-
-        All processes must enter it, each with the part that it holds.
-        """
+        """Puts the values to evaluate into the parts of the model while all processes evaluate."""
         yield
 
     def end(self) -> None:

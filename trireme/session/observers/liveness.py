@@ -22,7 +22,6 @@ _LOADERS = ("trireme.data.loader", "trireme.data.stream")
 _DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy", "IPython")
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._export", "triton")
 
-
 WAITS = "it waits for the answer to its push"
 """The excuse of a worker while servers, or other processes of its group, have not answered."""
 
@@ -57,10 +56,7 @@ class Liveness:
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Says during the block that a batch is made. Only the first one may take its time."""
-        if self.steps:
-            yield
-            return
-        with self.excused(FIRST_BATCH):
+        with self.excused(self.excuse if self.steps else FIRST_BATCH):
             yield
 
     def doing(self) -> tuple[str, str]:
@@ -88,18 +84,22 @@ class Liveness:
 
 def line_of_program() -> str:
     """Returns the line of the program that runs now, such as `train.py:41`; else of a library."""
-    return _line(_frame_of_program(sys._getframe(1)) or sys._getframe(1))
+    return _line(next((f for f in _frames(sys._getframe(1)) if _is_own(f)), sys._getframe(1)))
 
 
 def _line(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _frame_of_program(frame: FrameType | None) -> FrameType | None:
-    """Returns the innermost frame outside the directories of Python and of this package."""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return frame
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Returns whether a frame is of the program, outside Python's directories and this package."""
+    return not frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
 def _place_of(frame: FrameType) -> str:
@@ -107,12 +107,12 @@ def _place_of(frame: FrameType) -> str:
 
     A program that waits for the processes of its loader is shown as such.
     """
-    own, loads = _frame_of_program(frame), False
-    inner: FrameType | None = frame
-    while inner is not None and inner is not own:
-        loads = loads or str(inner.f_globals.get("__name__", "")).startswith(_LOADERS)
-        inner = inner.f_back
-    shown = own or frame
+    shown, loads = frame, False
+    for each in _frames(frame):
+        if _is_own(each):
+            shown = each
+            break
+        loads = loads or str(each.f_globals.get("__name__", "")).startswith(_LOADERS)
     place = f"{_line(shown)} in {shown.f_code.co_name}"
     return f"{place}, where it waits for its next batch" if loads else place
 
@@ -122,11 +122,10 @@ def _excuse_of(frame: FrameType | None) -> str:
     debugger = sys.modules.get("debugpy")
     if debugger is not None and debugger.is_client_connected():
         return "a debugger is attached"
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
+    for each in _frames(frame):
+        module = str(each.f_globals.get("__name__", ""))
         if module.split(".")[0] in _DEBUGGERS:
             return "a debugger holds it"
         if module.startswith(_COMPILERS):
             return "it compiles"
-        frame = frame.f_back
     return ""
