@@ -40,7 +40,7 @@ SPAWNER.set_forkserver_preload(
         "tests.process_groups",
         "tests.parity.loop",
         "trireme.session.session",
-        "trireme.session.distribute",
+        "trireme.loops.distribute",
         "trireme.parallel.backends.collective",
         "trireme.parallel.backends.worker_processes",
         "trireme.parallel.assembly",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trireme.jobs.job import LaunchedJob as LaunchedJob
     from trireme.jobs.run import run as run
     from trireme.launch.environment import program_arguments as program_arguments
+    from trireme.loops.distribute import distribute as distribute
     from trireme.parallel.config import PipelineConfig as PipelineConfig
     from trireme.parallel.strategies import FSDP as FSDP
     from trireme.parallel.strategies import AllReduce as AllReduce
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from trireme.parallel.strategies import TensorParallel as TensorParallel
     from trireme.ps.messages import Applied as Applied
     from trireme.ps.messages import Stale as Stale
-    from trireme.session.distribute import distribute as distribute
     from trireme.session.hooks import EarlyStopping as EarlyStopping
     from trireme.session.hooks import Hook as Hook
     from trireme.session.loss import model_loss as model_loss
@@ -58,7 +58,7 @@ _HOME = {
     "trireme.parallel.config": ("PipelineConfig",),
     "trireme.parallel.strategies": ("FSDP", "AllReduce", "PipelineParallel", "TensorParallel"),
     "trireme.ps.messages": ("Applied", "Stale"),
-    "trireme.session.distribute": ("distribute",),
+    "trireme.loops.distribute": ("distribute",),
     "trireme.session.hooks": ("EarlyStopping", "Hook"),
     "trireme.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
@@ -79,6 +79,7 @@ _EXTRAS = {
     "dashboards": "dashboards",
     "graph": "graph",
     "jobs": "notebook",
+    "loops": "loops",
     "parallel": "parallel",
     "tables": "tables",
     "tracking": "tracking",

@@ -15,8 +15,8 @@ from torch import nn
 import trireme
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
+from trireme.loops.distributed_optimizer import DistributedOptimizer
 from trireme.ps.table_spec import Normal, RowWiseAdagrad
-from trireme.session.distributed_optimizer import DistributedOptimizer
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 

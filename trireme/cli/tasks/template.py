@@ -29,6 +29,7 @@ from typing import NoReturn
 import msgspec
 
 from trireme.cli import main as run_command
+from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
 from trireme.launch.exit_reason import INTERRUPTED, LEFT
 from trireme.launch.process_setup.leaving import leave
@@ -47,7 +48,6 @@ MODULES = (
     "torch",
     "torch._dynamo",  # the first optimizer of a process imports it
     "trireme.session.session",
-    "trireme.session.distribute",
     "trireme.session.backends.parameter_server",
     "trireme.session.worker.recorder",
     "trireme.ps.server.service",
@@ -83,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.disable()  # all that is made from here on stays
         for name in MODULES:
             importlib.import_module(name)
+        with suppress(ConfigurationError):  # it may not be installed
+            importlib.import_module("trireme").distribute  # noqa: B018  # is imported by that
         gc.freeze()
         _Template(launcher, given.tied_to).serve()
     end_all(os.environ[LAUNCH_VARIABLE])  # a launcher that ends well has killed this process

@@ -11,10 +11,9 @@ from torch import nn
 
 import trireme
 from tests.dashboards.test_board import curve
-from trireme.monitor.job_state import from_records
+from trireme.loops.batch_watch import BatchWatch
+from trireme.loops.distributed_optimizer import DistributedOptimizer
 from trireme.monitor.records import Record, read_starts
-from trireme.session.distributed_optimizer import DistributedOptimizer
-from trireme.session.loop.batch_watch import BatchWatch
 
 Log = Callable[[DistributedOptimizer, torch.Tensor], None]
 
@@ -85,7 +84,3 @@ def test_a_module_whose_children_are_called_is_watched_too() -> None:
         model(torch.ones(4, 3))
     assert watch.take_examples() == 8
     watch.close()
-
-
-def test_a_job_without_records_yet_has_just_begun() -> None:
-    assert from_records("train.py", "running", [], 1795707715.0).seconds == 0.0

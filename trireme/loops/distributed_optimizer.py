@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trireme.errors import ConfigurationError
+from trireme.loops.kept_state import Stateful
+from trireme.loops.loop_data import PreparedLoader
+from trireme.loops.loop_job import LoopJob
 from trireme.ps.optimizers import name_of
 from trireme.session.job_methods import JobMethods
-from trireme.session.loop.kept_state import Stateful
-from trireme.session.loop.loop_data import PreparedLoader
-from trireme.session.loop.loop_job import LoopJob
 from trireme.session.worker.job import Job
 
 

@@ -141,7 +141,7 @@ def refused(kind: str) -> str:
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        (ProcessGroup(servers=1), "the parameter server has no optimizer tests.session"),
+        (ProcessGroup(servers=1), "the parameter server has no optimizer tests.loops"),
         (ProcessGroup(servers=1, strategy="sync"), "the parameter server has no optimizer tests."),
         (ProcessGroup(servers=1, strategy="averaging", every=2), "the closure of SAM would be"),
     ],

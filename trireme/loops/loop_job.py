@@ -15,12 +15,12 @@ from torch import nn
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.process_setup.leaving import leave
 from trireme.launch.process_setup.program import ProgramEnd
+from trireme.loops.batch_watch import BatchWatch
+from trireme.loops.gradient_watch import GradientWatch
+from trireme.loops.kept_state import KeptState
+from trireme.loops.loop_data import LoopData
 from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.module_names import called_modules
-from trireme.session.loop.batch_watch import BatchWatch
-from trireme.session.loop.gradient_watch import GradientWatch
-from trireme.session.loop.kept_state import KeptState
-from trireme.session.loop.loop_data import LoopData
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import clip

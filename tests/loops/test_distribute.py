@@ -15,8 +15,8 @@ from torch import nn
 
 import trireme
 from trireme.errors import ConfigurationError
+from trireme.loops.distributed_optimizer import DistributedOptimizer
 from trireme.session.checkpoint import list_checkpoints
-from trireme.session.distributed_optimizer import DistributedOptimizer
 
 
 def make(run_dir: Path | None = None, **options: object) -> tuple[nn.Module, DistributedOptimizer]:

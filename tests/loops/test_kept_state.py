@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.session.test_distribute import make, step
+from tests.loops.test_distribute import make, step
 from trireme.errors import ConfigurationError
-from trireme.session.loop.kept_state import decoded, encoded
+from trireme.loops.kept_state import decoded, encoded
 
 
 class Held:
