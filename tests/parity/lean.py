@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, inputs_of, loss_of, model_of
 from trireme.graph.config import GraphConfig
-from trireme.ps.module_names import named_parameters
 from trireme.ps.rule import Average
+from trireme.session.model.module_names import named_parameters
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
 

@@ -21,8 +21,8 @@ from tests.parity.lean import (
 from tests.parity.plain import difference
 from tests.parity.spread import STEPS
 from tests.process_groups import ProcessGroup, run_process_group
-from trireme.ps.module_names import named_parameters
 from trireme.session.checkpoint import CheckpointData, latest
+from trireme.session.model.module_names import named_parameters
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

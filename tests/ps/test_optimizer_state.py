@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError, Rejected
-from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
-from trireme.ps.optimizers import export_state, restore_state, state_names
+from trireme.ps.optimizers import JointOptimizer, export_state, restore_state, state_names
 from trireme.ps.snapshot import assemble
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 

@@ -12,7 +12,7 @@ from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerErr
 from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import GroupSpec, OptimizerSpec, ParameterSpec
-from trireme.ps.optimizers import OPTIMIZERS, entry, groups_of, mismatch, name_of, spec_of
+from trireme.ps.optimizers import OPTIMIZERS, Entry, groups_of, mismatch, name_of, spec_of
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import TensorSpec
 
@@ -459,7 +459,7 @@ def test_a_class_of_our_own_needs_none_of_torchs_private_methods(
     class Other(Plain):
         def step(self, closure: Any = None) -> None: ...
 
-    found = {"Plain": entry(Plain, "lr")}
+    found = {"Plain": Entry(Plain, "lr")}
     monkeypatch.setattr(OPTIMIZERS, "find", found.get)
     assert [name_of(kind([torch.zeros(1)], {})) for kind in (Plain, Derived, Other)] == [
         "Plain",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trireme.errors import ConfigurationError, Fenced
-from trireme.ps.module_names import called_modules
+from trireme.session.model.module_names import called_modules
 from trireme.session.worker.worker import Worker
 from trireme.tensors import digest, tensors_in
 

@@ -14,7 +14,7 @@ from trireme.launch.environment import current_task
 from trireme.launch.program_directory import name_run_dir
 from trireme.loops.distributed_optimizer import DistributedOptimizer
 from trireme.loops.loop_job import LoopJob, refuse_second
-from trireme.ps.joint_optimizer import members
+from trireme.ps.optimizers import members
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings

@@ -19,8 +19,8 @@ from trireme.loops.batch_watch import BatchWatch
 from trireme.loops.gradient_watch import GradientWatch
 from trireme.loops.kept_state import KeptState
 from trireme.loops.loop_data import LoopData
-from trireme.ps.joint_optimizer import JointOptimizer
-from trireme.ps.module_names import called_modules
+from trireme.ps.optimizers import JointOptimizer
+from trireme.session.model.module_names import called_modules
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import clip

@@ -28,10 +28,9 @@ from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroupConfig, TorchProcessGroup
 from trireme.ps.flat import FlatModel
-from trireme.ps.joint_optimizer import members
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec
-from trireme.ps.module_names import named_parameters
+from trireme.ps.optimizers import members
 from trireme.session.backends.base import Backend
 from trireme.session.backends.together import Processes, Together
 from trireme.session.loss import Loss, model_loss, scalar
@@ -39,6 +38,7 @@ from trireme.session.metric_value import Metric
 from trireme.session.model.batch import examples_in
 from trireme.session.model.building import Optimizers, build_optimizer
 from trireme.session.model.computation import Computation
+from trireme.session.model.module_names import named_parameters
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.table_layer import table_layers
 from trireme.session.model.trained import named_groups

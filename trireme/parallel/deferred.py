@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trireme.errors import ConfigurationError
-from trireme.ps.module_names import own_name
+from trireme.session.model.module_names import own_name
 
 _Tensor: Any = torch.Tensor
 _PRETENDED: dict[Any, Any] = {  # so that a constructor does what it does on the CPU

@@ -25,8 +25,8 @@ from trireme.parallel.stages import (
     notes_of,
     parameter_costs,
 )
-from trireme.ps.module_names import named_buffers, named_parameters
 from trireme.session.model.model_part import ModelPart
+from trireme.session.model.module_names import named_buffers, named_parameters
 from trireme.tensors import fill_local, full_tensor, to_local
 
 if TYPE_CHECKING:

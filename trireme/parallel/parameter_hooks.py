@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.ps.module_names import named_parameters
+from trireme.session.model.module_names import named_parameters
 from trireme.tensors import is_dtensor
 
 

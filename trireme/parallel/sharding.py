@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trireme.errors import ConfigurationError
-from trireme.ps.module_names import called_modules
+from trireme.session.model.module_names import called_modules
 from trireme.tensors import is_dtensor, map_tensors, tensors_in
 
 

@@ -53,7 +53,6 @@ class PartBuffer:
         self.segments = tuple(self._piece(segment) for segment in layout.segments(server))
 
     def _piece(self, piece: Part) -> torch.Tensor:
-        """Returns the elements of a segment of this part."""
         part, vector = self._by_dtype[piece.vector.dtype]
         return vector[piece.start - part.start : piece.stop - part.start]
 
@@ -63,7 +62,6 @@ class PartBuffer:
         return sum(part.length > 0 for part in parts[:vector]), parts[vector].start
 
     def copy(self) -> PartBuffer:
-        """Returns the same part in memory of its own."""
         return PartBuffer(self._layout, self._server, [v.clone() for v in self.vectors])
 
     @cached_property
@@ -138,7 +136,6 @@ class FlatModel:
         self._lay_out(groups)
 
     def _lay_out(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
-        """Moves the values of the parameters into flat vectors."""
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
         _one_device(by_name)
@@ -177,12 +174,10 @@ class FlatModel:
         self._host_gradients: tuple[torch.Tensor, ...] = self.gradients
 
     def part_values(self, server: int) -> PartBuffer:
-        """Returns a server's part of the values on the host: where a pull is received."""
         self._stage()
         return self._part(self._host_values, server)
 
     def part_gradients(self, server: int) -> PartBuffer:
-        """Returns a server's part of the gradients on the host: what a push sends."""
         self._stage()
         return self._part(self._host_gradients, server)
 
@@ -297,7 +292,6 @@ class FlatModel:
             torch._foreach_copy_(targets, sources)
 
     def _sparse(self, parameter: nn.Parameter) -> str:
-        """Returns why the sparse gradient of a parameter cannot be used."""
         name = next(name for name, each in self.parameters.items() if each is parameter)
         return (
             f"the gradient of {name!r} is sparse, as of nn.Embedding(sparse=True), and processes "
@@ -353,7 +347,6 @@ class FlatModel:
         return norm
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
-        """Multiplies all gradients in place."""
         self.gather_gradients()
         for gradient in self.gradients:
             gradient.mul_(factor)
@@ -374,7 +367,6 @@ class FlatModel:
             self._host_views = list(self._views(self._host_gradients))
 
     def _views(self, vectors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yields each parameter's place in flat vectors, in the parameter's shape."""
         for vector, flat in zip(self.layout.vectors, vectors, strict=True):
             for placed in vector.placed:
                 yield flat[placed.start : placed.stop].view(placed.parameter.shape)

@@ -61,7 +61,6 @@ class Vector:
 
     @property
     def item_size(self) -> int:
-        """Bytes of one element."""
         return ITEM_SIZES[self.dtype]
 
 
@@ -75,12 +74,10 @@ class Part:
 
     @property
     def length(self) -> int:
-        """Its elements."""
         return self.stop - self.start
 
     @property
     def bytes(self) -> int:
-        """Its size."""
         return self.length * self.vector.item_size
 
 
@@ -146,7 +143,6 @@ class Layout:
         return sum(math.prod(parameter.shape) for parameter in self.spec.parameters)
 
     def slots_of(self, shard: int) -> range:
-        """Returns the slots of a shard."""
         return range(self.spec.bounds[shard], self.spec.bounds[shard + 1])
 
     def parts(self, shard: int) -> tuple[Part, ...]:
@@ -173,7 +169,6 @@ class Layout:
         )
 
     def check_same(self, other: Layout, *, whose: str, others: str) -> None:
-        """Checks that another layout is the same."""
         pairs = zip_longest(self.spec.parameters, other.spec.parameters)
         for position, (mine, theirs) in enumerate(pairs):
             if mine != theirs:
@@ -189,7 +184,6 @@ class Layout:
             )
 
     def _cut(self, slots: range) -> tuple[Part, ...]:
-        """Returns the part of each vector that these slots are."""
         parts: list[Part] = []
         for vector in self.vectors:
             step = ALIGNMENT // vector.item_size

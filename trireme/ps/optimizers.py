@@ -10,27 +10,25 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
 from trireme.plugins import Plugins
-from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 
 Hyper = float | int | bool | None | tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Entry:
     """One optimizer of the registry.
 
-    Attributes:
+    Args:
         make: the class, such as torch's.
-        hyper: the hyper-parameters that a group may set.
+        hyper: the names of the hyper-parameters that a group may set, separated by spaces.
         keeps: the state without which it cannot go on, by torch's names.
         keeps_if: the same for state that it keeps only where a hyper-parameter asks for it.
         fused: the dtypes for which torch has a fused CPU kernel that can be trusted.
@@ -38,12 +36,19 @@ class Entry:
             divides by what is nearly as small.
     """
 
-    make: type[torch.optim.Optimizer]
-    hyper: frozenset[str]
-    keeps: frozenset[str]
-    keeps_if: Mapping[str, str]
-    fused: frozenset[str]
-    flushes: bool = True
+    def __init__(
+        self,
+        make: type[torch.optim.Optimizer],
+        hyper: str,
+        keeps: str = "",
+        keeps_if: Mapping[str, str] | None = None,
+        fused: Iterable[str] = (),
+        *,
+        flushes: bool = True,
+    ) -> None:
+        self.make, self.flushes = make, flushes
+        self.hyper, self.fused = frozenset(hyper.split()), frozenset(fused)
+        self.keeps, self.keeps_if = frozenset(keeps.split()), keeps_if or {}
 
     def needs(self, hyper: Mapping[str, Any]) -> frozenset[str]:
         """Returns the state without which a group of these hyper-parameters cannot go on."""
@@ -55,78 +60,64 @@ class Entry:
         return {"foreach": False} if "foreach" in inspect.signature(self.make).parameters else {}
 
 
-def entry(
-    make: type[torch.optim.Optimizer],
-    hyper: str,
-    keeps: str = "",
-    keeps_if: Mapping[str, str] | None = None,
-    fused: Iterable[str] = (),
-    *,
-    flushes: bool = True,
-) -> Entry:
-    """Returns an entry of the registry, from names that are separated by spaces."""
-    names = frozenset(hyper.split()), frozenset(keeps.split())
-    return Entry(make, *names, keeps_if or {}, frozenset(fused), flushes)
-
-
 WIDE = ("float32", "float64")
 """The dtypes in which a sum can be divided by a float32 on the way as precisely as before."""
 
 _AMSGRAD = {"amsgrad": "max_exp_avg_sq"}
 
-SGD = entry(
+SGD = Entry(
     # Of narrow types torch 2.13's kernel changes only what is left over of its vectors.
     torch.optim.SGD,
     "lr momentum dampening weight_decay nesterov maximize",
     fused=WIDE,
 )
-Adam = entry(
+Adam = Entry(
     torch.optim.Adam,
     "lr betas eps weight_decay amsgrad maximize decoupled_weight_decay",
     "step exp_avg exp_avg_sq",
     _AMSGRAD,
     ITEM_SIZES,
 )
-AdamW = entry(
+AdamW = Entry(
     torch.optim.AdamW,
     "lr betas eps weight_decay amsgrad maximize",
     "step exp_avg exp_avg_sq",
     _AMSGRAD,
     ITEM_SIZES,
 )
-Adagrad = entry(
+Adagrad = Entry(
     torch.optim.Adagrad,
     "lr lr_decay weight_decay initial_accumulator_value eps maximize",
     "step sum",
     fused=ITEM_SIZES,
 )
-RMSprop = entry(
+RMSprop = Entry(
     torch.optim.RMSprop,
     "lr alpha eps weight_decay momentum centered maximize",
     "step square_avg",
     {"momentum": "momentum_buffer", "centered": "grad_avg"},
 )
-Adadelta = entry(
+Adadelta = Entry(
     torch.optim.Adadelta, "lr rho eps weight_decay maximize", "step square_avg acc_delta"
 )
-Adamax = entry(
+Adamax = Entry(
     torch.optim.Adamax,
     "lr betas eps weight_decay maximize",
     "step exp_avg exp_inf",
     flushes=False,
 )
-NAdam = entry(
+NAdam = Entry(
     torch.optim.NAdam,
     "lr betas eps weight_decay momentum_decay decoupled_weight_decay maximize",
     "step mu_product exp_avg exp_avg_sq",
 )
-RAdam = entry(
+RAdam = Entry(
     torch.optim.RAdam,
     "lr betas eps weight_decay decoupled_weight_decay maximize",
     "step exp_avg exp_avg_sq",
 )
-ASGD = entry(torch.optim.ASGD, "lr lambd alpha t0 weight_decay maximize", "step eta mu ax")
-Rprop = entry(
+ASGD = Entry(torch.optim.ASGD, "lr lambd alpha t0 weight_decay maximize", "step eta mu ax")
+Rprop = Entry(
     torch.optim.Rprop, "lr etas step_sizes maximize", "step prev step_size", flushes=False
 )
 
@@ -276,6 +267,86 @@ def _plain(value: Any) -> Hyper:
     raise ConfigurationError(f"a hyper-parameter is {value!r}: only numbers can be sent")
 
 
+# Several optimizers as one -----------------------------------------------------------------------
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Several optimizers as one, such as those of a generator and its discriminator.
+
+    Each updates its own parameters, and a step is a step of one of them. The layout, checkpoints
+    and messages contain the parameter groups of all of them, one after the other.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        # Not Optimizer.__init__: groups and state are those of the optimizers themselves.
+        self.optimizers = tuple(optimizers)
+        self.chosen = 0  # the position of the optimizer that `step` steps
+        self.defaults: dict[str, Any] = {}
+        seen: dict[int, int] = {}
+        for index, optimizer in enumerate(self.optimizers):
+            for parameter in _parameters(optimizer):
+                first = seen.setdefault(id(parameter), index)
+                if first != index:
+                    raise ConfigurationError(
+                        f"optimizers {first} and {index} have a parameter of shape "
+                        f"{tuple(parameter.shape)} in common: give each parameter to one of them"
+                    )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        return self.optimizers[self.chosen].step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state and groups of all optimizers, with parameters numbered in order."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for before, optimizer in self._placed():
+            own = optimizer.state_dict()
+            state |= {before + index: entries for index, entries in own["state"].items()}
+            groups += [
+                {**group, "params": [before + index for index in group["params"]]}
+                for group in own["param_groups"]
+            ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Gives each optimizer its part of what `state_dict` returned."""
+        groups = iter(state_dict["param_groups"])
+        for before, optimizer in self._placed():
+            own = [next(groups) for _ in optimizer.param_groups]
+            positions = [index for group in own for index in group["params"]]
+            state = {
+                index - before: state_dict["state"][index]
+                for index in positions
+                if index in state_dict["state"]
+            }
+            moved = [
+                {**group, "params": [index - before for index in group["params"]]} for group in own
+            ]
+            optimizer.load_state_dict({"state": state, "param_groups": moved})
+
+    def _placed(self) -> list[tuple[int, torch.optim.Optimizer]]:
+        """Returns each optimizer with how many parameters are before its first."""
+        counts = [len(_parameters(optimizer)) for optimizer in self.optimizers]
+        return list(zip(accumulate(counts, initial=0), self.optimizers, strict=False))
+
+
+def members(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """Returns the optimizers that one consists of: itself, unless it is several."""
+    return optimizer.optimizers if isinstance(optimizer, JointOptimizer) else (optimizer,)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 # The state of an optimizer ----------------------------------------------------------------------
 
 
@@ -376,7 +447,6 @@ def state_mismatch(entry: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> 
 def _check_complete(
     optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]
 ) -> None:
-    """Checks that parameters which have state have all the state that the optimizer needs."""
     groups = [
         (each, group)
         for each in members(optimizer)

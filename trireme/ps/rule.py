@@ -60,7 +60,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def period(self) -> int:
         """How many steps of its worker a push is of, at most."""
-        return self.every or 1
+        return 1 if self.every is None else self.every
 
     @property
     def synchronous(self) -> bool:
@@ -78,37 +78,19 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             ConfigurationError: names the value and what it may be.
         """
-        if self.aggregate < 0:
-            raise ConfigurationError(
-                f"aggregate is {self.aggregate}: give the number of updates that make a round, "
-                "or 0 for one of every live worker"
-            )
-        if self.staleness is not None and self.staleness < 0:
-            raise ConfigurationError(
-                f"staleness is {self.staleness}: it counts pushes, so 0 or more"
-            )
-        if not self.synchronous and self.aggregate != 1:
-            raise ConfigurationError(
-                f"aggregate is {self.aggregate} and staleness {self.staleness}: only synchronous "
-                "rounds (staleness 0) gather several updates into one"
-            )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigurationError(f"clip_norm is {self.clip_norm}: it must be above 0")
-        if self.average is not None and not 0 <= self.average.decay < 1:
-            raise ConfigurationError(
-                f"the moving average's decay is {self.average.decay}: it must be in [0, 1)"
-            )
-        if self.every is not None and self.every < 1:
-            raise ConfigurationError(
-                f"every is {self.every}: it counts a worker's steps between two exchanges, so 1 or "
-                "more"
-            )
-        if self.every is not None and self.clip_norm is not None:
-            raise ConfigurationError(
-                f"clip_norm is {self.clip_norm} and every {self.every}: where workers train by "
-                "themselves, each clips its own gradients, and servers clip no deltas"
-            )
+        clips = self.clip_norm is not None
+        decay = 0.0 if self.average is None else self.average.decay
+        for name, fine, wanted in (
+            ("aggregate", self.aggregate >= 0, "0 or more"),
+            ("staleness", (self.staleness or 0) >= 0, "0 or more pushes"),
+            ("aggregate", self.synchronous or self.aggregate == 1, "1 unless staleness is 0"),
+            ("clip_norm", not clips or (self.clip_norm or 0) > 0, "above 0"),
+            ("clip_norm", not clips or self.every is None, "left out: each worker clips its own"),
+            ("average", 0 <= decay < 1, "of a decay in [0, 1)"),
+            ("every", self.period >= 1, "1 step or more"),
+            ("max_steps", (self.max_steps or 0) >= 0, "0 or more"),
+        ):
+            if not fine:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be {wanted}")
         if self.codec != "none":
             PACKING.load("codecs").check(self.codec)
-        if self.max_steps is not None and self.max_steps < 0:
-            raise ConfigurationError(f"max_steps is {self.max_steps}: it must be 0 or more")

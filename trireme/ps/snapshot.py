@@ -189,7 +189,6 @@ def _ranges(
 
 
 def _scalars(key: str, part: Part, named: Mapping[str, torch.Tensor]) -> Tensors:
-    """Returns one number for each parameter that has one."""
     return [
         (_spec(key, part, tensor, *within, placed.parameter.group), tensor.reshape(1))
         for placed in part.vector.placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trireme.ps.joint_optimizer import members
+from trireme.ps.optimizers import members
 
 if TYPE_CHECKING:
     from trireme.session.session import Session

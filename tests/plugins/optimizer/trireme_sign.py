@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from trireme.ps.optimizers import entry
+from trireme.ps.optimizers import Entry
 
 
 class SignMomentum(torch.optim.Optimizer):
@@ -28,4 +28,4 @@ class SignMomentum(torch.optim.Optimizer):
                 parameter.sub_(state["average"].sign(), alpha=group["lr"])
 
 
-SIGN_MOMENTUM = entry(SignMomentum, "lr beta", "average", flushes=False)
+SIGN_MOMENTUM = Entry(SignMomentum, "lr beta", "average", flushes=False)

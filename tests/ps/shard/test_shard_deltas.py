@@ -83,9 +83,9 @@ def test_the_moving_average_decays_once_for_each_step_of_a_round() -> None:
 
 
 def test_a_rule_without_sense_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="every is 0: it counts a worker's steps"):
+    with pytest.raises(ConfigurationError, match="every is 0: it must be 1 step"):
         Rule(every=0).check()
-    with pytest.raises(ConfigurationError, match="each clips its own gradients"):
+    with pytest.raises(ConfigurationError, match="each worker clips its own"):
         Rule(0, 0, every=4, clip_norm=1.0).check()
 
 

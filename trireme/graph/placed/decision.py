@@ -24,7 +24,7 @@ from trireme.graph.measure.updates import NO_UPDATE, UpdateCost, state_factor, u
 from trireme.graph.place.costs import CostGraph, Hardware
 from trireme.graph.place.placement import Placement, place
 from trireme.graph.place.requests import Requests, barred_devices, matched, named_by, resolve
-from trireme.ps.joint_optimizer import members
+from trireme.ps.optimizers import members
 from trireme.tensors import map_tensors
 
 

@@ -28,7 +28,7 @@ from trireme.parallel.config import PipelineConfig
 from trireme.parallel.deferred import Deferred, with_untouched_memory
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.ps.module_names import named_buffers, named_parameters
+from trireme.session.model.module_names import named_buffers, named_parameters
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,12 +28,10 @@ class Ending:
         self.under_way: set[int] = set()  # the workers that compute an update now
 
     def go_by(self, rule: Rule, servers: int) -> None:
-        """Takes the job's rule and its number of servers."""
         self.synchronous, self.period = rule.synchronous, rule.period
         self.patient = not rule.synchronous and (rule.staleness is None or servers == 1)
 
     def reached(self, step: int) -> bool:
-        """Returns whether the job is over at this step."""
         return self.last is not None and step >= self.last
 
     def undecided(self, worker: int, step: int) -> bool:

@@ -199,7 +199,6 @@ class ExampleLedgers:
             self._settle()
 
     def _settle(self) -> None:
-        """Brings into the ledgers what was finished."""
         finished, self._finished = self._finished, []
         by_dataset: dict[str, list[tuple[int, int, int]]] = {}
         for worker, dataset, start, stop in finished:
@@ -216,7 +215,6 @@ class ExampleLedgers:
                 self._ledgers[span.dataset].give_back(worker, span.start, span.stop)
 
     def release(self, worker: int) -> None:
-        """Takes back all examples that a worker holds."""
         self._settle()
         self._answered.pop(worker, None)
         for ledger in self._ledgers.values():
@@ -240,7 +238,6 @@ class ExampleLedgers:
         return dict(self._orders)
 
     def export(self) -> ExamplesState:
-        """Returns all that the ledgers know."""
         self._settle()
         ledgers = {name: ledger.export() for name, ledger in self._ledgers.items()}
         return ExamplesState(
@@ -252,7 +249,6 @@ class ExampleLedgers:
         )
 
     def resume(self, state: ExamplesState) -> None:
-        """Goes on where other ledgers were exported."""
         self._ledgers = {name: Ledger.resumed(ledger) for name, ledger in state.ledgers.items()}
         self._restored, self._sizes = dict(state.restored), dict(state.sizes)
         self._orders, self._answered = dict(state.orders), dict(state.answered)
@@ -334,7 +330,6 @@ def reordered(
 
 
 def _said(size: int) -> str:
-    """Returns the size of a data set in words."""
     shards = MOST_POSITIONS - size
     if shards == 1:
         return "a stream"

@@ -93,7 +93,6 @@ class Leader:
 
     @property
     def alone(self) -> bool:
-        """Whether shard 0 is the only one."""
         return not self._others
 
     # -- events ----------------------------------------------------------------------------------
@@ -108,7 +107,6 @@ class Leader:
             self.ending.set_last(step, rule.max_steps)
 
     def export(self) -> LeaderState:
-        """Returns what another leader goes on with."""
         topics = {
             topic: {worker: data.numpy().tobytes() for worker, data in left.items()}
             for topic, left in self.topics.items()
@@ -117,7 +115,6 @@ class Leader:
         return LeaderState(self.ending.last, under_way, self.examples.export(), topics)
 
     def resume(self, state: LeaderState) -> None:
-        """Goes on where another leader has stopped, with values."""
         self.loaded = True
         self.ending.last, self.ending.under_way = state.last, set(state.under_way)
         self.examples.resume(state.examples)
@@ -140,11 +137,9 @@ class Leader:
             self._others.setdefault(shard, _Shard())
 
     def hold(self, push: PushId, steps: int) -> None:
-        """Takes a push that shard 0 holds, of so many steps."""
         (self._waiting if self._lacking(push) else self._ready)[push] = steps
 
     def drop(self, push: PushId) -> None:
-        """Drops the push of a worker that is out of the job."""
         self._waiting.pop(push, None)
         self._ready.pop(push, None)
 
@@ -237,7 +232,6 @@ class Leader:
         return Apply(step + steps, members, scale)
 
     def tell(self, view: int) -> list[tuple[int, Decided]]:
-        """Returns messages to other shards."""
         end = self._first + len(self._log)
         out = []
         for shard, told in self._others.items():

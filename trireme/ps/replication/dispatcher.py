@@ -118,11 +118,9 @@ class Dispatcher(Generic[_S]):
         return self._shards.get(word.shard)
 
     def last_sent(self, shard: int) -> list[FromServer]:
-        """Returns the last message to another shard, if there is one."""
         return [self._last_sent[shard]] if shard in self._last_sent else []
 
     def closed(self, link: _S) -> None:
-        """Forgets a connection that is gone."""
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
         for shard in [shard for shard, other in self._shards.items() if other is link]:
@@ -141,7 +139,6 @@ class Dispatcher(Generic[_S]):
 
 
 def _check_role(identity: Identity, message: Message) -> None:
-    """Checks that a task of this role may send a message to a server."""
     if isinstance(message, FromAnyone):
         return
     kind = type(message).__name__

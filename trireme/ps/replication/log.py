@@ -137,7 +137,6 @@ class ReplicationLog(Generic[_L]):
 
     @property
     def overdue(self) -> frozenset[int]:
-        """The servers whose replicas make no progress."""
         return self._stalls.overdue
 
     @property
@@ -358,7 +357,6 @@ class ReplicationLog(Generic[_L]):
     # -- inside ----------------------------------------------------------------------------------
 
     def _of(self, link: _L) -> _Follower[_L] | None:
-        """Returns the replica at the other end of a connection."""
         return next((each for each in self._followers.values() if each.link is link), None)
 
     def _counted(self) -> dict[int, int]:

@@ -107,7 +107,6 @@ class Replica(Generic[_L]):
 
     @property
     def position(self) -> int:
-        """The position of the last entry that it has applied."""
         return self._position if self.log is None else self.log.position
 
     @property
@@ -117,7 +116,6 @@ class Replica(Generic[_L]):
         return 0 if tables is None else tables.lacks
 
     def _note_term(self, position: int, term: int) -> None:
-        """Notes of which term an entry is."""
         if not self._terms or self._terms[-1][1] != term:
             self._terms.append((position, term))
 
@@ -355,7 +353,6 @@ class Replica(Generic[_L]):
         return None if followed is None else [*out, *followed, *self._more_rows(link)]
 
     def confirmed(self, link: _L, message: Replicated) -> Iterator[Output[_L]]:
-        """Takes another replica's confirmation."""
         if self.log is not None:
             yield from self.log.confirm(link, message.position, message.lacks)
             self._forget_first()
@@ -380,7 +377,6 @@ class Replica(Generic[_L]):
             self._first = None
 
     def borrows(self, link: _L, memories: Sequence[int]) -> None:
-        """Notes which lent memory the server of another replica has mapped."""
         if self.log is not None:
             self.log.borrows(link, memories)
 
@@ -389,7 +385,6 @@ class Replica(Generic[_L]):
         return self.shard.dismiss(view.number) if self.primary else []
 
     def closed(self, link: _L) -> None:
-        """Notes that a connection is gone."""
         self.dispatcher.closed(link)
         if self.log is not None:
             self.log.lost(link)
@@ -428,7 +423,6 @@ def decoded(message: Replicate) -> Message:
 
 
 def _filling(view: View, quiet: Quiet | None) -> tuple[Fill, Sequence[memoryview]]:
-    """Returns the message, and its payload, that fills another replica."""
     if quiet is None:
         return Fill(view, b"", ()), ()
     specs, payload = _payload_of(quiet.tensors)

@@ -119,14 +119,12 @@ class Replicas(Generic[_L]):
         return {self._server: ShardEntry(0, 1, self._server)}
 
     def _held(self) -> Mapping[int, ShardEntry]:
-        """Returns the shards of which this server has a replica."""
         entries = self._entries(self.view).items()
         return {n: e for n, e in entries if self._server in (*e.copies, *e.joining)}
 
     # -- connections -----------------------------------------------------------------------------
 
     def closed(self, link: _L) -> None:
-        """Forgets a connection that is gone."""
         self._made_here.pop(link, None)
 
     def _is_superseded(self, link: _L, message: ConnectToLeader | FollowPrimary) -> bool:
@@ -233,7 +231,6 @@ class Replicas(Generic[_L]):
         return out
 
     def local(self, shard: int) -> Replica[_L] | None:
-        """Returns the primary of a shard, where it is at this server."""
         replica = self.by_shard.get(shard)
         return replica if replica is not None and replica.primary else None
 

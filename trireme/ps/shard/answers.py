@@ -145,7 +145,6 @@ class Answers:
         return [each.route for each in held]
 
     def proceed(self) -> list[Reply]:
-        """Gives all answers that can go out now."""
         out: list[Reply] = []
         if self.due:
             due, self.due = self.due, []
@@ -220,7 +219,6 @@ class Answers:
     # -- notices ---------------------------------------------------------------------------------
 
     def waits(self, now: float) -> Iterator[Wait]:
-        """Yields the withheld answers to pulls and pushes."""
         state, live = self._state, self._state.participants.live
         chief, records = state.participants.view.chief, state.table.records
         for each in self._pulls:
@@ -240,7 +238,6 @@ class Answers:
             yield _wait(now, _Held(pending.owner, pending.route, pending.since), reason, workers)
 
     def waits_for_the_end(self, now: float) -> Iterator[Wait]:
-        """Yields the tasks that wait until no worker trains any more."""
         for each in self._drains.values():
             yield _wait(now, each, "the last updates", self._state.participants.live)
 

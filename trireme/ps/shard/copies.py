@@ -87,7 +87,6 @@ class Copies:
         return [Reply(held.route, message, [tensor for _, tensor in tensors])]
 
     def waits(self, now: float) -> Iterator[Wait]:
-        """Yields the requests that are held."""
         view, leader = self._state.participants.view, self._state.leader
         for worker, held in self._held.items():
             names: tuple[str, ...] = (view.primary_name(0),)

@@ -31,7 +31,6 @@ class Execution:
 
     @property
     def stopped(self) -> bool:
-        """Whether the shard has stopped to be divided anew: its state is quiet."""
         return 0 < self._stopped_in == self._state.participants.view.number
 
     # -- what is to be decided -------------------------------------------------------------------
@@ -74,7 +73,6 @@ class Execution:
         return unanswered
 
     def unanswered(self) -> Iterator[Pending]:
-        """Yields all pushes that are not answered."""
         yield from (answer.pending for answer in self.answers.withheld.values())
         yield from (pending for pending in self.follower.held.values() if not pending.answered)
 
@@ -120,7 +118,6 @@ class Execution:
         return [*out, *self.answers.proceed()]
 
     def _follow(self) -> list[Instruction]:
-        """Carries out the decisions that have come, in their order."""
         out, follower, view = list[Instruction](), self.follower, self._state.participants.view
         while follower.decided:
             decision = follower.decided[0]
@@ -170,7 +167,6 @@ class Execution:
     # -- what is waited for ----------------------------------------------------------------------
 
     def waits(self, now: float) -> Iterator[Wait]:
-        """Yields the withheld answers, with the reasons."""
         for who, pending in self.follower.held.items():
             if not pending.answered:
                 notice = Waiting(*self._missing(pending), now - pending.since)
@@ -179,7 +175,6 @@ class Execution:
         yield from self.answers.waits(now)
 
     def _missing(self, pending: Pending) -> tuple[str, tuple[str, ...]]:
-        """Returns what a push waits for, and the tasks."""
         state, held = self._state, self.follower.held
         participants = state.participants
         reason, pushes = "a push to reach every server", [pending.id]

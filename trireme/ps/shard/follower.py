@@ -32,12 +32,10 @@ class Follower:
     # -- what it holds ---------------------------------------------------------------------------
 
     def hold(self, pending: Pending) -> None:
-        """Holds a push until it is decided."""
         self.held[pending.owner] = pending
         self.news = True
 
     def propose(self, pushes: tuple[PushId, ...]) -> None:
-        """Takes the pushes that the leader wants measured."""
         self.proposed = pushes
         self.news = True
 
@@ -56,13 +54,11 @@ class Follower:
             self.held[pending.owner] = pending.kept()
 
     def take(self, push: PushId) -> Pending:
-        """Returns a push that is decided, and holds it no longer."""
         pending = self.held[Participant(*push[:2])]
         self._forget(pending)
         return pending
 
     def take_all(self) -> list[Pending]:
-        """Returns all pushes by participant, and holds them no longer."""
         taken = [pending for _, pending in sorted(self.held.items())]
         for pending in taken:
             self._forget(pending)

@@ -39,11 +39,9 @@ class Participants:
 
     @property
     def training(self) -> tuple[str, ...]:
-        """The names of the workers that still train."""
         return tuple(f"worker:{worker}" for worker in sorted(self.live))
 
     def holds(self, who: Participant) -> bool:
-        """Returns whether a participant is in the view."""
         return self.incarnations.get(who.worker) == who.incarnation
 
     def fence(self, who: Participant, view: int) -> str | None:

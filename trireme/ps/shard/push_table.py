@@ -33,7 +33,6 @@ class Pending(msgspec.Struct, eq=False):
 
     @property
     def id(self) -> PushId:
-        """Names the push among all."""
         return *self.owner, self.push.sequence
 
     def kept(self) -> Pending:
@@ -97,7 +96,6 @@ class PushTable:
         return min(clocks, default=0)
 
     def export(self) -> tuple[WorkerProgress, ...]:
-        """Returns the table for a snapshot, by worker."""
         return tuple(
             WorkerProgress(worker, each.incarnation, each.sequence, each.applied, each.stale)
             for worker, each in sorted(self.records.items())

@@ -28,7 +28,6 @@ class Mean:
         self._kept: tuple[tuple[PushId, ...], PartBuffer | None] = ((), None)
 
     def forget(self) -> None:
-        """Forgets the mean that was kept."""
         self._kept = (), None
 
     def update(self, members: Sequence[Pending], scale: float) -> Total | None:
@@ -45,7 +44,6 @@ class Mean:
         return Total(scaled, absent=absent)
 
     def rows(self, members: Sequence[Pending], scale: float = 1.0) -> tuple[RowUpdates, ...]:
-        """Returns the mean updates of rows of tables."""
         if not self._tables:
             return ()
         pushes = [pending.push for pending in members]
@@ -53,7 +51,6 @@ class Mean:
         return table_support().mean(updates, tuple(self._tables), scale) if updates else ()
 
     def square(self, members: Sequence[Pending]) -> float:
-        """Returns the squared L2 norm of the mean gradient."""
         mean = self._of(members)
         total = 0.0 if mean is None else squared_norm(mean)
         if self._tables:
@@ -67,7 +64,6 @@ class Mean:
         return self._kept[1]
 
     def _total(self, members: Sequence[Pending], absent: tuple[int, ...] = ()) -> Total | None:
-        """Returns the sum of those of the gradients that weigh anything."""
         weighty = [update for update in members if update.push.weight > 0]
         if not weighty:
             return None

@@ -32,34 +32,10 @@ import torch
 
 from trireme.cluster.view import View
 from trireme.errors import ModelMismatchError, Rejected, TriremeError, UnsupportedOptimizerError
+from trireme.ps import messages
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
-from trireme.ps.messages import (
-    Attach,
-    Attached,
-    Collect,
-    Collected,
-    Done,
-    Drain,
-    FencedVerdict,
-    FromServer,
-    Lease,
-    Leased,
-    Pull,
-    PulledRows,
-    PullRows,
-    Push,
-    PushReply,
-    Refused,
-    RejectedVerdict,
-    Retire,
-    ServerStatus,
-    Share,
-    Status,
-    StopJob,
-    Stopping,
-)
 from trireme.ps.shard.answers import Wait
 from trireme.ps.shard.execution import Execution
 from trireme.ps.shard.instructions import Instruction, Reply
@@ -84,10 +60,10 @@ _CODES: dict[type[Exception], str] = {
     UnsupportedOptimizerError: "optimizer",
 }
 
-_OF_A_VIEW = (Attach, Lease, Load, Pull, PullRows, WriteValues)
+_OF_A_VIEW = (messages.Attach, messages.Lease, Load, messages.Pull, messages.PullRows, WriteValues)
 """Requests that count in one view only."""
 
-_LET_OTHERS_GO_ON = (Load, Retire, StopJob)
+_LET_OTHERS_GO_ON = (Load, messages.Retire, messages.StopJob)
 """Requests after which answers may go out that were withheld."""
 
 _NOT_LOADED = "no values are loaded yet: pull them first"
@@ -109,20 +85,20 @@ class Shard:
         self.execution = Execution(self.state)
         self._noticed = 0.0
         self._answering: Mapping[type[Message], Callable[..., Message]] = {
-            Attach: self.attach,
+            messages.Attach: self.attach,
             Load: self.load,
             WriteValues: self.write_values,
-            PullRows: self.pull_rows,
-            Lease: self.lease,
-            StopJob: self.stop,
-            Retire: self.retire,
-            Share: self.share,
-            Status: self.status,
+            messages.PullRows: self.pull_rows,
+            messages.Lease: self.lease,
+            messages.StopJob: self.stop,
+            messages.Retire: self.retire,
+            messages.Share: self.share,
+            messages.Status: self.status,
         }
         self._withholding: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            Pull: self.pull,
-            Drain: self.drain,
-            Collect: self.collect,
+            messages.Pull: self.pull,
+            messages.Drain: self.drain,
+            messages.Collect: self.collect,
             TakeSnapshot: self.snapshot,
         }
 
@@ -133,7 +109,6 @@ class Shard:
 
     @property
     def stopped(self) -> bool:
-        """Whether the shard has stopped to be divided anew: its state is quiet."""
         return self.execution.stopped
 
     # -- membership ------------------------------------------------------------------------------
@@ -173,21 +148,23 @@ class Shard:
             self.state.table.admit(worker, incarnation, clock)
 
     def _fenced(self, pending: Pending) -> Reply:
-        """Returns the answer to a push whose worker is out."""
         participants = self.state.participants
         reason = participants.fence(pending.owner, pending.push.view) or "it was taken for lost"
         return self._refused_push(
-            pending.route, FencedVerdict(participants.view.number, reason), "fenced"
+            pending.route, messages.FencedVerdict(participants.view.number, reason), "fenced"
         )
 
     def _refused_push(
-        self, route: object, verdict: FencedVerdict | RejectedVerdict, counter: str
+        self,
+        route: object,
+        verdict: messages.FencedVerdict | messages.RejectedVerdict,
+        counter: str,
     ) -> Reply:
         self.state.counters[counter] += 1
-        return Reply(route, PushReply(verdict, self.state.step, 0, False))
+        return Reply(route, messages.PushReply(verdict, self.state.step, 0, False))
 
     def _refused(self, route: object, code: str, reason: str) -> Reply:
-        return Reply(route, Refused(code, reason, self.state.participants.view.number))
+        return Reply(route, messages.Refused(code, reason, self.state.participants.view.number))
 
     # -- what tasks ask --------------------------------------------------------------------------
 
@@ -200,7 +177,7 @@ class Shard:
             payload: of a push, its gradients, which must stay as they are until the answer is sent;
                 of values, their tensors; of what is shared, its bytes.
         """
-        if isinstance(message, Push):
+        if isinstance(message, messages.Push):
             return self.push(now, route, who, message, payload)
         if isinstance(message, _OF_A_VIEW):
             reason = self.state.participants.fence(who, message.view)
@@ -216,7 +193,7 @@ class Shard:
         out: list[Instruction] = [Reply(route, answer)]
         return out + self.execution.proceed() if kind in _LET_OTHERS_GO_ON else out
 
-    def attach(self, who: Participant, request: Attach, _: None = None) -> Message:
+    def attach(self, who: Participant, request: messages.Attach, _: None = None) -> Message:
         """Takes a worker's model: the first creates the values, the others must be the same."""
         state = self.state
         shown = state.shown_by(f"worker:{who.worker}", request)
@@ -224,7 +201,7 @@ class Shard:
             self._create(shown)
         else:
             state.shown.check_same(shown)
-        return Attached(state.loaded, state.step, state.participants.view.number)
+        return messages.Attached(state.loaded, state.step, state.participants.view.number)
 
     def _create(self, shown: ModelDescription) -> None:
         state, rule, layout = self.state, shown.rule, shown.layout
@@ -271,33 +248,38 @@ class Shard:
                 "with --aggregate a worker that is late would overwrite the values of others"
             )
         state.values.write(tensors)
-        return Done()
+        return messages.Done()
 
-    def pull(self, now: float, route: object, who: Participant, request: Pull) -> list[Instruction]:
-        """Answers with the values, once they are loaded."""
+    def pull(
+        self, now: float, route: object, who: Participant, request: messages.Pull
+    ) -> list[Instruction]:
         return [*self.execution.answers.pull(now, route, who, request)]
 
-    def pull_rows(self, who: Participant, request: PullRows, _: None = None) -> Message:
+    def pull_rows(self, who: Participant, request: messages.PullRows, _: None = None) -> Message:
         """Answers with the rows of keys, as they are now."""
         state = self.state
         reason = state.rows_mismatch(request.wanted) if state.loaded else _NOT_LOADED
         if reason is not None:
             raise Rejected(reason)
         assert state.tables is not None
-        return PulledRows(state.step, state.tables.pull(request.wanted))
+        return messages.PulledRows(state.step, state.tables.pull(request.wanted))
 
     def push(
-        self, now: float, route: object, who: Participant, push: Push, gradients: PartBuffer
+        self,
+        now: float,
+        route: object,
+        who: Participant,
+        push: messages.Push,
+        gradients: PartBuffer,
     ) -> list[Instruction]:
-        """Takes a worker's update."""
         state, execution = self.state, self.execution
         reason = state.participants.fence(who, push.view)
         if reason is not None:
-            fenced = FencedVerdict(state.participants.view.number, reason)
+            fenced = messages.FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
         reason = state.why_invalid(who.worker, push) or execution.updates.unlike(push)
         if reason is not None:
-            return [self._refused_push(route, RejectedVerdict(reason), "rejected")]
+            return [self._refused_push(route, messages.RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)
         pending, held = Pending(who, push, route, gradients, now), execution.follower.held.get(who)
         if push.sequence <= state.table.records[who.worker].sequence:
@@ -315,25 +297,24 @@ class Shard:
             raise Rejected("only shard 0 is asked that, which has the leader")
         return self.state.leader
 
-    def lease(self, who: Participant, request: Lease, _: None = None) -> Leased:
-        """Leases examples to a worker."""
+    def lease(self, who: Participant, request: messages.Lease, _: None = None) -> messages.Leased:
         leased = self._leader.examples.lease(who.worker, request)
         awaited = self.execution.awaits(who)
         return msgspec.structs.replace(leased, awaited=True) if awaited else leased
 
-    def stop(self, who: Participant, request: StopJob, _: None = None) -> Message:
+    def stop(self, who: Participant, request: messages.StopJob, _: None = None) -> Message:
         """Ends the job at the next step at which every worker can."""
-        return Stopping(self._leader.ending.stop(self.state.step))
+        return messages.Stopping(self._leader.ending.stop(self.state.step))
 
     def drain(
-        self, now: float, route: object, who: Participant, request: Drain
+        self, now: float, route: object, who: Participant, request: messages.Drain
     ) -> list[Instruction]:
         """Answers when no worker trains any more: the last step is made then."""
         if not self.execution.answers.drain(now, route, who):
             return [self._refused(route, "busy", "more tasks wait for the end than there are")]
         return [*self.execution.answers.proceed()]
 
-    def retire(self, who: Participant, request: Retire, _: None = None) -> Message:
+    def retire(self, who: Participant, request: messages.Retire, _: None = None) -> Message:
         """Notes that a worker trains no more, though it stays: nobody waits for its updates.
 
         Others are dealt the examples that it holds.
@@ -344,39 +325,37 @@ class Shard:
             if state.leader is not None:
                 state.leader.ending.done(who.worker)
                 state.leader.examples.members(tuple(state.participants.live))
-        return Done()
+        return messages.Done()
 
-    def share(self, who: Participant, request: Share, payload: torch.Tensor) -> Message:
+    def share(self, who: Participant, request: messages.Share, payload: torch.Tensor) -> Message:
         """Keeps bytes that a worker shares with the others; without any forgets the topic."""
         topics = self._leader.topics
         if not self.state.participants.holds(who):
-            return Done()
+            return messages.Done()
         if not payload.numel():
             topics.pop(request.topic, None)
         elif request.topic not in topics and len(topics) >= _MOST_TOPICS:
             raise Rejected(f"workers share {_MOST_TOPICS} topics")
         else:
             topics.setdefault(request.topic, {})[who.worker] = payload
-        return Done()
+        return messages.Done()
 
     def collect(
-        self, now: float, route: object, who: Participant, request: Collect
+        self, now: float, route: object, who: Participant, request: messages.Collect
     ) -> list[Instruction]:
-        """Answers with the bytes that workers have shared under a topic."""
         leader = self.state.leader
         left = dict(sorted(leader.topics.get(request.topic, {}).items())) if leader else {}
         sizes = tuple(tensor.numel() for tensor in left.values())
-        return [Reply(route, Collected(tuple(left), sizes), [*left.values()])]
+        return [Reply(route, messages.Collected(tuple(left), sizes), [*left.values()])]
 
     # -- the leader's decisions ------------------------------------------------------------------
 
-    def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
+    def heard(self, now: float, server: int, message: messages.FromServer) -> list[Instruction]:
         """Takes what another shard holds, or what the leader has decided."""
         self.execution.hear(server, message)
         return self.execution.proceed()
 
     def go_on(self, now: float) -> list[Instruction]:
-        """Carries out what was `due`."""
         return self.execution.proceed()
 
     def snapshot(
@@ -394,12 +373,12 @@ class Shard:
     def dismiss(self, view: int) -> list[Reply]:
         """Returns answers to all that is not answered, as other shards take over: ask them."""
         execution = self.execution
-        fenced = FencedVerdict(view, "the shards were divided anew")
-        refused = PushReply(fenced, self.state.step, 0, False)
+        fenced = messages.FencedVerdict(view, "the shards were divided anew")
+        refused = messages.PushReply(fenced, self.state.step, 0, False)
         others = [*execution.answers.take_routes(), *execution.copies.take_routes()]
         return [
             *(Reply(pending.route, refused) for pending in execution.unanswered()),
-            *(Reply(route, Refused("fenced", fenced.reason, view)) for route in others),
+            *(Reply(route, messages.Refused("fenced", fenced.reason, view)) for route in others),
         ]
 
     def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
@@ -439,7 +418,6 @@ class Shard:
     # -- time, and how things are ----------------------------------------------------------------
 
     def tick(self, now: float) -> list[Instruction]:
-        """Passes the time: sends notices to those who wait."""
         if now - self._noticed < NOTICE_SECONDS:
             return []
         self._noticed = now
@@ -456,16 +434,14 @@ class Shard:
         clocks = {worker: records[worker].clock for worker in live}
         return {worker: max(clocks.values()) - clock for worker, clock in clocks.items()}
 
-    def status(self, who: Participant, request: Status, _: None = None) -> Message:
-        """Answers with the shard's status."""
+    def status(self, who: Participant, request: messages.Status, _: None = None) -> Message:
         state = self.state
         counters = {name: float(value) for name, value in sorted(state.counters.items())}
         view, table = state.participants.view.number, state.table.export()
-        return ServerStatus(state.step, state.loaded, view, table, counters)
+        return messages.ServerStatus(state.step, state.loaded, view, table, counters)
 
 
 def _tables_of(shown: ModelDescription, server: int) -> ShardTables | None:
-    """Returns the empty tables of a shard; None where the model has none."""
     if not shown.tables:
         return None
     return table_support().shard(shown.tables, shown.layout.spec.bounds, server)

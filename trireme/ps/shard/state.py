@@ -34,7 +34,6 @@ class ModelDescription:
     tables: tuple[TableSpec, ...] = ()
 
     def check_same(self, other: ModelDescription) -> None:
-        """Checks that another worker trains the same."""
         self.layout.check_same(other.layout, whose=self.task, others=other.task)
         for what, mine, theirs in (
             ("strategies", _shown(self.rule), _shown(other.rule)),
@@ -76,7 +75,6 @@ class ShardState:
 
     @property
     def loaded(self) -> bool:
-        """Whether values are loaded."""
         return self.loaded_in > 0
 
     @property
@@ -86,7 +84,6 @@ class ShardState:
 
     @property
     def present(self) -> Sequence[GroupSpec]:
-        """The optimizer's present hyper-parameters."""
         return self.hyper or (self.shown.optimizer.groups if self.shown is not None else ())
 
     def shown_by(self, task: str, request: Attach) -> ModelDescription:
@@ -150,7 +147,6 @@ class ShardState:
         return self.tables.overfull(push.rows)
 
     def rows_mismatch(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
-        """Returns why updates of rows, or keys, make no sense; None where they do."""
         if self.tables is None:
             return "a request names rows of a sparse table, and the model has none"
         return self.tables.mismatch(rows)
@@ -170,5 +166,4 @@ def _shown(rule: Rule) -> tuple[str, ...]:
 
 
 def _besides(names: Sequence[str], others: Sequence[str]) -> str:
-    """Returns the names that are not among the others, or all."""
     return ", ".join(dict.fromkeys(n for n in names if n not in others) or names) or "none"

@@ -31,7 +31,6 @@ class Updates:
         self._written: tuple[int, int] | None = None
 
     def begin(self, shown: ModelDescription) -> None:
-        """Takes the model, as the first worker has shown it."""
         self.mean = Mean(self._spare, shown.tables)
 
     def load(self) -> None:
@@ -95,7 +94,6 @@ class Updates:
         self.answers.due += map(self.stale, (each for each in pushes if not each.answered))
 
     def stale(self, pending: Pending) -> PushAnswer:
-        """Calls a push stale; returns the answer."""
         step = self._state.step
         return self._decide(pending, Stale(step), step - pending.push.pulled)
 
@@ -162,7 +160,6 @@ class Updates:
         return Applied(step)
 
     def _decide(self, pending: Pending, verdict: Decided, staleness: int) -> PushAnswer:
-        """Records the verdict on a push; returns the answer."""
         state, owner, push = self._state, pending.owner, pending.push
         state.table.decide(owner, push.sequence, verdict)
         state.counters[_COUNTERS[type(verdict)]] += 1
@@ -206,6 +203,6 @@ def _difference(
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Returns whether an exception says that this process gets no memory."""
+    """Returns whether this process gets no memory."""
     allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return allocator or isinstance(error, MemoryError | OutOfMemory)

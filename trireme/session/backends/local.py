@@ -15,7 +15,6 @@ from torch import nn
 
 from trireme.errors import Rejected
 from trireme.ps.flat import FlatModel
-from trireme.ps.joint_optimizer import members
 from trireme.ps.leader.example_ledgers import ExampleLedgers
 from trireme.ps.messages import (
     Applied,
@@ -26,7 +25,7 @@ from trireme.ps.messages import (
     PushTerms,
     Span,
 )
-from trireme.ps.optimizers import check_optimizer, named_state, restore_state
+from trireme.ps.optimizers import check_optimizer, members, named_state, restore_state
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule

@@ -10,7 +10,7 @@ from torch import nn
 
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
-from trireme.ps.joint_optimizer import JointOptimizer
+from trireme.ps.optimizers import JointOptimizer
 from trireme.session.settings import Settings
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]

@@ -7,8 +7,8 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
-from trireme.ps.module_names import named_parameters
 from trireme.session.model.model_part import ModelPart
+from trireme.session.model.module_names import named_parameters
 from trireme.session.model.table_layer import TableRows
 
 Trained = FlatModel | ModelPart

@@ -12,11 +12,10 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
-from trireme.ps.joint_optimizer import JointOptimizer, members
 from trireme.ps.messages import GroupSpec, OptimizerSpec
-from trireme.ps.module_names import named_parameters
-from trireme.ps.optimizers import name_of, spec_of
+from trireme.ps.optimizers import JointOptimizer, members, name_of, spec_of
 from trireme.session.model.model_part import ModelPart
+from trireme.session.model.module_names import named_parameters
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.reducer import Reducer

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from trireme.ps.module_names import named_buffers, state_of
 from trireme.session.backends.base import Backend
+from trireme.session.model.module_names import named_buffers, state_of
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.tensors import mean_of

@@ -13,10 +13,8 @@ import torch
 from trireme.cluster.view import View
 from trireme.errors import ConfigurationError, JobFailed, WireError
 from trireme.launch.by_hand import JOB
-from trireme.ps.joint_optimizer import members
 from trireme.ps.messages import OptimizerSpec
-from trireme.ps.module_names import named_parameters, state_of
-from trireme.ps.optimizers import name_of
+from trireme.ps.optimizers import members, name_of
 from trireme.ps.snapshot import ModelState
 from trireme.ps.table_spec import optimizer_name
 from trireme.session.backends.local_sgd import LocalSgd
@@ -32,6 +30,7 @@ from trireme.session.checkpoint.restored import (
 )
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.streamed import joined, renamed
+from trireme.session.model.module_names import named_parameters, state_of
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.lifecycle import Lifecycle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trireme.cluster.placement import first_division
 from trireme.cluster.spec import task_name
 from trireme.monitor.numbers import size
-from trireme.ps.joint_optimizer import members
+from trireme.ps.optimizers import members
 from trireme.session.model.training_setup import TrainingSetup
 
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from trireme.errors import ConfigurationError
-from trireme.ps.joint_optimizer import JointOptimizer
 from trireme.ps.messages import Stale
+from trireme.ps.optimizers import JointOptimizer
 from trireme.ps.results import PushResult
 from trireme.session.loss import Loss
 from trireme.session.model.building import Optimizers

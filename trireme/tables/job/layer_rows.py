@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.ps.joint_optimizer import members
+from trireme.ps.optimizers import members
 from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
 from trireme.ps.table_spec import (
     SGD,

@@ -72,7 +72,6 @@ class FusedKernel:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes the group's hyper-parameters as they are now."""
         self._settings = {name: self._group[name] for name in self._fused.hyper}
         self._settings |= self._fused.fixed
         if "betas" in self._group:

@@ -56,14 +56,12 @@ class _Piece:
     positions: frozenset[int]  # of its parameters
 
     def gradient(self, gradients: PartBuffer) -> torch.Tensor:
-        """Returns its gradient."""
         whole = gradients.segments[self.place]
         if self.stop - self.start == whole.numel():
             return whole
         return whole[self.start - self.segment.start : self.stop - self.segment.start]
 
     def parameters(self) -> Iterator[_Piece]:
-        """Yields a piece for each of its parameters."""
         for placed in self.segment.vector.placed:
             if found := placed.within(self.start, self.stop):
                 values = self.values[found[0] - self.start : found[1] - self.start]
@@ -71,7 +69,6 @@ class _Piece:
                 yield replace(self, start=found[0], stop=found[1], values=values, positions=only)
 
     def of(self, state: Tensors) -> Tensors:
-        """Returns what a state has of it."""
         return [
             (spec, value)
             for spec, value in state
@@ -165,7 +162,6 @@ class SegmentOptimizer:
             torch.set_flush_denormal(False)
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters, group by group."""
         for optimizer in self._optimizers:
             optimizer.set_hyper(groups)
         self._flushes = self._may_flush()
@@ -228,7 +224,6 @@ class _TorchOptimizer:
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, gradients: PartBuffer, divisor: float, absent: tuple[int, ...]) -> None:
-        """Updates all pieces except those of absent parameters."""
         calls = self._calls.get(absent)
         scale = None
         if divisor != 1.0:
@@ -310,7 +305,6 @@ class _TorchOptimizer:
         self._replace(cut)
 
     def _replace(self, pieces: list[_Piece]) -> None:
-        """Replaces the pieces by others, which cover the same elements."""
         self.pieces = pieces
         for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
             group["params"] = self._tensors(index)
@@ -319,7 +313,6 @@ class _TorchOptimizer:
     # -- hyper-parameters and state --------------------------------------------------------------
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
-        """Takes new hyper-parameters of its groups."""
         for index, target in zip(self._groups, self._optimizer.param_groups, strict=True):
             had = [bool(target.get(name)) for name in _SWITCHES]
             target.update(groups[index].values)
@@ -329,7 +322,6 @@ class _TorchOptimizer:
             call.kernel.refresh()
 
     def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
-        """Returns the state of its pieces."""
         return [
             (
                 TensorSpec(
@@ -388,7 +380,6 @@ def _kinds(state: Tensors) -> dict[str, float | None]:
 
 
 def _divided(value: Any, low: int, high: int) -> Any:
-    """Returns a piece's share of a state: its elements, or a copy of a scalar."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.dim() == 0 else value[low:high]
