@@ -83,7 +83,7 @@ def role(process: psutil.Process) -> str:
         return f"{name}:{words[words.index('--task-index') + 1]}"
     if "--rank" in words:
         return f"loop:{words[words.index('--rank') + 1]}"
-    return "template" if "trireme.cli.tasks.template" in words else "launcher"
+    return "template" if "trireme.fork.process" in words else "launcher"
 
 
 def family(replicas: Replicas) -> Iterator[psutil.Process]:

@@ -49,6 +49,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.packing": {"codecs": "compression"},
     "trireme.streams": {"streams": "streams"},
     "trireme.tables": {"tables": "tables"},
+    "trireme.templates": {"fork": "fork"},
     "trireme.transports": {"shm": "shm", "tls": "tls"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import msgspec
 
@@ -28,12 +29,11 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.exit_reason import describe_status
 from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
-from trireme.launch.process import ForkedProcess, TaskProcess
+from trireme.launch.process import TEMPLATES, Child, TaskProcess, Template
 from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, OrphanReaper
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
 from trireme.launch.run_directory import RunDirectory
-from trireme.launch.template import TaskTemplate, can_fork, sets_environment_early
 
 CommandBuilder = Callable[[TaskConfig, Sequence[str]], Sequence[str]]
 
@@ -64,7 +64,7 @@ def run_local(
     with signals() as (wakeup, waker), TaskOutputs(directory.log, console) as outputs:
         with HostEngine(job.program, environ, outputs.show, build_command) as engine:
             engine.take_signals(wakeup, waker)
-            if job.task.config.launch.start == "auto" and can_fork():
+            if job.task.config.launch.start == "auto":
                 engine.fork_tasks(console)
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
@@ -102,7 +102,7 @@ class HostEngine:
         self._launch_id = uuid.uuid4().hex
         self._reaper = OrphanReaper(self._launch_id)
         self._processes: dict[str, TaskProcess] = {}
-        self._template: TaskTemplate | None = None
+        self._template: Template | None = None
         self._waiting: dict[str, TaskConfig] = {}  # for the template, in the order of their start
         self._events: list[Event] = []
 
@@ -130,25 +130,13 @@ class HostEngine:
                 self._waker.send(b"\0")
 
     def fork_tasks(self, console: Console) -> None:
-        """Has servers and workers forked from one process that has imported PyTorch.
-
-        Not for a program that sets variables which PyTorch reads when it is imported.
-        """
-        path = (self._directory or Path()).resolve()
-        # A program without a script, such as a module, finds its modules in the directory first.
-        script = path / self._program[0] if self._program else path
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if sets_environment_early(script.read_text(encoding="utf-8")):
-                console.say(
-                    f"{self._program[0]} may set environment variables before it imports torch: "
-                    "each task imports torch by itself, which takes longer"
-                )
-                return
-        if script.is_file():
-            path = script.resolve().parent
-        say = partial(console.say, alarm=True)
-        self._template = TaskTemplate(self._environment(), path, self._directory, say)
-        self._selector.register(self._template, selectors.EVENT_READ, self._template)
+        """Has servers and workers forked, where that is installed and safe."""
+        if (kind := TEMPLATES.find("fork")) is not None:
+            self._template = resolve_name(kind.open)(
+                self._environment(), self._program, self._directory, console
+            )
+        if self._template is not None:
+            self._selector.register(self._template.fileno(), selectors.EVENT_READ, self._template)
 
     def start(self, config: TaskConfig) -> None:
         if self._template is not None and self._build_command is task_command:
@@ -163,7 +151,7 @@ class HostEngine:
             self._start(self._waiting.pop(name), self._template)
             self._events.append(TaskLocated())
 
-    def _start(self, config: TaskConfig, template: TaskTemplate | None) -> None:
+    def _start(self, config: TaskConfig, template: Template | None) -> None:
         name, group = config.name, config.group_number
         if group is not None and config.group.rank and not config.group.address:
             config = config.in_group(address=self.process_groups[group])  # rank 0 started first
@@ -189,8 +177,8 @@ class HostEngine:
             self._selector.register(pipe.stream, selectors.EVENT_READ, pipe)
 
     def _child(
-        self, config: TaskConfig, template: TaskTemplate | None, output: int, error: int
-    ) -> ForkedProcess | subprocess.Popen[bytes]:
+        self, config: TaskConfig, template: Template | None, output: int, error: int
+    ) -> Child:
         """Starts the process of a task, leader of a session and process group of its own.
 
         Ctrl-C on the terminal does not reach it: its launcher passes signals on.
@@ -256,7 +244,7 @@ class HostEngine:
 
     def _drop_template_if_gone(self) -> None:
         if self._template is not None and self._template.gone:
-            self._selector.unregister(self._template)
+            self._selector.unregister(self._template.fileno())
             self._template.close()
             self._template = None
             self._reaper.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
+from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import ExitReason, decode_reason, describe_status
+from trireme.plugins import Plugins
 
 CHUNK_BYTES = 1 << 16
 LINE_BYTES = 1 << 20
@@ -56,28 +57,60 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class ForkedProcess:
-    """A child of this process that another process has forked for it."""
+class Child(Protocol):
+    """A child of this process, as `subprocess.Popen` is one."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._status: int | None = None
+    pid: int
 
     def poll(self) -> int | None:
         """Returns its exit status, or minus the number of a signal; None while it lives."""
-        if self._status is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
-                self._status = -signal.SIGKILL
-            else:
-                self._status = os.waitstatus_to_exitcode(status) if pid else None
-        return self._status
 
     def send_signal(self, sig: int) -> None:
         """Sends it a signal, if it lives."""
-        if self.poll() is None:
-            os.kill(self.pid, sig)
+
+
+class Template(Protocol):
+    """What tasks of one job are forked from, sooner than new processes would have begun.
+
+    Attributes:
+        ready: whether tasks can be forked now.
+        gone: whether tasks cannot be forked any more.
+    """
+
+    ready: bool
+    gone: bool
+
+    def fileno(self) -> int:
+        """Returns the descriptor that becomes readable when `look` has something to do."""
+
+    def look(self) -> None:
+        """Takes in what has happened, without waiting."""
+
+    def fork(
+        self, config: TaskConfig, command: Sequence[str], output: int, error: int
+    ) -> Child | None:
+        """Forks a task that is as if it had been started with a command line; None if it cannot."""
+
+    def close(self) -> None:
+        """Ends it. May be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateType:
+    """A kind of template.
+
+    Attributes:
+        open: the function from the environment of every task, the program with its arguments, the
+            directory to start tasks in (None for this process's own), and the console, to the
+            template, or to None where tasks had better not be forked, as
+            `package.module:function`.
+    """
+
+    open: str
+
+
+TEMPLATES = Plugins("trireme.templates", "template", TemplateType)
+"""Every installed kind of template."""
 
 
 class TaskProcess:
@@ -90,7 +123,7 @@ class TaskProcess:
 
     def __init__(
         self,
-        child: ForkedProcess | subprocess.Popen[bytes],
+        child: Child,
         output: IO[bytes],
         error: IO[bytes],
         messages: IO[bytes],

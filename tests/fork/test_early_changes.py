@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.launch.template import sets_environment_early
+from trireme.fork.template import sets_environment_early
 
 
 @pytest.mark.parametrize(

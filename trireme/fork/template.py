@@ -5,7 +5,7 @@ and has done nothing else. A task that is forked from it does not import them ag
 child of the launcher, and not of the template: the template forks twice, the process in between
 ends, and the kernel gives the task to the launcher, which has asked for orphans
 (`PR_SET_CHILD_SUBREAPER`) during that time. So the launcher alone waits for tasks, and they live on
-when the template dies. `trireme/cli/tasks/template.py` is the program of the template.
+when the template dies. `process.py` is the program of the template.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.exit_reason import describe_status
-from trireme.launch.process import ForkedProcess
+from trireme.launch.output import Console
 
 FORK_SECONDS = 10.0
 """How long a fork may take; a loaded machine takes some hundredths of a second."""
@@ -77,6 +78,52 @@ class Answer(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
+def open_template(
+    environ: Mapping[str, str], program: Sequence[str], directory: Path | None, console: Console
+) -> TaskTemplate | None:
+    """Returns a template; None where this system cannot fork tasks, or the program forbids it.
+
+    It does where it sets variables which PyTorch reads when it is imported.
+    """
+    if not can_fork():
+        return None
+    path = (directory or Path()).resolve()
+    # A program without a script, such as a module, finds its modules in the directory first.
+    script = path / program[0] if program else path
+    with suppress(OSError, UnicodeDecodeError):
+        if sets_environment_early(script.read_text(encoding="utf-8")):
+            console.say(
+                f"{program[0]} may set environment variables before it imports torch: each task "
+                "imports torch by itself, which takes longer"
+            )
+            return None
+    if script.is_file():
+        path = script.resolve().parent
+    return TaskTemplate(environ, path, directory, partial(console.say, alarm=True))
+
+
+class ForkedProcess:
+    """A child of this process that another process has forked for it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                self._status = -signal.SIGKILL
+            else:
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
 class TaskTemplate:
     """The process that the tasks of one job are forked from. Close it at the end.
 
@@ -111,7 +158,7 @@ class TaskTemplate:
         self._socket, theirs = socket.socketpair()
         with theirs:
             command = (
-                *(sys.executable, "-m", "trireme.cli.tasks.template"),
+                *(sys.executable, "-m", "trireme.fork.process"),
                 *("--tied-to", str(os.getpid()), "--socket", str(theirs.fileno())),
                 *("--path", str(path), "--room", "." * ROOM),
             )

@@ -30,12 +30,7 @@ import msgspec
 
 from trireme.cli import main as run_command
 from trireme.errors import ConfigurationError
-from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
-from trireme.launch.exit_reason import INTERRUPTED, LEFT
-from trireme.launch.process_setup.leaving import leave
-from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, end_all, end_with_parent
-from trireme.launch.process_setup.resources import keep_freed_memory
-from trireme.launch.template import (
+from trireme.fork.template import (
     BLAS_VARIABLE,
     ERROR,
     LIMIT_BYTES,
@@ -43,6 +38,11 @@ from trireme.launch.template import (
     Answer,
     ForkRequest,
 )
+from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
+from trireme.launch.exit_reason import INTERRUPTED, LEFT
+from trireme.launch.process_setup.leaving import leave
+from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE, end_all, end_with_parent
+from trireme.launch.process_setup.resources import keep_freed_memory
 
 MODULES = (
     "torch",
@@ -64,9 +64,7 @@ _MICROSECONDS = 200e-6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves one launcher until it is gone."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trireme.cli.tasks.template", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m trireme.fork.process", description=__doc__)
     parser.add_argument("--tied-to", type=int, required=True)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--path", required=True)

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from tests.conftest import PYTHONPATH
+from trireme.fork.template import can_fork
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
 from trireme.launch.launcher import TaskEnded, TaskLocated
 from trireme.launch.local import HostEngine
 from trireme.launch.output import Console
 from trireme.launch.process_setup.orphans import LAUNCH_VARIABLE
-from trireme.launch.template import can_fork
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="this system spawns tasks")
 
@@ -259,7 +259,7 @@ def test_a_template_that_cannot_import_torch_is_told_and_tasks_are_spawned(tmp_p
 def test_a_template_that_is_never_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trireme.launch.template.READY_SECONDS", 0.2)
+    monkeypatch.setattr("trireme.fork.template.READY_SECONDS", 0.2)
     (tmp_path / "program.py").write_text("print('runs')")
     lines, out = [], io.StringIO()
     environ = {**os.environ, "PYTHONPATH": PYTHONPATH}

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.conftest import PYTHONPATH
-from trireme.cli.tasks.template import MODULES, reason_not_to_fork
+from trireme.fork.process import MODULES, reason_not_to_fork
 
 
 @pytest.mark.processes

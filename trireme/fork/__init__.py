@@ -1,0 +1,1 @@
+"""Tasks of this host that are forked from one process, which has imported PyTorch."""
