@@ -18,7 +18,7 @@ def step_seconds(
 ) -> float:
     operations = {each.name: each for each in graph.operations}
     order = list(operations)
-    speed = {device.name: device.speed for device in hardware.devices}
+    names = [device.name for device in hardware.devices]
     readers: dict[str, list[str]] = defaultdict(list)
     for each in graph.operations:
         for name in dict.fromkeys(each.inputs):
@@ -47,7 +47,7 @@ def step_seconds(
     def elsewhere(name: str) -> list[str]:
         here = placement[name]
         return [
-            device for device in speed
+            device for device in names
             if device != here and any(placement[reader] == device for reader in readers[name])
         ]  # fmt: skip
 
@@ -68,7 +68,7 @@ def step_seconds(
 
     def execute(device: str, seconds: float, awaited: list[float], receiving: float = 0.0) -> None:
         begins = max([device_free[device] + receiving, *awaited])
-        device_free[device] = begins + seconds / speed[device]
+        device_free[device] = begins + seconds
 
     def send(kind: str, name: str, number: int, sender: str, receiver: str) -> None:
         link = hardware.between(hardware.number(sender), hardware.number(receiver))
@@ -107,7 +107,6 @@ def step_seconds(
     def backward(at: int, half: int, device: str, number: int) -> None:
         names = segments[at, half, device]
         seconds = fixed(names) + sum(operations[name].backward_seconds for name in names)
-        added = sum(operations[name].accumulation_seconds for name in names)
         returned = [
             (name, there)
             for name in names
@@ -116,7 +115,7 @@ def step_seconds(
         ]
         awaited = [arrived["gradient", name, there, number] for name, there in returned]
         receiving = sum(work(there, device, name) for name, there in returned)
-        execute(device, seconds + added * (micro_batches - 1) / micro_batches, awaited, receiving)
+        execute(device, seconds, awaited, receiving)
         for name in received(at, half, device):
             if operations[name].differentiable and (number == final or name not in stored):
                 send("gradient", name, number, device, placement[name])
@@ -189,7 +188,6 @@ def graphs(draw: st.DrawFn, most: int = 12, least: int = 1) -> CostGraph:
                 *(draw(SIZES) for _ in range(3)),
                 differentiable=draw(st.integers(0, 4)) > 0,
                 stored=stored,
-                accumulation_seconds=0.0 if stored else draw(st.sampled_from((0.0, 0.75))),
             )
         )
     return CostGraph(tuple(operations), draw(st.sampled_from((0.0, 0.25))))
@@ -199,8 +197,7 @@ def graphs(draw: st.DrawFn, most: int = 12, least: int = 1) -> CostGraph:
 def machines(draw: st.DrawFn, most: int = 3, memory: bool = False) -> Hardware:
     limits = st.sampled_from((None, 40, 80, 160)) if memory else st.none()
     devices = tuple(
-        Device(f"d{number}", draw(st.sampled_from((0.5, 1.0, 2.0))), draw(limits))
-        for number in range(draw(st.integers(1, most)))
+        Device(f"d{number}", draw(limits)) for number in range(draw(st.integers(1, most)))
     )
     links = st.builds(
         Link,

@@ -13,15 +13,27 @@ from hypothesis import strategies as st
 from tests.graph.cost_models import MODELS
 from tests.graph.reference import graphs, machines
 from trireme.errors import ConfigurationError
-from trireme.graph.place.costs import Constraints, CostGraph, Device, Hardware, Link, Operation
+from trireme.graph.place.costs import (
+    Constraints,
+    CostGraph,
+    Device,
+    Hardware,
+    Ints,
+    Link,
+    Operation,
+)
 from trireme.graph.place.placement import ALGORITHMS, GAIN, Algorithm, place
 from trireme.graph.place.prediction import predict
-from trireme.graph.place.problem import coarsened, problem_of
-from trireme.graph.place.starts import at_random, round_robin, single_device
+from trireme.graph.place.problem import Problem, coarsened, problem_of
+from trireme.graph.place.starts import round_robin
 
 NAMES = ["a", "b", "c", "d"]
 FOUR = Hardware(tuple(map(Device, NAMES)), Link(20e-6, 1e9))
-SINGLE: tuple[Algorithm, ...] = ("single", "round-robin", "random", "cuts", "m-etf")
+
+
+def at_random(problem: Problem, numbers: random.Random) -> Ints:
+    able = [np.flatnonzero(row).tolist() for row in problem.allowed]
+    return np.array([numbers.choice(devices) for devices in able], dtype=np.intp)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -30,7 +42,8 @@ def test_a_model_is_placed_at_least_as_well_as_by_hand(name: str, micro_batches:
     model = MODELS[name]()
     problem = problem_of(model.graph, FOUR, model.constraints, micro_batches)
     numbers = random.Random(99)
-    others = [single_device(problem, 0), round_robin(problem)]
+    others = [problem.nearest_choice(np.zeros(len(problem.units), dtype=np.intp))]
+    others.append(round_robin(problem))
     others += [at_random(problem, numbers) for _ in range(200)]
     seconds = [problem.score(choice).seconds for choice in others]
     expert = model.expert_on(NAMES)
@@ -49,18 +62,13 @@ def test_a_small_graph_gets_the_optimum(
     problem = problem_of(graph, hardware, Constraints(), micro_batches)
     every = product(range(len(hardware.devices)), repeat=len(graph.operations))
     best = min(problem.score(np.array(each)) for each in every).risk
-    for evaluations in (1000, 150):  # all of them; and for larger graphs the search
-        found = place(graph, hardware, micro_batches=micro_batches, evaluations=evaluations)
-        placed = [hardware.number(found.devices[name]) for name in graph.positions]
-        score = problem.score(np.array(placed))
-        assert score.seconds == pytest.approx(found.prediction.step_seconds)
-        assert best <= score.risk + 1e-9
-        if evaluations == 1000 and len(set(placed)) > 1:
-            assert score.risk <= best * (1 + 1e-9)
-        elif evaluations == 1000:  # one device, unless that costs a fiftieth
-            assert score.risk * (1 - GAIN) <= best * (1 + 1e-9)
-        else:
-            assert score.risk <= 1.25 * best
+    found = place(graph, hardware, micro_batches=micro_batches)
+    placed = [hardware.number(found.devices[name]) for name in graph.positions]
+    score = problem.score(np.array(placed))
+    assert score.seconds == pytest.approx(found.prediction.step_seconds)
+    assert best <= score.risk + 1e-9
+    # One device, unless that costs a fiftieth; and the search may miss the best by as much.
+    assert score.risk * (1 - GAIN) <= 1.02 * best + 1e-9
 
 
 @settings(max_examples=25)
@@ -129,7 +137,7 @@ def test_algorithms_are_chosen_by_name() -> None:
     assert list(robin.values()) == ["a", "b", "c", "d", "a"]
 
 
-@pytest.mark.parametrize("algorithm", [*SINGLE, "best"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_equal_arguments_give_equal_placements(algorithm: Algorithm) -> None:
     graph = MODELS["inception"]().graph
     one, other = (place(graph, FOUR, algorithm=algorithm, evaluations=60) for _ in range(2))
@@ -146,15 +154,16 @@ def test_two_branches_go_to_two_devices_and_a_chain_stays_together() -> None:
     assert towers[0] != towers[1]
 
 
-def test_nearly_equal_placements_differ_by_their_transfers() -> None:
-    # Elsewhere, the first operation of ten would save 0.1% of a step, with two transfers.
-    operations = [Operation("o0", (), 0.01, 0.0, output_bytes=1)]
-    operations += [Operation(f"o{n}", (), 0.5, 0.5, output_bytes=1) for n in range(1, 10)]
-    names = tuple(each.name for each in operations)
-    graph = CostGraph((*operations, Operation("end", names, 0.5, 0.5)))
-    machine = Hardware((Device("a"), Device("b", speed=0.01)), Link(0.2, 1e9))
-    found = place(graph, machine)
-    assert set(found.devices.values()) == {"a"}
+@pytest.mark.parametrize(("seconds", "devices"), [(0.014, 1), (0.06, 2)])
+def test_less_than_a_fiftieth_is_no_reason_for_a_second_device(
+    seconds: float, devices: int
+) -> None:
+    # One operation beside a chain of 0.9 s: elsewhere it saves its duration.
+    chain = [Operation(f"o{n}", (f"o{n - 1}",) if n else (), 0.03, 0.06) for n in range(10)]
+    beside = Operation("beside", (), seconds / 3, 2 * seconds / 3)
+    graph = CostGraph((*chain, beside, Operation("end", ("o9", "beside"), 1e-6, 1e-6)))
+    found = place(graph, Hardware((Device("a"), Device("b")), Link(20e-6, 1e9)))
+    assert len(set(found.devices.values())) == devices
 
 
 @settings(max_examples=25)

@@ -38,21 +38,10 @@ def cost_graph(
     operations = dict[fx.Node, Operation]()
 
     def operation(node: fx.Node, cost: Cost) -> Operation:
-        inputs = tuple(each.name for each in node.all_input_nodes if each in operations)
-        summed = sum(
-            operations[each].output_bytes
-            for each in node.all_input_nodes
-            if each in operations and operations[each].stored and operations[each].differentiable
-        )
         return Operation(
             node.name,
-            inputs,
-            cost.forward_seconds,
-            cost.backward_seconds,
-            activation_bytes=cost.activation_bytes,
-            output_bytes=cost.output_bytes,
-            differentiable=cost.differentiable,
-            accumulation_seconds=summed * measurement.accumulation_byte_seconds,
+            tuple(each.name for each in node.all_input_nodes if each in operations),
+            **vars(cost),
         )
 
     for node in module.graph.nodes:

@@ -18,58 +18,41 @@ from itertools import combinations
 import torch
 import torch.distributed as dist
 
-from trireme.graph.execute.plan import BATCH, Message
-from trireme.graph.execute.transfers import Route, TaskDevice, Transfers
 from trireme.graph.place.costs import Link
 
 _TAG = 1 << 20  # that of the messages, apart from those of others
-_SMALL = 8  # bytes of a small message: they are the size of the next message
-_FIRST, _LARGEST = 1 << 18, 1 << 22  # bytes of the smallest and the largest large message
-_SMALL_TRIPS, _LARGE_TRIPS = 30, 20  # the most round trips
-_FEWEST_EXCHANGES, _EXCHANGES = 4, 40  # messages of a size while both processes compute
-_EXCHANGES_SHARE = 0.5  # of the time, about
+_SMALL, _LARGE = 16, 1 << 20  # bytes of the messages
+_TRIPS, _EXCHANGES = 20, 12  # at most, of each size
+_BUDGET_SECONDS = 0.3  # of all pairs of a process; a pair makes three trips of each size at least
 _COMPUTING_SECONDS = 1e-3  # of both processes, before each exchange
 _NOISE = 0.01
 """The smallest share of a large message's time that counts as time for its bytes. A smaller
 difference between a large and a small message is noise."""
-_ENOUGH_SECONDS = 0.01
-"""A round trip that takes as long shows the bandwidth: larger messages are not tried."""
 
 
 def measure_links(
-    ranks: Sequence[int], group: dist.ProcessGroup | None = None, *, budget_seconds: float = 0.3
+    ranks: Sequence[int], group: dist.ProcessGroup | None = None
 ) -> Mapping[tuple[int, int], Link]:
     """Measures the links between processes, each pair by round trips of small and large messages.
 
-    All processes call it together. Several pairs measure at the same time, each process in one of
-    them: in as many rounds as it has others (the circle method of round-robin tournaments). A link
-    is that of a pair of places in `ranks`, smaller place first, for both directions.
+    All processes call it together, and the pairs measure one after another. A link is that of a
+    pair of places in `ranks`, smaller place first, for both directions.
     """
     here = ranks.index(dist.get_rank())
-    rounds = _rounds(len(ranks))
+    pairs = list(combinations(range(len(ranks)), 2))
     table = torch.zeros(len(ranks), len(ranks), 4, dtype=torch.float64)
-    for one, other in (pair for pairs in rounds for pair in pairs):
-        if here == one:
-            link = _Pair(ranks[other], group).measure(budget_seconds / len(rounds))
-            table[one, other] = torch.tensor(astuple(link), dtype=torch.float64)
-        elif here == other:
-            _Pair(ranks[one], group).answer()
+    for one, other in pairs:
+        if here in (one, other):
+            peer = _Peer(ranks[other if here == one else one], here == one, group)
+            link = peer.measure(_BUDGET_SECONDS / len(pairs))
+            if here == one:
+                table[one, other] = torch.tensor(astuple(link), dtype=torch.float64)
+        dist.barrier(group)
     dist.all_reduce(table, group=group)
-    return {pair: Link(*table[pair].tolist()) for pair in combinations(range(len(ranks)), 2)}
+    return {pair: Link(*table[pair].tolist()) for pair in pairs}
 
 
-def _rounds(count: int) -> list[list[tuple[int, int]]]:
-    places = list(range(count + count % 2))  # with an odd number, one pauses in each round
-    rounds = []
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < count])
-        places = [places[0], places[-1], *places[1:-1]]
-    return [pairs for pairs in rounds if pairs]
-
-
-def _bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
+def bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
     """Returns the bytes per second of a link, on which a message of more bytes takes longer.
 
     On a busy machine, all small messages may be later than a large one.
@@ -77,110 +60,76 @@ def _bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
     return size / max(large_seconds - small_seconds, _NOISE * large_seconds)
 
 
-class _Pair:
-    """This process and another one, which does what this one asks.
+class _Peer:
+    """Another process, with which this one measures the link; the one that `leads` decides."""
 
-    Each message begins with the size of the next one, and the first one is small.
-    """
-
-    def __init__(self, other: int, group: dist.ProcessGroup | None) -> None:
-        self._other = other
+    def __init__(self, rank: int, leads: bool, group: dist.ProcessGroup | None) -> None:
+        self._rank = rank
+        self._leads = leads
         self._group = group
 
-    def measure(self, budget: float) -> Link:
-        """Measures the link to the other process, in so many seconds."""
-        until = time.perf_counter() + (1 - _EXCHANGES_SHARE) * budget
-        self._trip(_SMALL, _SMALL)  # makes the connection
-        trips = list[float]()
-        while len(trips) < 3 or (
-            len(trips) < _SMALL_TRIPS and time.perf_counter() < until - budget / 4
-        ):
-            trips.append(self._trip(_SMALL, _SMALL))
-        # Processes are woken late now and then, which is part of the latency, but not of the
-        # bandwidth. On a busy machine most are, and no measurement helps.
-        least = min(trips)
-        size, took, following = _SMALL, least, _FIRST
-        while size == _SMALL or (
-            size < _LARGEST and took < _ENOUGH_SECONDS and time.perf_counter() + 14 * took < until
-        ):  # the next size takes four times as long at most, there and back
-            self._trip(size, following)
-            size, following = following, 4 * following
-            took = self._trip(size, size)
-        large = [took]
-        while len(large) < _LARGE_TRIPS and time.perf_counter() + took < until:
-            large.append(self._trip(size, size))
-        self._trip(size, 0)
-        count = int(_EXCHANGES_SHARE * budget / (2 * _COMPUTING_SECONDS + least + min(large)))
-        count = min(max(count, _FEWEST_EXCHANGES), _EXCHANGES)
-        self._send(torch.tensor([size, count]))
-        work, more_work = self._exchanged(size, count)
+    def measure(self, seconds: float) -> Link:
+        """Measures the link, in about so many seconds."""
+        trips = {size: self._trips(size, seconds / 4) for size in (_SMALL, _LARGE)}
+        work = [self._work(size, seconds / 4) for size in (_SMALL, _LARGE)]
+        least, size = min(trips[_SMALL]), _LARGE - _SMALL
         return Link(
-            statistics.quantiles(trips, n=4)[0] / 2,
-            _bandwidth(2 * (size - _SMALL), least, min(large)),
-            work,
-            max(more_work - work, 0.0) / (size - _SMALL),
+            # Processes are woken late now and then, which is part of the latency, but not of the
+            # bandwidth. On a busy machine most are, and no measurement helps.
+            statistics.quantiles(trips[_SMALL], n=4)[0] / 2,
+            bandwidth(2 * size, least, min(trips[_LARGE])),
+            work[0],
+            max(work[1] - work[0], 0.0) / size,
         )
 
-    def answer(self) -> None:
-        """Returns each message, and makes the exchanges that the other process wants."""
-        size = _SMALL
-        while size:
-            message = self._received(size)
-            size = int(message[0])
-            self._send(message)
-        self._exchanged(*self._received(16).tolist())
+    def _trips(self, size: int, seconds: float) -> list[float]:
+        """Returns the durations of round trips."""
+        self._trip(size, last=False)  # makes the connection
+        until, trips, last = time.perf_counter() + seconds, list[float](), False
+        while not last:
+            last = len(trips) >= 2 and (len(trips) == _TRIPS or time.perf_counter() > until)
+            took, last = self._trip(size, last=last)
+            trips.append(took)
+        return trips
 
-    def _send(self, message: torch.Tensor) -> None:
-        work = dist.isend(message, self._other, self._group, _TAG)
-        assert work is not None, "the process is a member of the group"
-        work.wait()
-
-    def _received(self, size: int) -> torch.Tensor:
-        message = torch.empty(size // 8, dtype=torch.int64)  # new memory, as for values of a step
-        work = dist.irecv(message, self._other, self._group, _TAG)
-        assert work is not None, "the process is a member of the group"
-        work.wait()
-        return message
-
-    def _trip(self, size: int, following: int) -> float:
-        message = torch.full((size // 8,), following)
+    def _trip(self, size: int, *, last: bool) -> tuple[float, bool]:
+        """Makes a round trip; returns its duration, and whether the leader says that it is last."""
+        message = torch.full((size // 8,), int(last))
         began = time.perf_counter()
-        self._send(message)
-        self._received(size)
-        return time.perf_counter() - began
+        for sends in (self._leads, not self._leads):
+            if sends:
+                self._wait(dist.isend(message, self._rank, self._group, _TAG))
+            else:  # into new memory, as the values of a step
+                message = torch.empty_like(message)
+                self._wait(dist.irecv(message, self._rank, self._group, _TAG))
+        return time.perf_counter() - began, bool(message[0])
 
-    def _exchanged(self, size: int, count: int) -> tuple[float, float]:
-        """Exchanges messages, small and of a size, while both compute, as in a step.
+    def _work(self, size: int, seconds: float) -> float:
+        """Returns the seconds of the processor that a transfer takes at this end.
 
-        Returns:
-            The seconds of the processor that a transfer takes at this end, small and large.
+        Both ends send at the same time, while both compute, as in a step.
         """
-        ranks = sorted((dist.get_rank(), self._other))
-        places = [TaskDevice(rank, torch.device("cpu")) for rank in ranks]
-        here, there = ranks.index(dist.get_rank()), ranks.index(self._other)
+        mine, work = torch.zeros(size // 8, dtype=torch.int64), list[float]()
+        until, last = time.perf_counter() + seconds, False
+        while not last:
+            last = len(work) >= 3 and (len(work) == _EXCHANGES or time.perf_counter() > until)
+            mine[0] = int(last)
+            theirs = torch.empty_like(mine)
+            began = time.process_time()
+            receiving = dist.irecv(theirs, self._rank, self._group, _TAG)
+            computing = _compute()
+            sending = dist.isend(mine, self._rank, self._group, _TAG)
+            self._wait(receiving)
+            self._wait(sending)
+            work.append(time.process_time() - began - computing)
+            last = last if self._leads else bool(theirs[0])
+        # The system counts the time of the transport's threads late, but does not lose it.
+        return statistics.fmean(work) / 2
 
-        def empty(message: Message) -> torch.Tensor:
-            return torch.empty(int(message.name) // 8, dtype=torch.int64)
-
-        spent = []
-        for each in (_SMALL, size):
-            mine = Message(str(each), here, there, BATCH, back=False)
-            theirs = Message(str(each), there, here, BATCH, back=False)
-            tags = {mine: _TAG + here, theirs: _TAG + there}
-            route, value = Route(tags, dict.fromkeys(tags, 0)), empty(mine).zero_()
-            work = list[float]()
-            for _ in range(count):
-                transfers = Transfers(ranks[here], places, route, empty, self._group)
-                began = time.process_time()
-                transfers.expect(theirs)
-                computing = _compute()
-                transfers.send(mine, value)
-                transfers.take(theirs)
-                transfers.release()
-                work.append(time.process_time() - began - computing)
-            # The system counts the time of the transport's threads late, but does not lose it.
-            spent.append(statistics.fmean(work) / 2)
-        return spent[0], spent[1]
+    @staticmethod
+    def _wait(work: dist.Work | None) -> None:
+        assert work is not None, "the process is a member of the group"
+        work.wait()
 
 
 def _compute() -> float:

@@ -1,14 +1,13 @@
 """Measures what the operators of a captured model cost, one by one, on this machine.
 
-Each operator gets random inputs of the shapes, strides and dtypes that the capture has noted, and
-never the model's own tensors: so one can measure a model that does not fit in this machine's
-memory, whose parameters are on the `meta` device.
+The graph is computed once with fake tensors: that shows the inputs of each operator, and what
+autograd keeps for backward. Then each operator is timed with random inputs of the same shapes,
+strides and dtypes, never with the model's own tensors.
 """
 
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.fx.node import map_aggregate, map_arg
-from torch.utils._pytree import tree_unflatten
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.exporting import sentence, tensors
-from trireme.graph.execute.sizes import symbols
-from trireme.graph.measure.trial import Input, Trial, Trials, timed
+from trireme.graph.measure.trial import Trials
 
 _log = logging.getLogger(__name__)
 
@@ -50,13 +48,6 @@ class Measurement:
     costs: Mapping[str, Cost]  # of each `call_function` node that has tensors, by its name
     loss: Cost  # the cost of the loss function; zero if there was none
     segment_seconds: float = 0.0  # what a call of a graph takes besides, forward and backward
-    accumulation_byte_seconds: float = 0.0  # to add a gradient to those before
-
-    @property
-    def seconds(self) -> float:
-        """How long all of it takes, forward and backward, without transfers and updates."""
-        every = [*self.costs.values(), self.loss]
-        return sum(each.forward_seconds + each.backward_seconds for each in every)
 
 
 def measure(
@@ -74,10 +65,29 @@ def measure(
     booleans are zeros, which are valid indices; other inputs are random and positive. The tensors
     of one operator exist at a time. The random state is afterwards as before.
     """
-    fakes = [node.meta.get("val") for node in captured.module.graph.find_nodes(op="placeholder")]
-    sizes = symbols(fakes, captured.flat(*args, **(kwargs or {})))
+    given = captured.flat(*args, **(kwargs or {}))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        return _Measuring(captured.module, sizes, repeats, budget_seconds).measure(loss)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            computed = _Computed(captured.module)
+            computed.run(*tree_map_only(torch.Tensor, _fake, given), enable_io_processing=False)
+            if loss is not None:
+                computed.compute_loss(loss)
+        trials = Trials(repeats)
+        until = time.perf_counter() + budget_seconds
+        timed = dict[str, tuple[float, float]]()
+        costs, left = {}, len({call.key for call in computed.calls.values()})
+        for node, call in computed.calls.items():
+            if call.key not in timed:
+                share = (until - time.perf_counter()) / max(left, 1)
+                timed[call.key], left = _timed(trials, node, call, share), left - 1
+            costs[node.name] = Cost(
+                *timed[call.key],
+                computed.kept.get(node, 0),
+                sum(each.nbytes for each in call.outputs),
+                any(each.requires_grad for each in call.outputs),
+            )
+        ending = costs.pop(captured.module.graph.output_node().name, Cost())
+        return Measurement(costs, ending, trials.call_seconds)
 
 
 def has_tensors(node: fx.Node) -> bool:
@@ -88,190 +98,156 @@ def has_tensors(node: fx.Node) -> bool:
     return value is None or bool(tensors(value))
 
 
-def _accumulation_byte_seconds() -> float:
-    """Measures the addition of gradients, on tensors that do not all fit into a core's cache."""
-    tensors = [torch.zeros(1 << 17) for _ in range(12)]
-
-    def add() -> None:
-        for one, other in zip(tensors[:6], tensors[6:], strict=True):
-            one += other
-
-    took = statistics.median(timed(add)[0] for _ in range(5))
-    return took / sum(each.nbytes for each in tensors[:6])
+def _fake(tensor: torch.Tensor, *, trained: bool = False) -> torch.Tensor:
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="cpu")
+    return made.requires_grad_(trained)
 
 
-Value = tuple[fx.Node, int]
-"""One of the tensors that a node makes, by its place."""
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of an operator, with fake tensors."""
+
+    target: Callable[..., Any]
+    leaves: list[Any]  # of its arguments
+    nesting: TreeSpec
+    outputs: list[torch.Tensor]
+    resident: frozenset[int]  # which leaves are parameters, buffers or constants
+    read: frozenset[int] | None  # which outputs others read; None for all
+
+    @property
+    def key(self) -> str:
+        """A text that is equal for calls that compute the same."""
+        described = [
+            f"{tuple(each.shape)} {each.stride()} {each.dtype} {each.requires_grad}"
+            if isinstance(each, torch.Tensor)
+            else f"module {id(each)}"
+            if isinstance(each, torch.nn.Module)
+            else repr(each)
+            for each in self.leaves
+        ]
+        read = sorted(self.read or ())
+        return f"{self.target} {described} {self.nesting} {sorted(self.resident)} {read}"
 
 
-class _Measuring:
-    def __init__(
-        self, module: fx.GraphModule, sizes: Mapping[Any, int], repeats: int, seconds: float
-    ) -> None:
-        self._module = module
-        self._graph = module.graph
-        self._sizes = sizes
-        self._trials = Trials(repeats)
-        self._until = time.perf_counter() + seconds
-        self._left = 1
-        self._known: dict[str, Trial] = {}
-        # What is known of the tensors of the nodes so far.
-        self._trained: dict[Value, bool] = {}
-        self._owners: dict[Value, Value] = {}
-        self._kept: set[Value] = set()
+class _Computed(fx.Interpreter):
+    """A graph, computed with fake tensors.
 
-    def measure(self, loss: Callable[[Any], torch.Tensor] | None) -> Measurement:
-        nodes = [node for node in self._graph.nodes if has_tensors(node)]
-        # At most as many differ as these; with what is trained they differ no further, mostly.
-        self._left = len({self._key(node) for node in nodes}) + 1
-        for node in self._graph.find_nodes(op="get_attr"):
-            attribute = attrgetter(node.target)(self._module)
-            if isinstance(attribute, torch.Tensor):
-                self._trained[node, 0] = attribute.requires_grad
-        found = {node: self._tried(node) for node in nodes}
-        for node, trial in found.items():
-            self._keep(node.all_input_nodes, trial)
-            self._kept.update(self._owner((node, place)) for place in trial.kept_outputs)
-        last = Trial(0.0, 0.0, (), ())
-        if loss is not None:
-            last, sources = self._tried_loss(loss)
-            self._keep(sources, last)
-        costs = {node.name: self._cost(node, trial) for node, trial in found.items()}
-        ending = Cost(last.forward_seconds, last.backward_seconds, last.kept_bytes)
-        return Measurement(costs, ending, self._trials.call_seconds, _accumulation_byte_seconds())
+    Attributes:
+        calls: the call of each operator, and of the loss at the node of the outputs.
+        kept: the bytes that autograd keeps, by the operator that made them.
+    """
 
-    def _tried(self, node: fx.Node) -> Trial:
-        if node.target is getitem:
-            return self._taken(node)
-        key = self._key(node)
-        if key not in self._known:
-            self._known[key] = self._run(node)
-        trial = self._known[key]
-        sources = node.all_input_nodes
-        for place, (trained, shared) in enumerate(zip(trial.trained, trial.shares, strict=True)):
-            self._trained[node, place] = trained
-            if shared is not None:
-                self._owners[node, place] = self._owner((sources[shared], 0))
-        return trial
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.calls: dict[fx.Node, _Call] = {}
+        self.kept: dict[fx.Node, int] = {}
+        self._makers: dict[int, fx.Node | None] = {}  # of storages; None for what is there anyway
+        self._resident: set[int] = set()
+        self._counted: dict[int, torch.Tensor] = {}  # held, so that no other gets the same address
 
-    def _taken(self, node: fx.Node) -> Trial:
-        source, place = node.args
-        assert isinstance(source, fx.Node)
-        assert isinstance(place, int)
-        trained = self._trained.get((source, place), False)
-        self._trained[node, 0] = trained
-        self._owners[node, 0] = self._owner((source, place))
-        return Trial(0.0, 0.0, (trained,), (0,))
-
-    def _run(self, node: fx.Node) -> Trial:
-        sources = node.all_input_nodes
-        places = {source: place for place, source in enumerate(sources)}
-        target: Any = node.target
-        # Constants go where everything is measured, and not to the meta device, say.
-        arguments = map_aggregate(
-            (node.args, node.kwargs),
-            lambda each: torch.device("cpu") if isinstance(each, torch.device) else each,
-        )
-
-        def compute(*inputs: Any) -> Any:
-            args, kwargs = map_arg(arguments, lambda each: inputs[places[each]])
-            return target(*args, **kwargs)
-
-        mutable = not isinstance(target, OpOverload) or target._schema.is_mutable
-        try:
-            return self._trials.run(
-                compute,
-                [self._input(source) for source in sources],
-                seconds=self._share(),
-                mutable=mutable,
-                read=self._read(node),
-            )
-        except RuntimeError as error:
-            _log.warning(
-                "%s (%s) does not take random inputs, and counts as if it took no time: %s",
-                node.name,
-                target,
-                sentence(error),
-            )
-            outputs = len(tensors(node.meta.get("val")))
-            return Trial(0.0, 0.0, (False,) * outputs, (None,) * outputs)
-
-    def _tried_loss(self, loss: Callable[[Any], torch.Tensor]) -> tuple[Trial, list[fx.Node]]:
-        node = self._graph.output_node()
-        sources = node.all_input_nodes
-        places = {source: place for place, source in enumerate(sources)}
-        codegen: Any = self._graph._codegen
-
-        def compute(*inputs: Any) -> Any:
-            leaves: Any = map_arg(node.args[0], lambda each: inputs[places[each]])
-            return loss(tree_unflatten(leaves, codegen.pytree_info.out_spec))
-
-        inputs = [self._input(source) for source in sources]
-        return self._trials.run(compute, inputs, seconds=self._share(), mutable=True), sources
-
-    def _share(self) -> float:
-        share = (self._until - time.perf_counter()) / max(self._left, 1)
-        self._left -= 1
-        return share
-
-    def _read(self, node: fx.Node) -> frozenset[int] | None:
-        """Returns which of the tensors of a node are read; None for all."""
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            return None
-        users = [user for user in node.users if user.users]
-        if not all(user.target is getitem for user in users):
-            return None
-        return frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
-
-    def _input(self, node: fx.Node) -> Input:
-        if node.op == "get_attr":
-            value = attrgetter(str(node.target))(self._module)
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "get_attr":
+            value = attrgetter(str(n.target))(self.module)
             if isinstance(value, torch.Tensor):
-                meta = value.detach().to("meta")
-                return Input(meta, value.requires_grad, resident=True)
-            return Input(value)
-        return Input(self._sized(node.meta.get("val")), self._trained.get((node, 0), False))
-
-    def _sized(self, value: Any) -> Any:
-        """Returns a fake tensor as a tensor of the meta device, and a symbol as a number."""
-        if isinstance(value, torch.Tensor):
-            shape = [self._sized(size) for size in value.shape]
-            strides = [self._sized(stride) for stride in value.stride()]
-            return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            kinds: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-            return kinds[type(value)](value.node.expr.subs(self._sizes))
+                value = _fake(value, trained=value.requires_grad)
+                self._resident.add(_storage(value))
+        elif has_tensors(n):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return self._called(n, self._target(n), args, kwargs)
+        else:
+            value = super().run_node(n)
+        if n.op in ("get_attr", "placeholder"):
+            self._makers |= {_storage(each): None for each in tensors(value)}
         return value
 
-    def _key(self, node: fx.Node) -> str:
-        """Returns a text that is equal for operators that compute the same."""
-        places = {source: place for place, source in enumerate(node.all_input_nodes)}
+    def compute_loss(self, loss: Callable[[Any], torch.Tensor]) -> None:
+        """Computes the loss of the outputs."""
+        graph: Any = self.module.graph
+        leaves, _ = self.fetch_args_kwargs_from_env(node := graph.output_node())
+        nesting = graph._codegen.pytree_info.out_spec
+        try:
+            self._called(
+                node, lambda *each: loss(tree_unflatten(list(each), nesting)), tuple(leaves[0]), {}
+            )
+        except Exception as error:  # it looks at values, of which fake tensors have none
+            _log.debug("the loss cannot be measured: %s", error)
 
-        def described(source: fx.Node) -> Any:
-            each, value = self._input(source), str(source.target)
-            if isinstance(each.value, torch.Tensor):
-                tensor = each.value
-                value = f"{tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
-            elif not isinstance(each.value, torch.nn.Module):
-                value = repr(each.value)
-            return f"<{places[source]}: {value}, {each.trained}, {each.resident}>"
+    @staticmethod
+    def _target(node: fx.Node) -> Callable[..., Any]:
+        assert callable(node.target)
+        return node.target
 
-        arguments = map_arg((node.args, node.kwargs), described)
-        return f"{node.target} {arguments} {sorted(self._read(node) or ())}"
+    def _called(
+        self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        # Constants are made where everything is measured.
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
+        leaves, nesting = tree_flatten((args, kwargs))
+        saved: list[torch.Tensor] = []
 
-    def _owner(self, value: Value) -> Value:
-        return self._owners.get(value, value)
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor.detach())
+            return tensor
 
-    def _keep(self, sources: Sequence[fx.Node], trial: Trial) -> None:
-        self._kept.update(self._owner((sources[place], 0)) for place in trial.kept_inputs)
-
-    def _cost(self, node: fx.Node, trial: Trial) -> Cost:
-        sizes = [self._sized(each).nbytes for each in tensors(node.meta.get("val"))]
-        own = sum(size for place, size in enumerate(sizes) if (node, place) in self._kept)
-        return Cost(
-            trial.forward_seconds,
-            trial.backward_seconds,
-            trial.kept_bytes + own,
-            sum(sizes),
-            any(trial.trained),
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            value = target(*args, **kwargs)
+        outputs = tensors(value)
+        for each in outputs:
+            self._makers.setdefault(_storage(each), node)
+            self._counted.setdefault(id(each), each)
+        for each in saved:
+            storage = _storage(each)
+            maker = self._makers.setdefault(storage, node)
+            if maker is not None and storage not in self._counted:
+                self._counted[storage] = each
+                size = each.untyped_storage().nbytes()
+                self.kept[maker] = self.kept.get(maker, 0) + size
+        resident = frozenset(
+            place
+            for place, each in enumerate(leaves)
+            if isinstance(each, torch.Tensor) and _storage(each) in self._resident
         )
+        self.calls[node] = _Call(target, leaves, nesting, outputs, resident, _read(node))
+        return value
+
+
+def _read(node: fx.Node) -> frozenset[int] | None:
+    users = [user for user in node.users if user.users]
+    if not node.users or not all(user.target is getitem for user in node.users):
+        return None
+    return frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
+
+
+def _timed(trials: Trials, node: fx.Node, call: _Call, seconds: float) -> tuple[float, float]:
+    """Returns how long a call takes forward and backward."""
+    target = call.target
+    if target is getitem:
+        return 0.0, 0.0
+
+    def compute(leaves: Sequence[Any]) -> Any:
+        args, kwargs = tree_unflatten(list(leaves), call.nesting)
+        return target(*args, **kwargs)
+
+    try:
+        return trials.run(
+            compute,
+            call.leaves,
+            resident=call.resident,
+            seconds=seconds,
+            mutable=not isinstance(target, OpOverload) or target._schema.is_mutable,
+            read=call.read,
+        )
+    except RuntimeError as error:
+        _log.warning(
+            "%s (%s) does not take random inputs, and counts as if it took no time: %s",
+            node.name,
+            node.target,
+            sentence(error),
+        )
+        return 0.0, 0.0
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from trireme.graph.measure.trial import timed
 
 _SMALL, _LARGE = 4, 1 << 18
-"""Elements of the tensors with which updates are measured."""
+"""Elements of the tensors with which updates are measured, several at a time."""
+_COUNT = 4
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,14 @@ def state_factor(optimizer: torch.optim.Optimizer) -> float:
 
 def update_cost(optimizer: torch.optim.Optimizer, repeats: int = 10) -> UpdateCost:
     """Measures how long an optimizer's step takes, on tensors of two sizes."""
-    small, large = (_step_seconds(optimizer, size, repeats) for size in (_SMALL, _LARGE))
+    seconds = []
+    for elements in (_SMALL, _LARGE):
+        parameters = [torch.zeros(elements) for _ in range(_COUNT)]
+        another = _stepped(optimizer, *parameters)
+        took = [timed(lambda: another.step(_closure))[0] for _ in range(repeats)]  # noqa: B023
+        seconds.append(statistics.median(took) / _COUNT)
+    small, large = seconds
     return UpdateCost(small, max(large - small, 0.0) / (_LARGE * 4))
-
-
-def _step_seconds(optimizer: torch.optim.Optimizer, elements: int, repeats: int) -> float:
-    """Returns the seconds for each of several tensors."""
-    count, took = 4, []
-    parameters = [torch.zeros(elements) for _ in range(count)]
-    another = _stepped(optimizer, *parameters)
-    for _ in range(repeats):
-        took.append(timed(lambda: another.step(_closure))[0])
-    return statistics.median(took) / count
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *parameters: torch.Tensor) -> torch.optim.Optimizer:

@@ -31,7 +31,7 @@ Devices = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Operation:
-    """What one operation costs for one micro-batch, on a device of speed 1.
+    """What one operation costs for one micro-batch.
 
     A parameter or buffer is `stored`: it reads and computes nothing. Its value is sent once, as the
     step begins, and its gradient once; its backward computation is the optimizer's update, once at
@@ -47,9 +47,6 @@ class Operation:
     output_bytes: int = 0  # its value, which goes to every other device that reads it
     differentiable: bool = True  # whether a gradient, as large as the value, comes back from each
     stored: bool = False
-    # what adding the gradients of the parameters that it reads to those of the micro-batches before
-    # takes; the first micro-batch has none before
-    accumulation_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class CostGraph:
 
     operations: tuple[Operation, ...]
     # what each segment (the operations that a device executes without waiting) takes besides them,
-    # in each direction, on a device of speed 1
+    # in each direction
     segment_seconds: float = 0.0
 
     @cached_property
@@ -72,7 +69,6 @@ class Device:
     """Something that computes one operation at a time."""
 
     name: str
-    speed: float = 1.0  # 2 takes half the time of the device on which costs were measured
     memory_bytes: int | None = None  # None for no limit
 
 
@@ -147,7 +143,6 @@ class Costs:
     forward: Floats  # seconds, for each node
     backward: Floats
     update: Floats  # once at the end
-    accumulation: Floats  # in each backward computation but the first
     resident: Floats  # bytes, for each node
     activation: Floats
     working: Floats  # the largest sum of an operation's output and inputs
@@ -176,7 +171,6 @@ class Costs:
             forward=column("forward_seconds"),
             backward=np.where(stored, 0.0, backward),
             update=np.where(stored, backward, 0.0),
-            accumulation=column("accumulation_seconds"),
             resident=column("resident_bytes"),
             activation=column("activation_bytes"),
             working=sizes + np.array([sizes[read].sum() for read in inputs], dtype=float),

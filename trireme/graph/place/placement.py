@@ -15,18 +15,9 @@ from trireme.graph.place.prediction import Prediction, predict
 from trireme.graph.place.problem import Problem, coarsened, problem_of
 from trireme.graph.place.search import improved
 from trireme.graph.place.simulation import Score
-from trireme.graph.place.starts import (
-    at_random,
-    contiguous_cuts,
-    earliest_task_first,
-    every_choice,
-    packed,
-    round_robin,
-    single_device,
-)
-from trireme.graph.place.tidying import tidied
+from trireme.graph.place.starts import contiguous_cuts, earliest_task_first, round_robin
 
-Algorithm = Literal["best", "single", "round-robin", "random", "cuts", "m-etf"]
+Algorithm = Literal["best", "single", "round-robin", "cuts", "m-etf"]
 ALGORITHMS = get_args(Algorithm)
 """How to place: `best` tries all the others, improves the best of them, and takes the best."""
 
@@ -35,6 +26,9 @@ COARSE_NODES = 200
 
 GAIN = 0.02
 """How much smaller the risk of a placement on several devices must be than that on the best one."""
+
+_STARTS = 3
+"""How many of the simple placements local search begins with."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +59,19 @@ def place(
     smaller risk is better: the duration of a step and a tenth of that of its transfers, whose
     durations are less certain than those of computations. But everything stays on one device, as
     far as the constraints allow it, unless another placement makes the risk smaller by at least
-    `GAIN`; and what local search has moved for less than `tidying.NOISE` is undone. The local
-    search looks at `evaluations` placements, fewer of large graphs; with at most as many in all it
-    looks at each, and finds the optimum.
+    `GAIN`. The local search looks at `evaluations` placements, fewer of large graphs.
 
     Raises:
         ConfigurationError: no placement that was found fits, or impossible constraints.
     """
     problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches, schedule)
     _check_room(problem)
-    numbers = random.Random(seed)
     if algorithm == "best":
-        candidates = _searched(problem, numbers, evaluations)
+        candidates = _searched(problem, random.Random(seed), evaluations)
     else:
-        candidates = _starts(problem, algorithm, numbers)
+        candidates = _starts(problem, algorithm)
     scores = {name: problem.score(choice) for name, choice in candidates.items()}
     name = _preferred(scores)
-    if algorithm == "best" and name != "exhaustive":
-        turns = _affordable(problem, evaluations) // 4
-        candidates[name] = tidied(problem, candidates[name], turns)
-        scores[name] = problem.score(candidates[name])
-        # Not the next best, which is as untidy: only one device is preferred to it.
-        name = _preferred({each: scores[each] for each in scores if each == name or _alone(each)})
     placed = candidates[name][problem.units]
     if scores[name].excess > 0:
         raise _too_large(problem, placed)
@@ -104,89 +89,50 @@ def place(
 def _preferred(scores: Mapping[str, Score]) -> str:
     """Returns the name of the best placement, or of one device's if it is nearly as good."""
     best = min(scores, key=scores.__getitem__)
-    name = min(filter(_alone, scores), key=scores.__getitem__, default=best)
+    alone = (each for each in scores if each.startswith("single ") and "," not in each)
+    name = min(alone, key=scores.__getitem__, default=best)
     single = scores[name]
     near = single.excess <= scores[best].excess and scores[best].risk > (1 - GAIN) * single.risk
     return name if near else best
 
 
-def _alone(name: str) -> bool:
-    return name.startswith("single ") and "," not in name
-
-
-def _starts(problem: Problem, algorithm: str, numbers: random.Random) -> dict[str, Ints]:
+def _starts(problem: Problem, algorithm: str) -> dict[str, Ints]:
     match algorithm:
         case "single":
             devices = enumerate(problem.simulator.hardware.devices)
-            return {f"single {each.name}": single_device(problem, at) for at, each in devices}
+            return {
+                f"single {each.name}": problem.nearest_choice(np.full(len(problem.units), number))
+                for number, each in devices
+            }
         case "cuts":
             cuts = enumerate(contiguous_cuts(problem), start=1)
             return {f"cuts for {number}": choice for number, choice in cuts}
         case "round-robin":
             return {algorithm: round_robin(problem)}
-        case "m-etf":
-            return {algorithm: earliest_task_first(problem)}
-    return {algorithm: at_random(problem, numbers)}
+    return {algorithm: earliest_task_first(problem)}
 
 
 def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dict[str, Ints]:
     """Returns what each algorithm finds, and what local search makes of the best of them."""
-    if (every := every_choice(problem, evaluations)) is not None:
-        best = {"exhaustive": min(every, key=problem.score)}
-        return best | _starts(problem, "single", numbers)
     coarse, runs = coarsened(problem, COARSE_NODES)
-    starts = _starts(coarse, "single", numbers) | _starts(coarse, "cuts", numbers)
-    if np.isfinite(problem.simulator.limits).any():
-        starts["packed"] = packed(coarse)
-    # These are fast enough for the operations themselves.
-    plain = _starts(problem, "round-robin", numbers) | _starts(problem, "m-etf", numbers)
-    for name, choice in plain.items():
-        starts[name] = _fused(problem, runs, choice, coarse)
-    found = {name: _lifted(problem, coarse, runs, each) for name, each in starts.items()} | plain
-    chosen = _different(coarse, starts)
-    turns = _affordable(coarse, evaluations) // 2
+    starts = _starts(coarse, "single") | _starts(coarse, "cuts") | _starts(coarse, "m-etf")
+    # A simulation of a large graph takes longer.
+    readings = len(coarse.simulator.costs.values) * coarse.simulator.micro_batches
+    turns = min(evaluations, 1_000_000 // (150 + readings)) // 2
+    ranked = sorted(starts, key=lambda each: coarse.score(starts[each]))
+    kinds = {name.split()[0]: name for name in reversed(ranked)}  # the best one of each
+    chosen = sorted(kinds.values(), key=ranked.index)[:_STARTS]
     better = {
-        name: improved(coarse, starts[name], turns // len(chosen), numbers) for name in chosen
+        f"{name}, local search": improved(coarse, starts[name], turns // len(chosen), numbers)
+        for name in chosen
     }
-    # Half of the time for all of them; the other half for those that have come furthest.
-    furthest = _different(coarse, better)[:2]
-    for name in furthest:
-        better[name] = improved(coarse, better[name], turns // len(furthest), numbers)
-    for name, choice in better.items():
-        found[f"{name}, local search"] = _lifted(problem, coarse, runs, choice)
-    if coarse is not problem:
-        name = min(found, key=lambda each: problem.score(found[each]))
-        turns = _affordable(problem, evaluations) // 4
-        finest = improved(problem, found[name], turns, numbers)
-        found[f"{name.removesuffix(', local search')}, local search on operations"] = finest
-    return found
-
-
-def _different(problem: Problem, choices: Mapping[str, Ints]) -> list[str]:
-    """Returns the names of choices, the best first: of one kind, such as cuts, only the best."""
-    found = list[str]()
-    for name in sorted(choices, key=lambda each: problem.score(choices[each])):
-        alike = any(name.split()[0] == other.split()[0] for other in found)
-        if not alike and all((choices[name] != choices[other]).any() for other in found):
-            found.append(name)
-    return found
-
-
-def _affordable(problem: Problem, evaluations: int) -> int:
-    """Returns how many placements to simulate: fewer for large graphs, which take longer."""
-    readings = len(problem.simulator.costs.values) * problem.simulator.micro_batches
-    return min(evaluations, 1_000_000 // (150 + readings))
-
-
-def _fused(problem: Problem, runs: Ints, choice: Ints, coarse: Problem) -> Ints:
-    """Returns the choice for coarse nodes: where the largest part of each is."""
-    votes = np.zeros((len(coarse.units), problem.simulator.devices))
-    np.add.at(votes, (runs, choice[problem.units]), problem.weights + 1e-12)
-    return coarse.nearest_choice(votes.argmax(axis=1))
-
-
-def _lifted(problem: Problem, coarse: Problem, runs: Ints, choice: Ints) -> Ints:
-    return problem.nearest_choice(choice[coarse.units][runs])
+    # Half of the time for all of them; the other half for the one that has come furthest.
+    best = min(better, key=lambda each: coarse.score(better[each]))
+    better[best] = improved(coarse, better[best], turns, numbers)
+    return {
+        name: problem.nearest_choice(choice[coarse.units][runs])
+        for name, choice in (starts | better).items()
+    }
 
 
 def _reason(name: str, scores: Mapping[str, Score]) -> str:

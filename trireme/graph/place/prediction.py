@@ -43,9 +43,8 @@ def predict(
        values that are not `stored`. The operations of one device and one depth are a group. Its
        early segment are those whose values another device reads, and those of the group on which
        they depend; its late segment, all others, is computed while the values of the early one are
-       on their way. A segment takes the sum of its `seconds / speed`, and `segment_seconds / speed`
-       if it computes anything forward. The `accumulation_seconds` of the backward computations of
-       all micro-batches but the first are spread evenly over all. What is `stored` is in none.
+       on their way. A segment takes the sum of its seconds, and `segment_seconds` if it computes
+       anything forward. What is `stored` is in none.
     2. *Order.* That of `trireme.graph.execute.plan`: forward by the sum of depth and number of the
        micro-batch, of equal ones by depth, then backward in the opposite order; with `1f1b` by its
        virtual clock. A device never changes this order: it waits.

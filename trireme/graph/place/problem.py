@@ -198,7 +198,7 @@ def _runs(problem: Problem, order: list[int], limit: float, connected: bool) -> 
     return runs
 
 
-_SUMMED = ("forward", "backward", "update", "accumulation", "resident", "activation")
+_SUMMED = ("forward", "backward", "update", "resident", "activation")
 
 
 def _quotient(problem: Problem, runs: Ints) -> Problem:

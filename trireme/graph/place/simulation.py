@@ -90,15 +90,8 @@ class Simulator:
         )
         limits = [device.memory_bytes for device in hardware.devices]
         self.limits = np.array([np.inf if each is None else each for each in limits])
-        speeds = np.array([device.speed for device in hardware.devices])
-        self.forward: Floats = costs.forward / speeds[:, None]
-        # On average over the micro-batches, as only the first one has nothing to add to.
-        share = (micro_batches - 1) / micro_batches
-        self.backward: Floats = (costs.backward + share * costs.accumulation) / speeds[:, None]
         least = micro_batches if schedule == "gpipe" else 1
         self.held: Floats = costs.resident + least * costs.activation  # whatever the placement
-        self._update: Floats = costs.update / speeds[:, None]
-        self._fixed: Floats = costs.segment_seconds / speeds
         self._orders: dict[int, list[tuple[bool, int, int]]] = {}
         self._nodes = np.arange(len(costs.forward))
         self._numbers = np.arange(self.devices)[:, None]
@@ -204,8 +197,7 @@ class Simulator:
         return busy + self._updates(parts)
 
     def _updates(self, parts: Parts) -> Floats:
-        seconds = self._update[parts.placed, self._nodes]
-        return np.bincount(parts.placed, seconds, self.devices).astype(np.float64)
+        return np.bincount(parts.placed, self.costs.update, self.devices).astype(np.float64)
 
     def step_seconds(self, parts: Parts) -> float:
         """Returns the duration of a step."""
@@ -282,12 +274,12 @@ class Simulator:
         keys = (2 * depths + parts.late) * self.devices + placed
 
         def total(seconds: Floats) -> Floats:
-            sums = np.bincount(keys, seconds[placed, self._nodes], 2 * levels * self.devices)
+            sums = np.bincount(keys, seconds, 2 * levels * self.devices)
             return sums.reshape(levels, 2, self.devices).astype(np.float64)
 
-        forward, backward = total(self.forward), total(self.backward)
+        forward, backward = total(self.costs.forward), total(self.costs.backward)
         # What only has its place somewhere, as a parameter, is no segment.
-        fixed = np.where(forward > 0, self._fixed, 0.0)
+        fixed = np.where(forward > 0, self.costs.segment_seconds, 0.0)
         return forward + fixed, backward + fixed
 
     def _segments(self, parts: Parts) -> tuple[_Levels, _Levels, _Levels]:

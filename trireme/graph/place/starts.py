@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from itertools import product
-
 import numpy as np
 
 from trireme.graph.place.costs import Floats, Ints
 from trireme.graph.place.problem import Problem
-
-
-def single_device(problem: Problem, device: int) -> Ints:
-    """Returns everything on one device, but for what may not be there."""
-    return problem.nearest_choice(np.full(len(problem.units), device, dtype=np.intp))
 
 
 def round_robin(problem: Problem) -> Ints:
@@ -30,34 +21,6 @@ def round_robin(problem: Problem) -> Ints:
     return choice
 
 
-def at_random(problem: Problem, numbers: random.Random) -> Ints:
-    """Returns each unit on any allowed device."""
-    able = [np.flatnonzero(row).tolist() for row in problem.allowed]
-    return np.array([numbers.choice(devices) for devices in able], dtype=np.intp)
-
-
-def every_choice(problem: Problem, most: int) -> Iterator[Ints] | None:
-    """Returns all choices, or None if there are more than `most`."""
-    count = 1
-    for row in problem.allowed:
-        count *= int(row.sum())
-        if count > most:
-            return None
-    able = [np.flatnonzero(row).tolist() for row in problem.allowed]
-    return (np.array(each, dtype=np.intp) for each in product(*able))
-
-
-def packed(problem: Problem) -> Ints:
-    """Returns the units, largest first, each on the allowed device with the most room left."""
-    room = problem.simulator.limits.copy()
-    sizes = problem.unit_bytes
-    choice = np.zeros(len(sizes), dtype=np.intp)
-    for unit in np.argsort(-sizes, kind="stable"):
-        choice[unit] = np.where(problem.allowed[unit], room, -np.inf).argmax()
-        room[choice[unit]] -= sizes[unit]
-    return choice
-
-
 def contiguous_cuts(problem: Problem) -> list[Ints]:
     """Returns cuts of the order into one section for each of the first 1, 2, ... devices.
 
@@ -67,11 +30,11 @@ def contiguous_cuts(problem: Problem) -> list[Ints]:
     """
     simulator = problem.simulator
     count = len(problem.units)
-    seconds = (simulator.forward + simulator.backward).cumsum(axis=1)
-    seconds = np.concatenate([np.zeros((simulator.devices, 1)), seconds], axis=1)
+    seconds = (simulator.costs.forward + simulator.costs.backward).cumsum()
+    seconds = np.concatenate([[0.0], seconds])
     held = np.concatenate([[0.0], simulator.held.cumsum()])
     crossing = _crossing(problem)
-    dear = 10 * float(seconds[:, -1].max()) / max(float(held[-1]), 1.0)
+    dear = 10 * float(seconds[-1]) / max(float(held[-1]), 1.0)
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
     cuts: list[Ints] = []
@@ -83,7 +46,7 @@ def contiguous_cuts(problem: Problem) -> list[Ints]:
         for end in range(count + 1):
             begins = slice(0, end + 1)
             over = np.maximum(held[end] - held[begins] - limit, 0.0)
-            cost = seconds[device, end] - seconds[device, begins] + crossing[begins]
+            cost = seconds[end] - seconds[begins] + crossing[begins]
             worst = np.maximum(best[begins], cost + dear * over)
             cut[end] = worst.argmin()
             after[end] = worst[cut[end]]
@@ -122,9 +85,10 @@ def earliest_task_first(problem: Problem) -> Ints:
     the most room.
     """
     simulator, units = problem.simulator, problem.units
-    sizes, seconds = problem.unit_bytes[units], simulator.forward + simulator.backward
+    sizes = problem.unit_bytes[units]
+    seconds = simulator.costs.forward + simulator.costs.backward
     count, devices = len(units), simulator.devices
-    readers, inputs, to_end = _paths(problem, seconds.mean(axis=0))
+    readers, inputs, to_end = _paths(problem, seconds)
     order = np.lexsort((np.arange(count), -to_end))  # the most urgent first
     row = np.argsort(order)
     arrived = np.full((count, devices), np.inf)  # when the data of the nodes of `order` are there
@@ -166,9 +130,7 @@ def earliest_task_first(problem: Problem) -> Ints:
                 full = (sizes > room[device]) & np.isfinite(arrived[row, device])
                 for each in np.flatnonzero(opened & (full | (units == units[node]))).tolist():
                     offer(each)
-        free[device] = ended[node] = (
-            max(arrived[row[node], device], free[device]) + seconds[device, node]
-        )
+        free[device] = ended[node] = max(arrived[row[node], device], free[device]) + seconds[node]
         opened[node], arrived[row[node]] = False, np.inf
         for reader in readers[node]:
             waiting[reader] -= 1
