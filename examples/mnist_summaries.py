@@ -1,8 +1,7 @@
 """The classic MNIST program with summaries: all dashboards of TensorBoard for a small network.
 
 A hidden layer of 500 units, dropout that keeps 0.9 of them, Adam at 0.001, 1,000 steps. The test
-accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100; a trace
-of torch's profiler at step 150, which TensorBoard shows after `pip install xprof`.
+accuracy every 10 steps; distributions, pictures, and what each operation cost, every 100.
 
     trireme run --ps 1 --workers 2 --strategy sync examples/mnist_summaries.py --data-dir DIR
     tensorboard --logdir runs/mnist_summaries/tensorboard
@@ -80,7 +79,6 @@ def main() -> None:
             trireme.Summaries(
                 every=100,
                 projector=["layer2.weight"],
-                trace_at=[150],
                 hparams={"dropout": given.dropout},
             ),
             TestAccuracy(test, every=10),

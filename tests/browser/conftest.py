@@ -1,7 +1,7 @@
 """A job that has recorded everything, a TensorBoard on it, and a browser.
 
 Screenshots are left in `build/browser/`. Without Chromium, its driver or Selenium every test here
-is skipped, and says what to install; without XProf those of the profiler are.
+is skipped, and says what to install.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "summaries.py"
 PICTURES = ROOT / "build" / "browser"
-INSTALL = "apt-get install chromium chromium-driver; pip install 'selenium>=4.20' 'xprof>=2.24'"
+INSTALL = "apt-get install chromium chromium-driver; pip install 'selenium>=4.20'"
 
 
 @pytest.fixture(scope="session")
@@ -104,13 +103,6 @@ def serve(run_dir: Path) -> Iterator[str]:
             raise AssertionError("TensorBoard did not start: " + "".join(said))
         yield found[1].rstrip("/") + "/"
         process.terminate()
-
-
-@pytest.fixture(scope="session")
-def profiler() -> None:
-    """TensorBoard has its profiler dashboard."""
-    if find_spec("xprof") is None:
-        pytest.skip(f"no XProf: the profiler dashboard is not looked at ({INSTALL})")
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -269,55 +266,6 @@ def test_hyper_parameters_and_what_they_led_to(page: Page) -> None:
     accuracies = page.fetch("data/plugin/scalars/scalars", tag="accuracy", run="test")
     assert reached["evaluated/test/accuracy"]["value"] == pytest.approx(accuracies[-1][2])
     page.picture("hparams")
-
-
-@pytest.mark.usefixtures("profiler")
-def test_profiler(page: Page, run_dir: Path) -> None:
-    page.open("profile")
-    # What the chief's step 50 came to, and what of it was computing. The charts beside these
-    # numbers are drawn by scripts of Google's: they need a network, and are not looked at.
-    page.wait(lambda: page.has_text("app", "Host Compute Time"), "no overview")
-    assert "profile" in page.texts("[role=tab]")
-    for chosen in ("train/step_000000050", "worker_0"):
-        assert page.has_text("mat-select", chosen)
-    computing, other = (page_milliseconds(page, f"{of} Time") for of in ("Host Compute", "Others"))
-    assert computing > 0
-    page.picture("profiler_overview")
-    # Each operation on its thread, by the names that PyTorch's own trace of that step has. What is
-    # too short to be seen from so far the viewer leaves out.
-    page.choose("Overview Page", "Trace Viewer")
-    operations = page.wait(lambda: traced(page), "no trace")
-    path = run_dir / "tensorboard/train/worker_0.000000050.pt.trace.json"
-    recorded = Counter(
-        event["name"]
-        for event in json.loads(path.read_text())["traceEvents"]
-        if event.get("cat") == "cpu_op"
-    )
-    for large in ("convolution", "convolution_backward", "addmm"):
-        assert operations[f"aten::{large}"][0] == recorded[f"aten::{large}"] == 2
-    shown = {name: times for name, (times, _) in operations.items() if name in recorded}
-    assert sum(shown.values()) > 0.8 * recorded.total()
-    assert all(times <= recorded[name] for name, times in shown.items())
-    (steps, milliseconds) = operations["step 50"]
-    assert steps == 1
-    assert computing + other == pytest.approx(milliseconds, abs=0.11)  # of tenths
-    page.picture("profiler")
-    # One of them, found by its name, with the shapes of what it took.
-    page.script(
-        "const find = deep('tr-ui-find-control')[0];"
-        "find.setText('aten::convolution_backward'); find.filterTextChanged()"
-    )
-    page.wait(lambda: page.has_text("tr-ui-find-control", "0 of 2"), "nothing is found")
-    page.script("deep('tr-ui-find-control')[0].findNext()")
-    page.wait(lambda: page.has_text("tr-ui-a-analysis-view", "100x32x8x8, 100x16x8x8, 32x16x3x3"))
-    assert page.has_text("tr-ui-a-analysis-view", "aten::convolution_backward")
-    page.picture("profiler_operation")
-
-
-def page_milliseconds(page: Page, name: str) -> float:
-    """A time that the overview tells."""
-    found = page.script("return deep('app').map(e => e.innerText)[0]")
-    return float(re.search(rf"{name}\s+\([^)]*\)\s+([0-9.]+) ms", found)[1])
 
 
 def traced(page: Page) -> dict[str, tuple[int, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -22,7 +21,6 @@ import trireme
 from tests.conftest import python_path
 from trireme.dashboards.summaries import KINDS, Summaries
 from trireme.errors import ConfigurationError
-from trireme.ps.table_spec import SGD
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = torch.Generator().manual_seed(0)
@@ -222,20 +220,6 @@ def test_embeddings_are_shown_unasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_most_frequent_rows_of_sparse_tables_are_shown(tmp_path: Path) -> None:
-    words = torch.arange(40 * 3).reshape(40, 3)
-    words[:, 0] = torch.arange(40) % 2  # 0 and 1 are in each batch
-    data = TensorDataset(words, torch.randint(0, 2, (40,)))
-    bag = trireme.EmbeddingBag(None, 4, table="words", optimizer=SGD(0.1))
-    model = nn.Sequential(bag, nn.Linear(4, 2))
-    train(tmp_path, Summaries(), steps=8, model=model, data=data)
-    (folder,) = tmp_path.glob("tensorboard/train/00008/words")
-    labels = (folder / "metadata.tsv").read_text().split()
-    assert set(labels[:2]) == {"0", "1"}
-    assert len(set(labels)) == len(labels) >= 22  # of steps 1 and 5
-    assert len((folder / "tensors.tsv").read_text().splitlines()) == len(labels)
-
-
 def test_sounds(tmp_path: Path) -> None:
     data = TensorDataset(torch.rand(40, 1, 800), torch.randint(0, 2, (40,)))
     model = nn.Sequential(nn.Conv1d(1, 2, 80, 80), nn.Flatten(), nn.Linear(20, 2))
@@ -243,67 +227,6 @@ def test_sounds(tmp_path: Path) -> None:
     events = read(tmp_path)
     assert events.Tags()["audio"] == ["inputs/0", "inputs/1", "inputs/2"]
     assert events.Audio("inputs/0")[0].length_frames == 800
-
-
-def test_a_trace_of_the_step_that_was_asked_for(tmp_path: Path) -> None:
-    train(tmp_path, Summaries(trace_at=[4]))
-    (path,) = tmp_path.glob("tensorboard/train/*.pt.trace.json")
-    assert path.name == "worker_0.000000004.pt.trace.json"
-    events = json.loads(path.read_text())["traceEvents"]
-    assert any(event.get("name") == "aten::addmm" for event in events)
-    assert traces(tmp_path) == ["step_000000004/worker_0.xplane.pb"]
-
-
-def traces(run_dir: Path) -> list[str]:
-    """What TensorBoard's profiler plugin finds."""
-    profiles = run_dir / "tensorboard/train/plugins/profile"
-    return sorted(str(path.relative_to(profiles)) for path in profiles.glob("*/*"))
-
-
-def test_steps_that_are_not_met_are_traced_at_the_next(tmp_path: Path) -> None:
-    class Leaps:
-        """What a session is to the hook; others make steps too, and values come at 1, 4, 7, ..."""
-
-        is_chief, global_step = True, 1
-
-    hook, session = Summaries(trace_at=[1, 2, 3, 8, 20]), Leaps()
-    session.run_dir, session.holds_whole_model = tmp_path, True  # type: ignore[attr-defined]
-    hook.on_start(session)  # type: ignore[arg-type]
-    due = []
-    for session.global_step in (1, 4, 7, 10):
-        hook._begin_trace(session, session.global_step + 1)  # type: ignore[arg-type]
-        if hook._trace is not None:
-            hook._trace.stop()
-            hook._trace = None
-            due.append(session.global_step + 1)
-    assert due == [2, 5, 8]  # 1 was made before this session; 3 is made up for by 5
-
-
-def test_a_step_that_failed_does_not_keep_the_profiler(tmp_path: Path) -> None:
-    class Fails(trireme.Hook):
-        failed = False
-
-        def before_step(self, session: trireme.Session, batch: Any) -> None:
-            if session.global_step == 1 and not self.failed:
-                self.failed = True
-                raise RuntimeError("not this one")
-
-    hooks = [Summaries(trace_at=[2, 3]), Fails()]
-    session = trireme.Session(
-        network,
-        nn.CrossEntropyLoss(),
-        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-        run_dir=tmp_path,
-        max_steps=4,
-        hooks=hooks,
-    )
-    with session:
-        for batch in session.loader(IMAGES, 10):
-            try:
-                session.step(batch)
-            except RuntimeError as failure:
-                assert str(failure) == "not this one"
-    assert traces(tmp_path) == ["step_000000003/worker_0.xplane.pb"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

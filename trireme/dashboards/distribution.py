@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,40 +13,16 @@ BINS = 64
 _PIECE = 1 << 18  # numbers: what is computed of them stays in a cache, and so do sums' digits
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """The distribution of a tensor's finite values.
-
-    Attributes:
-        mean, deviation: the mean and the standard deviation of the values, which are no estimates.
-        infinite: the number of values that are NaN or infinite, and are left out.
-        limits: the ranges' upper bounds, ascending; the first range begins at `low`.
-        counts: how many values are in each range.
-    """
+class Distribution(NamedTuple):
+    """The distribution of a tensor's finite values; the standard deviation is no estimate."""
 
     low: float
     high: float
     mean: float
     deviation: float
-    count: int
-    infinite: int
-    limits: tuple[float, ...]
-    counts: tuple[float, ...]
-
-    @property
-    def moments(self) -> dict[str, float]:
-        """The moments that are shown as curves, by name."""
-        return {"mean": self.mean, "std": self.deviation, "min": self.low, "max": self.high}
-
-    @property
-    def sum(self) -> float:
-        """The sum of the values."""
-        return self.mean * self.count
-
-    @property
-    def sum_of_squares(self) -> float:
-        """The sum of the squares of the values."""
-        return (self.deviation**2 + self.mean**2) * self.count
+    total: int
+    infinite: int  # values that are NaN or infinite, and are left out
+    counts: tuple[float, ...]  # of the values in each of equally wide ranges from `low` to `high`
 
 
 @torch.no_grad()
@@ -71,13 +47,10 @@ def distribution_of(values: torch.Tensor, bins: int = BINS) -> Distribution | No
     mean = float(torch.stack([piece.sum() for piece in pieces]).double().sum()) / count
     norms = torch.stack([torch.linalg.vector_norm(piece - mean) for piece in pieces]).double()
     deviation = float(torch.linalg.vector_norm(norms)) / math.sqrt(count)
-    limits: tuple[float, ...] = (high,)
-    counts: tuple[float, ...] = (float(count),)
+    counts = (float(count),)
     if low < high:
-        width = (high - low) / bins
-        limits = (*(low + width * place for place in range(1, bins)), high)
         counts = tuple(torch.histc(flat, bins, low, high).tolist())
-    return Distribution(low, high, mean, deviation, count, total - count, limits, counts)
+    return Distribution(low, high, mean, deviation, count, total - count, counts)
 
 
 def _in_memory_order(values: torch.Tensor) -> torch.Tensor:

@@ -85,19 +85,21 @@ def add_distribution(
     writer: SummaryWriter, name: str, found: Distribution, step: int, walltime: float
 ) -> None:
     """Writes a histogram as `name`, and its moments as scalars below: `name/mean` and so on."""
+    bins = len(found.counts)
+    width = (found.high - found.low) / bins
     writer.add_histogram_raw(
         name,
         min=found.low,
         max=found.high,
-        num=found.count,
-        sum=found.sum,
-        sum_squares=found.sum_of_squares,
-        bucket_limits=list(found.limits),
+        num=found.total,
+        sum=found.mean * found.total,
+        sum_squares=(found.deviation**2 + found.mean**2) * found.total,
+        bucket_limits=[*(found.low + width * place for place in range(1, bins)), found.high],
         bucket_counts=list(found.counts),
         global_step=step,
         walltime=walltime,
     )
-    moments = dict(found.moments)
+    moments = {"mean": found.mean, "std": found.deviation, "min": found.low, "max": found.high}
     if found.infinite:
         moments["not_finite"] = float(found.infinite)
     for moment, value in moments.items():

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from trireme.dashboards.capture import Capture
@@ -29,12 +27,8 @@ from trireme.session.run_settings import run_settings
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from trireme.dashboards.step_trace import StepTrace
     from trireme.session.result import StepResult
     from trireme.session.session import Session
-
-_KEPT = 1 << 16
-_PENDING = 1 << 18
 
 KINDS = (
     "audio",
@@ -54,8 +48,6 @@ _log = logging.getLogger(__name__)
 _UNWRITTEN = 2  # steps whose copies may wait for the disk
 _PATIENCE_SECONDS = 30.0
 _POINTS = 5_000  # rows of a parameter in the projector
-_FREQUENT = 1_000  # rows of a sparse table there
-_COUNTED_EVERY = 4  # steps: sorting the keys of each would be seen in large batches
 
 
 class Summaries(Hook):
@@ -68,9 +60,8 @@ class Summaries(Hook):
     them, of the first layer's filters and of feature maps. The model's graph, and for each recorded
     step the compute time and memory of its operations, listed as `step 100`. Precision and recall
     of each class on the batch. At the end, points for the projector: the last activations of the
-    last recorded batch, rows of embeddings, of sparse tables those of the keys that were most
-    frequent in the chief's batches, and whatever parameters are named. The configuration, as text
-    and as hyper-parameters.
+    last recorded batch, rows of embeddings, and whatever parameters are named. The configuration,
+    as text and as hyper-parameters.
 
     Where processes hold a model in parts, the chief records the parts of the parameters that it
     holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
@@ -82,8 +73,6 @@ class Summaries(Hook):
         projector: names of two-dimensional parameters whose rows the projector shows, besides those
             of embeddings.
         sample_rate: samples per second, where the inputs are sounds (N, time) or (N, 1, time).
-        trace_at: global steps that torch's profiler traces, for TensorBoard's profiler plugin
-            (XProf) and viewers of Chrome traces: the first step at or after each.
         hparams: further hyper-parameters of the program.
 
     Raises:
@@ -97,7 +86,6 @@ class Summaries(Hook):
         without: Collection[str] = (),
         projector: Sequence[str] = (),
         sample_rate: int | None = None,
-        trace_at: Collection[int] = (),
         hparams: Mapping[str, bool | float | str] | None = None,
     ) -> None:
         if every < 1:
@@ -112,23 +100,15 @@ class Summaries(Hook):
         self._kinds = frozenset(KINDS) - set(without)
         self._projector = tuple(projector)
         self._sample_rate = sample_rate
-        self._trace_at = sorted(set(trace_at))
-        self._traces_due: list[int] = []
         self._hparams = dict(hparams or {})
         self._room = threading.BoundedSemaphore(_UNWRITTEN)
         self._last: int | None = None
         self._capture: Capture | None = None
         self._watch: ForwardTracer | None = None
         self._newest: Capture | None = None
-        self._frequent: dict[str, KeyCounts] = {}  # by the name of the table
-        self._trace: StepTrace | None = None
-        self._made = 0  # steps
         self._off = False
 
     def on_start(self, session: Session) -> None:
-        if self._trace_at:
-            import trireme.dashboards.step_trace  # noqa: F401  # seconds, which no step shall take
-        self._traces_due = [step for step in self._trace_at if step > session.global_step]
         if session.run_dir is None:
             self._off = True
             if session.is_chief:
@@ -147,26 +127,14 @@ class Summaries(Hook):
         if self._off:
             return
         step = session.global_step + 1
-        self._begin_trace(session, step)
         if self._last is not None and step // self._every <= self._last // self._every:
             return
         if session.is_chief:
             self._begin(session, batch)
 
     def after_step(self, session: Session, result: StepResult) -> None:
-        if self._trace is not None:
-            self._end_trace(session, self._trace, result.global_step)
         if self._capture is not None:
             self._end(session, self._capture, result)
-        self._count_keys(session)
-
-    def _count_keys(self, session: Session) -> None:
-        tables, self._made = session.worker.setup.tables, self._made + 1
-        if tables is None or self._off or "projector" not in self._kinds or not session.is_chief:
-            return
-        if self._made % _COUNTED_EVERY == 1:
-            for name, keys in tables.keys().items():
-                self._frequent.setdefault(name, KeyCounts()).add(keys)
 
     def _begin(self, session: Session, batch: Any) -> None:
         board = session.board
@@ -267,28 +235,6 @@ class Summaries(Hook):
             assert session.evaluated_step is not None
             board.scalars(session.evaluated_step, values)
 
-    def _begin_trace(self, session: Session, step: int) -> None:
-        if self._trace is not None:  # of a step that failed
-            self._trace.stop()
-            self._trace = None
-        due = bisect_right(self._traces_due, step)
-        del self._traces_due[:due]
-        if due and session.is_chief:
-            from trireme.dashboards.step_trace import StepTrace
-
-            self._trace = StepTrace()
-
-    def _end_trace(self, session: Session, trace: StepTrace, step: int) -> None:
-        self._trace = None
-        trace.stop()
-        assert session.run_dir is not None
-        directory = session.run_dir / "tensorboard" / "train"
-        process = f"worker_{session.task.index}"
-        if session.board is not None:
-            session.board.submit(
-                f"the trace of step {step}", lambda writer: trace.write(directory, process, step)
-            )
-
     # -- the end --------------------------------------------------------------------------------
 
     def on_stop(self, session: Session, reason: str) -> None:
@@ -301,15 +247,6 @@ class Summaries(Hook):
         for name in self._shown(session):
             rows = session.parameters[name].detach()[:_POINTS].clone()
             board.submit(name, partial(_write_embedding, name=name, rows=rows, step=step))
-        tables = session.worker.setup.tables
-        for name, counts in self._frequent.items():
-            assert tables is not None, "their keys were counted"
-            keys = counts.frequent(_FREQUENT)
-            rows, labels = tables.pull(name, keys), [str(key) for key in keys]
-            board.submit(
-                name,
-                partial(_write_embedding, name=name, rows=rows, step=step, labels=labels),
-            )
 
     def _shown(self, session: Session) -> list[str]:
         """Returns the names of the parameters whose rows the projector shows."""
@@ -324,56 +261,6 @@ class Summaries(Hook):
         return [name for name in wanted if name in session.parameters]
 
 
-def _write_embedding(
-    writer: SummaryWriter,
-    name: str,
-    rows: torch.Tensor,
-    step: int,
-    labels: Sequence[str] | None = None,
-) -> None:
-    if labels is None:
-        labels = [str(row) for row in range(len(rows))]
-    tag = name.replace(".", "/")
-    writer.add_embedding(rows.float().cpu(), list(labels), tag=tag, global_step=step)
-
-
-class KeyCounts:
-    """Counts of the keys that come up most often.
-
-    Of the keys that are rare so far only some are kept: a key that is frequent from the beginning
-    is counted exactly, one that becomes frequent later perhaps too low.
-
-    Args:
-        kept: how many keys are kept.
-        pending: how many keys are gathered before they are counted.
-    """
-
-    def __init__(self, kept: int = _KEPT, pending: int = _PENDING) -> None:
-        self._kept = kept
-        self._most_pending = pending
-        self._keys = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._pending: list[Any] = []
-        self._gathered = 0
-
-    def add(self, keys: Any) -> None:
-        """Counts each of some keys once; int64 of shape (n,)."""
-        self._pending.append(keys.copy())
-        self._gathered += keys.size
-        if self._gathered >= self._most_pending:
-            self._count()
-
-    def frequent(self, most: int) -> Any:
-        """Returns the most frequent keys, int64: the most frequent one first, then smaller ones."""
-        self._count()
-        return self._keys[:most].copy()
-
-    def _count(self) -> None:
-        new = np.concatenate([np.empty(0, np.int64), *self._pending])
-        weights = np.concatenate([self._counts, np.ones(new.size, np.int64)])
-        keys, places = np.unique(np.concatenate([self._keys, new]), return_inverse=True)
-        counts = np.zeros(keys.size, np.int64)
-        np.add.at(counts, places, weights)
-        order = np.lexsort((keys, -counts))[: self._kept]
-        self._keys, self._counts = keys[order], counts[order]
-        self._pending, self._gathered = [], 0
+def _write_embedding(writer: SummaryWriter, name: str, rows: torch.Tensor, step: int) -> None:
+    labels, tag = [str(row) for row in range(len(rows))], name.replace(".", "/")
+    writer.add_embedding(rows.float().cpu(), labels, tag=tag, global_step=step)
