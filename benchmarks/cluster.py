@@ -31,7 +31,8 @@ from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.snapshot import ModelState
-from trireme.ps.table_spec import TableSpec
+from trireme.tables.job.pushed_rows import PushedRows
+from trireme.tables.table_spec import TableSpec
 from trireme.tls.authority import JobAuthority
 
 Transport = Literal["tcp", "tls", "shm"]
@@ -183,7 +184,11 @@ def join(
         certificates=certificates,
     )
     client = Client(options, _Watch(member), flat)
-    loaded = client.attach(spec_of(optimizer), rule, tables)
+    extension = None
+    if tables:
+        extension = PushedRows()
+        extension.specs = tuple(tables)
+    loaded = client.attach(spec_of(optimizer), rule, extension)
     if not loaded and view.chief == index:
         client.load(ModelState(0, {name: p.detach() for name, p in flat.parameters.items()}))
     client.pull()

@@ -21,11 +21,11 @@ import numpy as np
 
 from benchmarks.key_draws import BATCH, WIDTH, uniform, zipf
 from trireme.compiled import compiled
-from trireme.ps.table_spec import RowWiseAdagrad, TableSpec, Uniform
 from trireme.tables.addresses import read_ahead
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import unique
 from trireme.tables.table import Table
+from trireme.tables.table_spec import RowWiseAdagrad, TableSpec, Uniform
 
 AHEAD, NEVER = 16, 1 << 40
 _ROW_BYTES, _ITEM_BYTES, _ONE = np.uint64(4 * WIDTH), np.uint64(4), np.uint64(1)

@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 import trireme
-from trireme.ps.table_spec import Adagrad, Initializer, Normal, Zeros
+from trireme.tables.table_spec import Adagrad, Initializer, Normal, Zeros
 
 COUNTS, CATEGORIES = 13, 26
 RATE = 0.05

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 import trireme
-from trireme.ps.table_spec import Adagrad, Normal
+from trireme.tables.table_spec import Adagrad, Normal
 
 NOISE = 0.3
 

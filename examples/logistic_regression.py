@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 from torch.utils.data import IterableDataset
 
 import trireme
-from trireme.ps.table_spec import FTRL, Zeros
+from trireme.tables.table_spec import FTRL, Zeros
 
 Rows = IterableDataset[SparseBatch] | IterableDataset[ClickBatch]
 

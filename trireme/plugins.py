@@ -48,7 +48,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.hooks": {"profile": "tracking"},
     "trireme.packing": {"codecs": "compression"},
     "trireme.streams": {"streams": "streams"},
-    "trireme.tables": {"tables": "tables"},
+    "trireme.extensions": {"tables": "tables"},
     "trireme.templates": {"fork": "fork"},
     "trireme.transports": {"shm": "shm", "tls": "tls"},
     "trireme.strategies": {

@@ -22,8 +22,8 @@ from benchmarks.key_draws import BATCH, WIDTH, Batch, Draw, batches
 from benchmarks.key_draws import gradients as drawn_gradients
 from benchmarks.processes import free_ports
 from benchmarks.table_rows import OPTIMIZER, SPEC, gather, update
-from trireme.ps.row_messages import RowKeys, RowUpdates, raw
 from trireme.ps.rule import Rule
+from trireme.tables.job.requests import RowKeys, RowRequest, RowUpdates
 from trireme.tables.keys import unique
 
 _init_rpc: Any = rpc.init_rpc  # it has no annotations
@@ -48,14 +48,14 @@ def _client(
     client, gradients = joined.client, drawn_gradients()
     for first in range(0, rows, BATCH):
         keys = np.arange(first, min(rows, first + BATCH))
-        client.push(1.0, rows=[RowUpdates(0, raw(keys), raw(gradients[: keys.size]))])
+        client.push(1.0, extra=RowRequest([SPEC], [RowUpdates(0, keys, gradients[: keys.size])]))
         client.wait()
 
     def exchange(batch: Batch) -> None:
         keys, _ = unique(batch)
-        client.pull_rows([RowKeys(0, raw(keys))])
-        pushed = [RowUpdates(0, raw(keys), raw(gradients[: keys.size]))]
-        client.push(1.0, rows=pushed, pull=False)
+        client.pull_extra(RowRequest([SPEC], wanted=[RowKeys(0, keys)]))
+        pushed = [RowUpdates(0, keys, gradients[: keys.size])]
+        client.push(1.0, extra=RowRequest([SPEC], pushed), pull=False)
         client.wait()
 
     _answer(pipe, exchange, draw, rows)

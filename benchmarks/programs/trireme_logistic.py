@@ -8,8 +8,8 @@ import trireme
 from benchmarks.programs.lane import Lane
 from benchmarks.programs.sparse_examples import RATE, batches, loss_and_slope
 from benchmarks.programs.task import arguments
-from trireme.ps.table_spec import SGD
 from trireme.tables.keys import unique
+from trireme.tables.table_spec import SGD
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ from trireme.ps.replication.messages import (
     ConnectToLeader,
     ConnectToShard,
     Fill,
-    FillRows,
+    FillExtra,
     FollowPrimary,
     Replicate,
     Replicated,
@@ -271,7 +271,7 @@ def server_templates(rule: Rule) -> list[Message]:
         *(ConnectToShard(0, 1), ConnectToLeader(1, 1), FollowPrimary(0, 1, 0, 1, 1), Replicated(1)),
         Replicate(1, 0.0, 0, 1, push.kind, PS_CATALOG.encode(push)),
         Fill(view(1, 0), b"", (VALUES,)),
-        FillRows((0, 32), (VALUES,)),
+        FillExtra((0, 32), (VALUES,)),
         msgspec.structs.replace(push, absent=(0,)),
         *(Status(), Trace("read"), Trace("start"), Trace("stop")),
         *(Attached(True, 0, 1), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers

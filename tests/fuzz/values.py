@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec import inspect
 
-from trireme.ps.table_spec import FTRL, SGD, Add, SparseAdam, TableSpec
 from trireme.wire.message import Message
 
 _LARGEST = (1 << 62) - 1
@@ -54,10 +53,6 @@ def value_of(kind: inspect.Type, random_: random.Random) -> Any:
         case inspect.DictType():
             pairs = range(draw.randint(0, _MOST_ITEMS))
             return {value_of(kind.key_type, draw): value_of(kind.value_type, draw) for _ in pairs}
-        case inspect.StructType() if kind.cls is TableSpec:
-            optimizer = draw.choice((SGD(0.1), FTRL(alpha=0.1), SparseAdam(), Add()))
-            width, after = draw.choice((1, 7, 1 << 20)), draw.randint(1, 9)
-            return TableSpec(draw.choice("ab\u4e2d"), width, optimizer, admit_after=after)
         case inspect.StructType():
             fields = kind.fields
             return kind.cls(**{field.name: value_of(field.type, draw) for field in fields})

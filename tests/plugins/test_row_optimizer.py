@@ -10,7 +10,7 @@ from tests.plugins.installed import environ
 
 PROGRAM = """
 import trireme.ps
-from trireme.ps.table_spec import Plugged
+from trireme.tables.table_spec import Plugged
 with trireme.ps.connect() as connection:
     connection.create_table("words", 3, optimizer=Plugged("SignedRows", {"lr": 0.5}))
     connection.push("words", [7], [[2.0, -0.1, 0.0]])

@@ -29,19 +29,19 @@ from trireme.errors import CopiesLost, Fenced, PeerClosed, Rejected, TriremeErro
 from trireme.ps.client.lanes import Answer, Divided, Lanes, Request, Transmit
 from trireme.ps.client.operations import PUBLISH, Ask, Operation, Pause
 from trireme.ps.client.protocol import ClientProtocol
+from trireme.ps.extra import ShownExtension, bytes_in
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Attach,
     Attached,
     OptimizerSpec,
-    PulledRows,
+    PulledExtra,
     PullReply,
     PushReply,
     Waiting,
 )
 from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.rule import Rule
-from trireme.ps.table_spec import TableSpec
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -140,7 +140,7 @@ class Client:
         self._view = view
         self._levels = levels
         self._closed = False
-        self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
+        self._shown: tuple[OptimizerSpec, Rule, ShownExtension | None] | None = None
         self._pushed: Made | None = None
         self._steps: dict[int, int] = {}  # by shard: of the values that it has sent last
         self._happened: deque[Callable[[], Sequence[Transmit] | None]] = deque()
@@ -160,15 +160,15 @@ class Client:
     # -- operations -------------------------------------------------------------------------------
 
     def attach(
-        self, optimizer: OptimizerSpec, rule: Rule, tables: tuple[TableSpec, ...] = ()
+        self, optimizer: OptimizerSpec, rule: Rule, extension: ShownExtension | None = None
     ) -> _Steps[bool]:
         """Shows every shard the model; returns whether all have values."""
-        self._shown = optimizer, rule, tables
+        self._shown = optimizer, rule, extension
         if self.lost:
             self.lost = False
             self._lay_out()
             self.protocol.renew()
-        attach = self.protocol.attach(self.layout.spec, optimizer, rule, tables)
+        attach = self.protocol.attach(self.layout.spec, optimizer, rule, extension)
         return (yield from self.run(attach))
 
     def renew(self, incarnation: int) -> None:
@@ -446,10 +446,9 @@ class Client:
         def event() -> None:
             if shard < len(self._links) and self._links[shard] is link:
                 self.lanes.heard(self._network.loop.now, shard, sequence, message, payload)
-                if isinstance(message, PushReply | PulledRows):
+                if isinstance(message, PushReply | PulledExtra):
                     bounds = self.layout.spec.bounds[shard : shard + 2]
-                    for rows in message.rows:
-                        assert rows is not None
+                    for rows in bytes_in(message.extra):
                         self._place.told_rows(self.life, bounds, message.step, rows)
 
         self._later(event)

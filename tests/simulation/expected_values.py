@@ -13,6 +13,8 @@ import torch
 from tests.simulation.dealing import Dealing, Violation
 from tests.simulation.schedule import KEYS, POISON
 from trireme.cluster.view import View
+from trireme.ps.extension import EXTRA
+from trireme.ps.extra import bytes_in
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Part
 from trireme.ps.messages import GroupSpec, OptimizerSpec, Push, Span
@@ -266,11 +268,10 @@ class Account:
             self.fail(f"push {who} was applied twice: at steps {self.applied[who]} and {self.step}")
         self.applied[who] = self.step
         push = self._made[who].push
-        for update in push.rows if push.weight > 0 else ():
-            keys, counts = (np.frombuffer(each, np.int64) for each in (update.keys, update.rows))
-            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-                if self._has(key):
-                    self.rows[key] = self.rows.get(key, 0) + count
+        keys, counts = extra_of(push) if push.weight > 0 else ((), ())
+        for key, count in zip(keys, counts, strict=True):
+            if self._has(key):
+                self.rows[key] = self.rows.get(key, 0) + count
         self.rows_after[self.step] = dict(self.rows)
 
     # -- what the copy says -----------------------------------------------------------------------
@@ -296,7 +297,7 @@ class Account:
         copied = self._joined("values", tensors)
         if not all(np.array_equal(c, v) for c, v in zip(copied, values, strict=True)):
             self.fail(f"the values in a copy are not those of step {step}")
-        if any(spec.key.startswith("table/") for spec, _ in tensors):
+        if any(spec.key.startswith(EXTRA) for spec, _ in tensors):
             expected = {key: count for key, count in self.rows_after.get(step, {}).items()}
             if rows_in(tensors) != expected:
                 self.fail(f"the rows in a copy are {rows_in(tensors)}, at step {step} {expected}")
@@ -379,11 +380,19 @@ def rows_in(tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> dict[int, int
     rows: dict[int, int] = {}
     keys: list[int] = []
     for spec, tensor in tensors:
-        if spec.key == "table/keys":
+        if spec.key == EXTRA + "keys":
             keys = tensor.tolist()
-        elif spec.key == "table/rows":
+        elif spec.key == EXTRA + "rows":
             rows |= dict(zip(keys, tensor.tolist(), strict=True))
     return rows
+
+
+def extra_of(push: Push) -> tuple[list[int], list[int]]:
+    """Returns the keys and the counts of the rows that a push updates."""
+    if not push.extra:
+        return [], []
+    _, keys, counts, *_ = bytes_in(push.extra)  # after a header
+    return np.frombuffer(keys, np.int64).tolist(), np.frombuffer(counts, np.int64).tolist()
 
 
 def _hash(key: int) -> int:

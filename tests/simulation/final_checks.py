@@ -14,13 +14,14 @@ from tests.simulation.expected_values import Account, Violation
 from tests.simulation.worker import DATASET, SIZE
 from trireme.cluster.view import WorkerEntry
 from trireme.ps.client.operations import Copy
+from trireme.ps.extension import EXTRA
 from trireme.ps.layout import Layout
 from trireme.ps.messages import Lease, Leased, ServerStatus, Status
 from trireme.ps.replication.replica import Replica
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
-from trireme.ps.shard.values.snapshot_tensors import TABLE, tensors_from
+from trireme.ps.shard.values.snapshot_tensors import tensors_from
 from trireme.ps.snapshot import ModelState, assemble
 
 if TYPE_CHECKING:
@@ -142,8 +143,8 @@ def _check_equal(one: Shard, other: Shard, what: str) -> None:
     for (spec, x), (_, y) in zip(a.values.live(state=True), b.values.live(state=True), strict=True):
         if not np.array_equal(x.numpy(), y.numpy()):
             raise Violation(f"{what} in {spec}")
-    if a.tables is not None and b.tables is not None:
-        same = zip(a.tables.copy(), b.tables.copy(), strict=True)
+    if a.extension is not None and b.extension is not None:
+        same = zip(a.extension.copy(), b.extension.copy(), strict=True)
         if not all(np.array_equal(x.numpy(), y.numpy()) for (_, x), (_, y) in same):
             raise Violation(f"{what} in their tables")
 
@@ -169,11 +170,11 @@ def joined(layout: Layout, copy: Copy) -> ModelState:
     """Returns the state that a copy of all shards is."""
     parts = [(cut, tensors_from(cut.tensors, data)) for cut, data in copy]
     state = assemble(layout, parts)
-    if not any(spec.key.startswith(TABLE) for cut, _ in copy for spec in cut.tensors):
+    if not any(spec.key.startswith(EXTRA) for cut, _ in copy for spec in cut.tensors):
         return state
-    from trireme.tables.job.shard_tables import tables_in
+    from trireme.tables.job.table_extension import joined
 
-    return dataclasses.replace(state, tables=tables_in([tensors for _, tensors in parts]))
+    return dataclasses.replace(state, extra=joined([tensors for _, tensors in parts]))
 
 
 def answer_in(instructions: Sequence[Any], wanted: Any) -> Any:

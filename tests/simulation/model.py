@@ -117,12 +117,11 @@ def loading(
 
 def tables_of(layout: Layout, state: ModelState, shard: int) -> Tensors:
     """Returns a shard's part of the tables of a state."""
-    if not state.tables:
+    if not state.extra:
         return []
-    from trireme.tables.job.requests import slots_of_shard
-    from trireme.tables.job.shard_tables import tensors_for
+    from trireme.tables.job.table_extension import tensors_for
 
-    return tensors_for(state.tables, slots_of_shard(layout.spec.bounds, shard))
+    return tensors_for(state.extra, layout.spec.bounds, shard)
 
 
 def same_state(one: ModelState, other: ModelState) -> bool:
@@ -136,6 +135,5 @@ def same_state(one: ModelState, other: ModelState) -> bool:
         and one.consumed == other.consumed
         and same(one.values, other.values)
         and same(one.optimizer, other.optimizer)
-        and one.tables.keys() == other.tables.keys()
-        and all(same(dict(one.tables[name]), dict(other.tables[name])) for name in one.tables)
+        and same(dict(one.extra), dict(other.extra))
     )

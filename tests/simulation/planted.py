@@ -799,7 +799,7 @@ class MovesNoRows(Shard):
     """Rows of tables are lost where the shards are divided anew."""
 
     def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
-        return super().resume(now, view, msgspec.structs.replace(quiet, tables=quiet.tables and ()))
+        return super().resume(now, view, msgspec.structs.replace(quiet, extra=quiet.extra and ()))
 
 
 class _PullsOnce(ShardTables):
@@ -815,8 +815,8 @@ class _WithTables(Shard):
 
     def attach(self, who: Participant, request: Attach, _: None = None) -> Message:
         out = super().attach(who, request)
-        if self.state.tables is not None:
-            self.state.tables.__class__ = self.kind
+        if self.state.extension is not None:
+            self.state.extension.__class__ = self.kind
         return out
 
 

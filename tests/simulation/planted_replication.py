@@ -264,11 +264,11 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
 
 def counts_rows_of_the_empty() -> AbstractContextManager[Any]:
     """The rows of a push that weighs nothing are updated too."""
-    rows = Mean.rows
+    rows = Mean.extra
 
     def counts(self: Any, members: Any, scale: float = 1.0) -> Any:
         replace = msgspec.structs.replace
         weighty = [replace(each, push=replace(each.push, weight=1.0)) for each in members]
         return rows(self, weighty, scale)
 
-    return patch.object(Mean, "rows", counts)
+    return patch.object(Mean, "extra", counts)

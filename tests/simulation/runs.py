@@ -109,7 +109,7 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
     shards = [Shard(server) for server in range(schedule.resumed_servers)]
     for server, shard in enumerate(shards):
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))
-        attach = Attach(1, layout.spec, model.optimizer, schedule.rule, schedule.tables)
+        attach = Attach(1, layout.spec, model.optimizer, schedule.rule, schedule.extension)
         shard.request(0.0, None, _LOADER, attach)
         tensors = [*disassemble(layout, state, server), *tables_of(layout, state, server)]
         specs = tuple(spec for spec, _ in tensors)

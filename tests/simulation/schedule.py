@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import msgspec
 
 from tests.simulation.network import Weather
+from trireme.ps.extra import ShownExtension
 from trireme.ps.rule import Rule
-from trireme.ps.table_spec import Add, TableSpec
 
-COUNTS = TableSpec("counts", 1, Add(), "int64")
+COUNTS = ShownExtension(
+    "tables", ('{"name": "counts", "width": 1, "optimizer": {"type": "Add"}, "dtype": "int64"}',)
+)
 """A table whose rows count the updates that have touched them."""
 
 KEYS = tuple(range(-6, 6))
@@ -170,9 +172,9 @@ class Schedule:
         return self.mode in ("links", "sync-links")
 
     @property
-    def tables(self) -> tuple[TableSpec, ...]:
+    def extension(self) -> ShownExtension | None:
         """The sparse tables that the model has beside its values: one that counts, or none."""
-        return (COUNTS,) if self.mode in ("rows", "sync-rows") else ()
+        return COUNTS if self.mode in ("rows", "sync-rows") else None
 
     @property
     def resizes_workers(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from tests.simulation.expected_values import Account, Made, PushId, Vectors, Watched
 from tests.simulation.schedule import Schedule
 from trireme.cluster.view import View
+from trireme.ps.extra import Extra, bytes_in
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -26,7 +27,7 @@ from trireme.ps.messages import (
     Leased,
     OptimizerSpec,
     Pull,
-    PulledRows,
+    PulledExtra,
     PullReply,
     Push,
     PushReply,
@@ -284,9 +285,9 @@ class ShardChecker:
             self._check_verdict(request, self._push_id(who, request), message)
             if reply.payload:
                 self._check_values(message.step, reply.payload)
-            self._check_rows(message.rows)
-        elif isinstance(message, PulledRows):
-            self._check_rows(message.rows)
+            self._check_rows(message.extra)
+        elif isinstance(message, PulledExtra):
+            self._check_rows(message.extra)
         elif isinstance(message, PullReply):
             assert isinstance(request, Pull)
             if message.step < request.at_least:
@@ -310,9 +311,8 @@ class ShardChecker:
         elif isinstance(message, Snapshot):
             self._check_snapshot(message, reply)
 
-    def _check_rows(self, rows: Sequence[bytes | None]) -> None:
-        for told in rows:
-            assert told is not None, "no worker of a simulated job lends memory"
+    def _check_rows(self, extra: Extra) -> None:
+        for told in bytes_in(extra):
             self._job.counts["rows told"] += 1
             self.account.check_rows(told)
 

@@ -10,7 +10,7 @@ from trireme.cluster.view import View
 from trireme.ps.messages import (
     Collect,
     FromServer,
-    PullRows,
+    PullExtra,
     RejectedVerdict,
     Status,
     StopJob,
@@ -23,7 +23,7 @@ from trireme.ps.shard.state import ModelDescription
 from trireme.ps.snapshot_messages import WriteValues
 from trireme.wire.message import Message
 
-_UNWATCHED = (Status, PullRows, WriteValues)
+_UNWATCHED = (Status, PullExtra, WriteValues)
 """Requests that change nothing, or that no schedule has."""
 
 
@@ -89,8 +89,8 @@ class Watched(_Base):
 
     def _create(self, shown: ModelDescription) -> None:
         super()._create(shown)
-        if (tables := self.state.tables) is not None:
-            tables.apply = partial(self.watch.apply_rows, tables.apply)  # type: ignore[method-assign]
+        if (extra := self.state.extension) is not None:
+            extra.apply = partial(self.watch.apply_rows, extra.apply)  # type: ignore[method-assign]
 
     def _told(self, out: list[Instruction]) -> list[Instruction]:
         self.watch.refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from tests.simulation.client import Client
@@ -19,8 +20,8 @@ from trireme.cluster.messages import LastStepSaved
 from trireme.cluster.view import LastChief, View, WorkerEntry
 from trireme.errors import Fenced, Rejected
 from trireme.ps.client.operations import Copy
+from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import Push, Span
-from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.local_sgd import period_length
 
@@ -203,7 +204,9 @@ class Worker:
         rule = self.place.schedule.rule
         while True:
             try:
-                loaded = yield from client.attach(model.optimizer, rule, self.place.schedule.tables)
+                loaded = yield from client.attach(
+                    model.optimizer, rule, self.place.schedule.extension
+                )
                 if not loaded and self.member.view.chief == self.index:
                     state = self.place.first_state(client)
                     yield from client.run(protocol.load(state, loading(client.layout, state)))
@@ -238,13 +241,12 @@ class Worker:
         if place.schedule.poison and rng.random() < place.schedule.poison:
             weight, hyper = float(place.schedule.batch), model.hyper(POISON)
         steps = self._steps(pulled)
-        rows, wanted = self._rows()
-        update = protocol.next_push(
-            weight, hyper=hyper, examples=spans, steps=steps, rows=rows, wanted=wanted
-        )
+        rows = self._rows()
+        update = protocol.next_push(weight, hyper=hyper, examples=spans, steps=steps, extra=rows)
         protocol.push(update)
         who = self._push_id(update)
-        place.checker.make(who, update, spans, gradient)
+        whole = () if rows is None else rows.divided((0, 1)).of_shard(0)
+        place.checker.make(who, msgspec.structs.replace(update, extra=whole), spans, gradient)
         crash, order = place.crash_of(self.index), self._order()
         if crash is not None:
             order = order[: crash.reached]
@@ -256,15 +258,15 @@ class Worker:
             yield from self._lease()  # before the push is waited for: it is settled first
         yield from client.run(protocol.wait())
         place.checker.acknowledge(who, [reply.verdict for reply in protocol.replies])
-        if place.schedule.tables:
-            self._check_rows(client.life, protocol.brought)
+        if rows is not None:
+            self._check_rows(client.life, protocol.brought or ())
             if rng.random() < 0.3:
                 yield from self._pull_rows()
 
     def _pull_rows(self) -> Process:
         """Reads all rows, which another worker may be updating."""
-        life, keys = self.client.life, RowKeys(0, np.array(KEYS, np.int64).tobytes())
-        rows = yield from self.client.run(self.client.protocol.pull_rows([keys]))
+        life, request = self.client.life, request_for_rows()
+        rows = yield from self.client.run(self.client.protocol.pull_extra(request))
         if self.client.life == life:
             self.place.checker.counts["rows pulled"] += 1
             self._check_rows(life, rows)
@@ -281,15 +283,14 @@ class Worker:
                 raise Violation(f"{name} sees the rows {rows.ravel()} after {seen.ravel()}")
             self._rows_seen = life, rows.copy()
 
-    def _rows(self) -> tuple[tuple[RowUpdates, ...], tuple[RowKeys, ...]]:
-        """Returns updates of some rows of the table, and the keys of the rows that are wanted."""
-        if not self.place.schedule.tables:
-            return (), ()
+    def _rows(self) -> ExtraRequest | None:
+        """Returns a request to update some rows of the table, and for all rows."""
+        if self.place.schedule.extension is None:
+            return None
         rng = self.place.network.rng
         touched = np.array(sorted(rng.sample(KEYS, rng.randint(0, 5))), np.int64)
         counts = np.array([rng.randint(1, 9) for _ in touched], np.int64)
-        updates = RowUpdates(0, touched.tobytes(), counts.tobytes())
-        return (updates,), (RowKeys(0, np.array(KEYS, np.int64).tobytes()),)
+        return request_for_rows((touched, counts.reshape(-1, 1)))
 
     def _push_id(self, update: Push) -> PushId:
         return self.index, self.incarnation, update.sequence, self.client.life
@@ -304,3 +305,13 @@ class Worker:
         network, means = self.place.network, self.place.schedule.think
         mean = means[self.index % len(means)]
         return network.loop.sleep(network.rng.expovariate(1 / mean))
+
+
+def request_for_rows(update: tuple[Any, Any] | None = None) -> ExtraRequest:
+    """Returns a request for all rows of the table, that updates some: their keys, and counts."""
+    from trireme.tables.job.requests import RowKeys, RowRequest, RowUpdates
+    from trireme.tables.table_spec import Add, TableSpec
+
+    updates = () if update is None else (RowUpdates(0, *update),)
+    wanted = (RowKeys(0, np.array(KEYS, np.int64)),)
+    return RowRequest((TableSpec("counts", 1, Add(), "int64"),), updates, wanted)

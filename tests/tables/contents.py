@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trireme.ps.table_spec import Optimizer
 from trireme.tables.block import Block
 from trireme.tables.table import Table
+from trireme.tables.table_spec import Optimizer
 
 Contents = tuple[Optimizer | None, dict[int, Any], dict[int, Any], list[tuple[int, int]]]
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tests.tables.numbers import first_rows
-from trireme.ps.table_spec import (
+from trireme.tables.keys import slots_of
+from trireme.tables.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -18,7 +19,6 @@ from trireme.ps.table_spec import (
     SparseAdam,
     TableSpec,
 )
-from trireme.tables.keys import slots_of
 
 
 @dataclass

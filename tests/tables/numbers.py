@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme.ps.table_spec import Initializer
 from trireme.tables.initializers import FirstValues
 from trireme.tables.row_values import gather
+from trireme.tables.table_spec import Initializer
 
 _BITS = (1 << 64) - 1
 

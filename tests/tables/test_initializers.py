@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.tables.numbers import first_rows, random_bits
-from trireme.ps.table_spec import Constant, Initializer, Normal, Uniform, Zeros
+from trireme.tables.table_spec import Constant, Initializer, Normal, Uniform, Zeros
 
 KEYS = np.array([0, 1, -1, 2**63 - 1, -(2**63), 77], np.int64)
 

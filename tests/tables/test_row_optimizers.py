@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from tests.tables.model import ModelTable
-from trireme.ps.table_spec import (
+from trireme.tables.keys import sum_rows, unique
+from trireme.tables.row_optimizers import power
+from trireme.tables.table import Table
+from trireme.tables.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -21,9 +24,6 @@ from trireme.ps.table_spec import (
     TableSpec,
     Uniform,
 )
-from trireme.tables.keys import sum_rows, unique
-from trireme.tables.row_optimizers import power
-from trireme.tables.table import Table
 
 COUNT, WIDTH, STEPS = 60, 5, 40
 Array = np.ndarray[Any, Any]

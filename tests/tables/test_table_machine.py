@@ -13,7 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.tables.contents import contents
 from tests.tables.model import ModelTable, slot_of
 from tests.tables.numbers import keys_in_one_line
-from trireme.ps.table_spec import (
+from trireme.tables import row_index, row_storage
+from trireme.tables.keys import SLOTS, slots_of
+from trireme.tables.table import Table
+from trireme.tables.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -26,9 +29,6 @@ from trireme.ps.table_spec import (
     Uniform,
     Zeros,
 )
-from trireme.tables import row_index, row_storage
-from trireme.tables.keys import SLOTS, slots_of
-from trireme.tables.table import Table
 
 COLLIDING = keys_in_one_line(5, 0x12345678, 30, tag=17)
 KNOWN = (0, 1, -1, 2**63 - 1, -(2**63), *COLLIDING, *range(50, 100))
@@ -112,7 +112,7 @@ class TableMachine(RuleBasedStateMachine):
         """Slots change their server."""
         for source, target in ((0, 1), (1, 0)):
             moved = [slot for slot in slots if self.owners[slot] == source]
-            for block in self.servers[source].take(moved):
+            for block in self.servers[source].export(slots=moved):
                 self.servers[target].load(block)
             self.servers[source].remove(moved)
             self.owners[[slot for slot in moved]] = 2 + target

@@ -71,9 +71,10 @@ def _export(given: Namespace) -> int:
         raise UsageError("--state goes with --tables: the model's file has no optimizer state")
     path = _chosen(given)
     if given.tables:
-        from trireme.checkpoints.parquet import export_tables
+        from trireme.ps.extension import of_extension
 
-        for file in export_tables(path, Path(given.output or "tables"), state=given.state):
+        exported = of_extension("tables", "exported")
+        for file in exported(path, Path(given.output or "tables"), state=given.state):
             print(printable(f"{file}: a table of {path}"))
         return 0
     output = export(path, Path(given.output or "model.safetensors"))

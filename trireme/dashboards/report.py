@@ -21,7 +21,6 @@ from trireme.launch.run_directory import JobRecord
 from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Start
-from trireme.screen.table_totals import table_totals
 
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")
@@ -76,7 +75,6 @@ def page(material: ReportData) -> str:
         times=list(_times(material.starts, workers)),
         workers=list(_rows(workers)),
         servers=list(_server_rows(server_totals(material.starts))),
-        tables=list(_table_rows(material.starts)),
         failovers=[(_duration(at), text) for at, text in failovers(material.starts)],
         chosen=[row for row in options if row[2] != "default"],
         defaults=[row for row in options if row[2] == "default"],
@@ -172,20 +170,6 @@ def _server_rows(servers: Sequence[ServerTotals]) -> Iterator[tuple[str, ...]]:
             *map(number, (server.starts, server.takeovers, server.entries)),
             size(server.nbytes),
             size(server.memory),
-        )
-
-
-def _table_rows(starts: Sequence[Start]) -> Iterator[tuple[str, ...]]:
-    """Yields a row of the table of sparse tables for each, as its tasks have said last."""
-    newest = {start.begin.task: start.records[-1].status for start in starts if start.records}
-    for table in table_totals(newest.values()):
-        yield (
-            table.name,
-            number(table.rows),
-            size(table.bytes),
-            f"{table.hit_share:.1%}",
-            *map(number, (table.admitted, table.waiting, table.dropped)),
-            table.hottest_keys(most=5),
         )
 
 

@@ -265,7 +265,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
-        self._loop.drop_row_gradients()
+        self._loop.drop_extra_gradients()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads hyper-parameters, and the optimizer's state where this process holds it.

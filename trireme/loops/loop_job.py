@@ -118,7 +118,7 @@ class LoopJob:
             self._began = False
             pushed = worker.update(examples, self.data.spans())
             self.data.updated()
-            self.drop_row_gradients()
+            self.drop_extra_gradients()
         self._batches.compare(worker)
         number = self._batches.take_examples()
         if not (weighed or self.data.deals):
@@ -185,7 +185,7 @@ class LoopJob:
     def _clip(self) -> None:
         limit = self._setup.settings.clip_norm
         if limit is not None:
-            clip(self._setup.trained, limit, self._setup.tables)
+            clip(self._setup.trained, limit, self._setup.extension)
 
     def _evaluated(self, closure: Callable[[], Any], examples: float) -> Any:
         """Returns the loss of a closure, with its gradients: the means over all processes."""
@@ -234,14 +234,14 @@ class LoopJob:
                 f"and are averaged later. To change their mean, as one process does, {advice}"
             )
 
-    def drop_row_gradients(self) -> None:
-        """Drops the gradients of rows of tables, which no module and no optimizer has.
+    def drop_extra_gradients(self) -> None:
+        """Drops the gradients of extra values, which no module and no optimizer has.
 
         Each goes into one step, also where a loop never calls the optimizer's `zero_grad`, but
         that of the model.
         """
-        if self._setup.tables is not None:
-            self._setup.tables.forget()
+        if self._setup.extension is not None:
+            self._setup.extension.forget()
 
     @contextmanager
     def _chosen(self, optimizer: int) -> Iterator[None]:

@@ -38,9 +38,9 @@ from trireme.session.metric_value import Metric
 from trireme.session.model.batch import examples_in
 from trireme.session.model.building import Optimizers, build_optimizer
 from trireme.session.model.computation import Computation
+from trireme.session.model.extension import extension_layers
 from trireme.session.model.module_names import named_parameters
 from trireme.session.model.reducer import Reducer
-from trireme.session.model.table_layer import table_layers
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options
@@ -82,8 +82,8 @@ class Parallel(Together):
         try:
             deferred = None if given is None else self.deferred(settings, given)
             model = make_model() if deferred is None else deferred.model
-            if table_layers(model):
-                settings.check_tables()
+            if extension_layers(model):
+                settings.check_extension()
             optimizer = build_optimizer(make_optimizer, model)
             return self._split(
                 settings, process_group, model, optimizer, deferred, in_place=in_place

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from typing import Any
 
 __all__ = ["connect"]
@@ -13,7 +12,7 @@ __all__ = ["connect"]
 
 def __getattr__(name: str) -> Any:
     if name == "connect":
-        from trireme.ps.tables import TABLES
+        from trireme.ps.extension import of_extension
 
-        return pkgutil.resolve_name(TABLES.load("tables").connect)
+        return of_extension("tables", "connect")
     raise AttributeError(f"module 'trireme.ps' has no attribute {name!r}")

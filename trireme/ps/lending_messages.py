@@ -15,11 +15,11 @@ class LendMemory(FromWorker, frozen=True, array_like=True):
     nbytes: Number  # the memory's size
     outbound: Pairs  # (offset, length) in bytes of the places that pushes come from
     inbound: Pairs  # of the places that values go to
-    rows: bool = False  # whether `LendRows` follows
+    extra: bool = False  # whether `LendExtra` follows
 
 
-class LendRows(FromWorker, frozen=True, array_like=True):
-    """A worker lends this server memory for rows, of so many bytes; its descriptor comes along.
+class LendExtra(FromWorker, frozen=True, array_like=True):
+    """A worker lends this server so many bytes for extra values; the descriptor comes along.
 
     It belongs to this connection. Answered by `MemoryLent`.
     """
@@ -29,7 +29,7 @@ class LendRows(FromWorker, frozen=True, array_like=True):
 
 
 class MemoryLent(Message, frozen=True, array_like=True):
-    """The answer to `LendMemory` and `LendRows`: whether the server sees the memory."""
+    """The answer to `LendMemory` and `LendExtra`: whether the server sees the memory."""
 
     kind: ClassVar[int] = 93
     accepted: bool

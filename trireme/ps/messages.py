@@ -19,9 +19,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
-from trireme.ps.row_messages import RowKeys, RowUpdates
+from trireme.ps.extra import Extra, ExtraRequest, ShownExtension
 from trireme.ps.rule import Rule
-from trireme.ps.table_spec import TableSpec
 from trireme.wire.message import Index, Message, Name, Number
 
 # The description of a model ---------------------------------------------------------------------
@@ -142,17 +141,14 @@ class FromAnyone(Message, frozen=True, array_like=True):
 
 
 class Attach(FromWorker, frozen=True, array_like=True):
-    """A worker shows its model. The first one creates the values; the others must be the same.
-
-    `tables` are the model's sparse tables.
-    """
+    """A worker shows its model. The first one creates the values; the others must be the same."""
 
     kind: ClassVar[int] = 64
     view: Number
     layout: LayoutSpec
     optimizer: OptimizerSpec
     rule: Rule
-    tables: Annotated[tuple[TableSpec, ...], msgspec.Meta(max_length=1 << 12)] = ()
+    extension: ShownExtension | None = None  # the model's extra values
 
 
 class Attached(Message, frozen=True, array_like=True):
@@ -196,10 +192,8 @@ class Push(FromWorker, frozen=True, array_like=True):
     # ascending order. The payload is zero there. A parameter that is absent in every update of a
     # step is left out of it: neither its value nor its optimizer state changes.
     absent: tuple[Number, ...] = ()
-    # updates of rows of sparse tables, by table: the server's share
-    rows: tuple[RowUpdates, ...] = ()
-    # keys of tables whose rows the answer brings, as they are after the update
-    wanted: tuple[RowKeys, ...] = ()
+    # updates of extra values, and which of them the answer brings, as they are after the update
+    extra: Extra = ()
     # a digest of the values that the worker has written before, by `WriteValues`; 0 for none. The
     # updates of a round must agree.
     written: Number = 0
@@ -214,8 +208,7 @@ class PushTerms(TypedDict, total=False):
     pulled: int | None  # None for the step of the newest values
     steps: int  # 0 where servers that apply each update by itself take one of weight 0 as no step
     absent: tuple[int, ...]  # where it is left out: those that have no gradient now
-    rows: Sequence[RowUpdates]  # at most one entry for each table
-    wanted: Sequence[RowKeys]
+    extra: ExtraRequest | None  # updates of extra values, and which of them are wanted
 
 
 class PushReply(Message, frozen=True, array_like=True):
@@ -229,9 +222,7 @@ class PushReply(Message, frozen=True, array_like=True):
     # a notice for the worker's program, such as that the workers of a round disagree about the
     # learning rate; empty as a rule
     notice: str = ""
-    # the rows that the push wanted, one entry for each of its `wanted`; None where they were
-    # written to the place that it has named
-    rows: tuple[bytes | None, ...] = ()
+    extra: Extra = ()  # the extra values that the push wanted
 
 
 class Pull(FromWorker, frozen=True, array_like=True):
@@ -257,27 +248,20 @@ class PullReply(Message, frozen=True, array_like=True):
     stop: bool
 
 
-class PullRows(FromWorker, frozen=True, array_like=True):
-    """Asks for the rows of keys of sparse tables, as they are now.
-
-    Refused before values are loaded. Keys without a row have the first values that a row of theirs
-    would have; no row is made.
-    """
+class PullExtra(FromWorker, frozen=True, array_like=True):
+    """Asks for extra values as they are now. Refused before values are loaded."""
 
     kind: ClassVar[int] = 124
     view: Number
-    wanted: tuple[RowKeys, ...]
+    extra: Extra
 
 
-class PulledRows(Message, frozen=True, array_like=True):
-    """The answer to `PullRows`: the global step, and the rows, one entry for each of `wanted`.
-
-    An entry is None where the rows were written to the place that the request has named.
-    """
+class PulledExtra(Message, frozen=True, array_like=True):
+    """The answer to `PullExtra`: the global step, and the values."""
 
     kind: ClassVar[int] = 125
     step: Number
-    rows: tuple[bytes | None, ...]
+    extra: Extra
 
 
 class Waiting(Message, frozen=True, array_like=True):

@@ -11,16 +11,17 @@ from typing import NamedTuple
 import torch
 
 from trireme.errors import CheckpointError
+from trireme.ps.extension import EXTRA
 from trireme.ps.flat import dtype_of
 from trireme.ps.layout import Layout, Part, Placed
 from trireme.ps.messages import Span, WorkerProgress
 from trireme.ps.optimizers import COUNTERS, state_mismatch
-from trireme.ps.shard.values.snapshot_tensors import TABLE, Tensors
+from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 
 
-class TableMark(NamedTuple):
-    """A point in the history of tables, after which changes can be asked for."""
+class Mark(NamedTuple):
+    """A point in the history of extra values, after which changes can be asked for."""
 
     step: int  # the global step
     # the view in which the history was one: what servers that failed since had applied last may be
@@ -45,13 +46,9 @@ class ModelState:
     # the fingerprint of each data set's order, by name, where that is known
     orders: dict[str, int] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()  # what is missing, in words, each with the reason
-    # the rows of each sparse table, by name, in the order of their keys: the arrays of a
-    # `trireme.tables.block.Block` by name
-    tables: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
-    # the mark after which the tables are what has changed, with the array `dropped_keys` besides;
-    # None where they are all rows
-    since: TableMark | None = None
-    mark: TableMark | None = None  # the point of the tables' history
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)  # extra values by name
+    since: Mark | None = None  # the mark after which `extra` is what has changed; None for all
+    mark: Mark | None = None  # the point of the history of extra values
 
 
 def lacking(what: str, error: Exception) -> str:
@@ -65,7 +62,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     """Joins the snapshots of all servers, in the servers' order.
 
     Args:
-        parts: one snapshot a server, all of one cut. Their tables are left out.
+        parts: one snapshot a server, all of one cut. Their extra values are left out.
     """
     first = parts[0][0]
     tensors = [entry for _, part in parts for entry in part]
@@ -73,7 +70,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     flat: dict[tuple[str, str], tuple[torch.Tensor, list[TensorSpec]]] = {}
     named: dict[str, dict[str, torch.Tensor]] = {}
     for spec, tensor in tensors:
-        if spec.key.startswith(TABLE):
+        if spec.key.startswith(EXTRA):
             continue
         if spec.group >= 0:
             scalar = tensor.detach().clone()

@@ -18,10 +18,10 @@ class TakeSnapshot(FromWorker, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 80
     token: Number  # names the copy among all of this worker
-    # whether the copy includes the optimizer's state and the tables, besides the values
+    # whether the copy includes the optimizer's state and the extra values, besides the values
     state: bool
-    # the step after which changes of the tables are enough, in the view `since_view`, where the
-    # server knows them all; -1 for all rows
+    # the step after which changes of the extra values are enough, in the view `since_view`, where
+    # the server knows them all; -1 for all
     since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
     since_view: Number = 0  # the number of that view
 
@@ -52,7 +52,7 @@ class Snapshot(Message, frozen=True, array_like=True):
     # the fingerprint of each data set's order (shard 0)
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
     view: Number = 0  # the server's
-    # the step after which the tables' changes are in it; -1 for all rows
+    # the step after which the extra values' changes are in it; -1 for all of them
     since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
 
 

@@ -21,7 +21,6 @@ from trireme.monitor.job_state import (
 from trireme.monitor.numbers import number_of, size
 from trireme.monitor.placement import summary
 from trireme.printable import printable
-from trireme.screen.table_totals import table_totals
 
 _COLOURS = {
     "data": "blue",
@@ -39,10 +38,6 @@ _WIDE = {
     156: ("pushed", "pulled"),
 }
 """The columns that only terminals of some width show, by the least width."""
-
-
-_TABLES = 10
-"""So many tables are shown."""
 
 
 def line(picture: JobSnapshot) -> str:
@@ -67,11 +62,6 @@ def render(picture: JobSnapshot, width: int) -> RenderableType:
     parts.append(Text())
     if picture.tasks:
         parts += [_table(picture, width), Text(), _legend(), *_key_of_shards(picture, width)]
-    totals = table_totals(task.status for task in picture.tasks if task.live)
-    if totals:
-        parts += [Text(), *(_text(each.line()) for each in totals[:_TABLES])]
-        if len(totals) > _TABLES:
-            parts.append(Text(f"and {len(totals) - _TABLES} more tables", style="dim"))
     for text in findings(picture):
         parts.append(_text(f"! {text}", "bold red"))
     if picture.note:

@@ -348,8 +348,8 @@ class Session(DataMethods):
             self._in_step = False
         computed = time.monotonic()
         feed.updated(batch)
-        if self._setup.tables is not None and self._setup.tables.looks_ahead:
-            self._setup.tables.expect(feed.upcoming())
+        if (extension := self._setup.extension) is not None and extension.looks_ahead:
+            extension.expect(feed.upcoming())
         pushed = worker.update(_weight_of(result, batch), spans, feed.prepare)
         if pushed is not None:
             result.decide(pushed)

@@ -119,7 +119,7 @@ class Settings:
         """
         return None if self.rule.clip_norm is not None else self.options.clip_norm
 
-    def check_tables(self) -> None:
+    def check_extension(self) -> None:
         rule = self.rule
         refused = [
             (self.strategy.name, rule.every is not None),

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
-from trireme.ps.table_spec import MOST_STEPS, MOST_TOUCHES, Optimizer, optimizer_name
 from trireme.tables.keys import Counts, Keys, plain, slots_of
+from trireme.tables.table_spec import MOST_STEPS, MOST_TOUCHES, Optimizer, optimizer_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

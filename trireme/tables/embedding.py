@@ -15,9 +15,8 @@ import torch
 from torch.nn import functional
 
 from trireme.errors import ConfigurationError
-from trireme.ps.table_spec import Initializer, Optimizer
-from trireme.session.model.table_layer import TableLayer, TableRows
-from trireme.tables.job.layer_rows import rows_of_layers
+from trireme.session.model.extension import ExtensionLayer, TrainedExtension
+from trireme.tables.table_spec import Initializer, Optimizer
 
 
 class RowSource(Protocol):
@@ -27,7 +26,7 @@ class RowSource(Protocol):
         """Returns the rows of distinct keys, as a leaf whose gradients update the table."""
 
 
-class TableModule(TableLayer):
+class TableModule(ExtensionLayer):
     """What `Embedding` and `EmbeddingBag` have in common: a table.
 
     Args:
@@ -43,7 +42,7 @@ class TableModule(TableLayer):
             its seed included, begin with the same values for the same key.
         dtype: `torch.float32` or `torch.float64`; `module.double()` and `float()` change it, before
             the session is entered.
-        admit_after: at which touch a key gets a row: see `trireme.ps.table_spec.TableSpec`.
+        admit_after: at which touch a key gets a row: see `trireme.tables.table_spec.TableSpec`.
         drop_after: after how many steps without a touch a row is dropped; 0 for never.
         ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
             rows of the next batch come with the answer to a push. Otherwise they are requested when
@@ -99,7 +98,11 @@ class TableModule(TableLayer):
         self._forget_session()
 
     @classmethod
-    def rows_of(cls, layers: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> TableRows:
+    def trained(
+        cls, layers: Mapping[str, Any], optimizer: torch.optim.Optimizer
+    ) -> TrainedExtension:
+        from trireme.tables.job.layer_rows import rows_of_layers  # needs numba
+
         return rows_of_layers(layers, optimizer)
 
     def _forget_session(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from trireme.ps.tables import TablesType
+from trireme.ps.extension import ExtensionType
 
-TABLES = TablesType(
-    "trireme.tables.job.support:Support", connect="trireme.tables.job.connection:connect"
+TABLES = ExtensionType(
+    held="trireme.tables.job.shard_tables:shard_tables",
+    merged="trireme.tables.chain:merged",
+    exported="trireme.tables.parquet:export_tables",
+    connect="trireme.tables.job.connection:connect",
 )

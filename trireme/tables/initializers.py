@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.compiled import compiled
-from trireme.ps.table_spec import Constant, Initializer, Normal, Uniform
 from trireme.tables.keys import mix
+from trireme.tables.table_spec import Constant, Initializer, Normal, Uniform
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
 """The kinds of first values that kernels know; zeros are the constant 0."""

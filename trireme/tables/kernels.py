@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from trireme.ps.table_spec import FLOATS, ITEM_SIZES, Add, TableSpec
 from trireme.tables.bags import gather, sum_bags
-from trireme.tables.keys import SLOTS, all_within, put_rows, split, sum_rows, unique
+from trireme.tables.keys import SLOTS, put_rows, slots_of, split, sum_rows, unique
 from trireme.tables.row_optimizers import ROW_OPTIMIZERS
 from trireme.tables.table import Table
+from trireme.tables.table_spec import FLOATS, ITEM_SIZES, Add, TableSpec
 
 
 def prepare(spec: TableSpec | None = None) -> None:
@@ -36,10 +36,9 @@ def _use(spec: TableSpec) -> None:
         rows = table.pull(keys)
     for block in list(table.export()):
         table.load(block)
-    table.hot_keys()
     table.drop_unused(2)
     list(table.export())  # what was dropped
-    all_within(keys, *split(keys, np.zeros(SLOTS, np.int64), 1)[1].tolist())
+    slots_of(split(keys, np.zeros(SLOTS, np.int64), 1)[0])
     put_rows(rows, inverse, sum_rows(rows, inverse, 2))
     if spec.dtype in FLOATS:
         leaf, places = torch.from_numpy(rows).requires_grad_(), torch.from_numpy(inverse)

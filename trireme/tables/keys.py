@@ -142,12 +142,6 @@ def slots_of(keys: Keys) -> Counts:
     return slots
 
 
-def all_within(keys: Keys, start: int, stop: int) -> bool:
-    """Returns whether the slots of all keys are in [start, stop)."""
-    slots = slots_of(keys)
-    return bool(((slots >= start) & (slots < stop)).all())
-
-
 def unique(keys: Keys) -> tuple[Keys, Counts]:
     """Returns each key once, in the order in which they first appear, and the inverse.
 

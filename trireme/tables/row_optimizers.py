@@ -2,7 +2,7 @@
 
 Each is a kernel over the records of a batch. It computes in the dtype of the row, element by
 element from the left, so that the result does not depend on the processor. The classes of
-`trireme.ps.table_spec` name the source of each algorithm.
+`trireme.tables.table_spec` name the source of each algorithm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from trireme.compiled import compiled
 from trireme.plugins import Plugins
-from trireme.ps.table_spec import (
+from trireme.tables.addresses import array_at, read_ahead
+from trireme.tables.row_storage import HEADER_BYTES, touch
+from trireme.tables.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -27,8 +29,6 @@ from trireme.ps.table_spec import (
     RowWiseAdagrad,
     SparseAdam,
 )
-from trireme.tables.addresses import array_at, read_ahead
-from trireme.tables.row_storage import HEADER_BYTES, touch
 
 _HEADER = np.uint64(HEADER_BYTES)
 _ZERO, _LINE = np.uint64(0), np.uint64(64)
@@ -178,7 +178,7 @@ ROW_OPTIMIZERS: Mapping[type, RowOptimizer] = {
     FTRL: RowOptimizer(_ftrl, 2, 0, lambda it, width, step: (it.alpha, it.beta, it.l1, it.l2)),
     Add: RowOptimizer(_add, 0, 0, lambda it, width, step: ()),
 }
-"""What a table does under each optimizer of `trireme.ps.table_spec`."""
+"""What a table does under each optimizer of `trireme.tables.table_spec`."""
 
 PLUGGED = Plugins("trireme.row_optimizers", "row optimizer", RowOptimizer)
 """Those of installed packages, which `Plugged` names."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import Rejected
-from trireme.ps.table_spec import MOST_STEPS, TableSpec, changed
 from trireme.tables import row_index, row_optimizers
 from trireme.tables.block import Block, DropLog
-from trireme.tables.hot_keys import HotKey, HotKeys
 from trireme.tables.initializers import FirstValues
 from trireme.tables.keys import SLOTS, Counts, Keys, plain
 from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
@@ -28,6 +25,7 @@ from trireme.tables.row_values import (
     write_marks,
     write_records,
 )
+from trireme.tables.table_spec import MOST_STEPS, TableSpec, changed
 
 Rows = npt.NDArray[Any]
 """Rows, of the dtype of a table and of shape (n, width)."""
@@ -36,17 +34,13 @@ BLOCK_BYTES = 1 << 24
 """The most bytes of an exported block, unless one row is larger."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """What a table holds, and what has happened to it in this process."""
+class Statistics(NamedTuple):
+    """What a table holds."""
 
     rows: int  # the keys with rows
     waiting: int  # the keys that were touched too seldom to have rows
     bytes: int  # that the table has allocated
-    hits: int  # how many keys that were pulled had rows
-    misses: int  # how many had none
-    admitted: int  # how many rows updates have made
-    dropped: int  # how many keys were dropped, waiting ones included
+    dropped: int  # how many keys were dropped in this process, waiting ones included
 
 
 class Table:
@@ -65,11 +59,9 @@ class Table:
         self._state = row_optimizer(spec.optimizer).state(spec.width)
         self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
         self._waiting = RowIndex(RowStorage(0))
-        self._hot = HotKeys()
         self._drops = DropLog()
         self._recent = RecentSearches()
         self._changes = 0
-        self._hits = self._misses = self._admitted = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -82,9 +74,6 @@ class Table:
             rows=len(self._rows),
             waiting=len(self._waiting),
             bytes=sum(each.bytes + each.storage.bytes for each in indices),
-            hits=self._hits,
-            misses=self._misses,
-            admitted=self._admitted,
             dropped=self._drops.count,
         )
 
@@ -93,14 +82,6 @@ class Table:
         size = 24 + (self.spec.width + self._state) * self.spec.item_size
         rows, waiting = self._rows.storage.counts, self._waiting.storage.counts
         return rows * size + waiting * 24
-
-    def hot_keys(self, rows: int = 1 << 18) -> list[HotKey]:
-        """Returns keys that updates touch often, the most often touched first.
-
-        It looks at that many rows, about; the next call at the next ones. A quarter million takes
-        some ten milliseconds.
-        """
-        return self._hot.look(self._rows.storage, rows)
 
     def pull(self, keys: Keys, out: Rows | None = None) -> Rows:
         """Returns the rows of keys; of a key without one its first values. Changes no row.
@@ -124,8 +105,6 @@ class Table:
             gather(addresses, keys, out, self._first)
         if not missing:
             self._recent.keep(keys, addresses)
-        self._hits += keys.size - missing
-        self._misses += missing
         return out
 
     def push(
@@ -229,14 +208,13 @@ class Table:
             admitted, touches = absent[ready], touches[ready]
             self._waiting.remove(keys[admitted])
         marks = touches.astype(np.uint64)  # the update counts its own touch
-        addresses[admitted], fresh = self._make(keys[admitted], marks)
-        self._admitted += fresh.size
+        addresses[admitted] = self._make(keys[admitted], marks)
 
-    def _make(self, keys: Keys, marks: npt.NDArray[np.uint64]) -> tuple[Addresses, Counts]:
+    def _make(self, keys: Keys, marks: npt.NDArray[np.uint64]) -> Addresses:
         addresses, fresh = self._rows.add(keys, marks)
         initial = np.full(self._state, initial_state(self.optimizer), self.spec.dtype)
         begin(addresses, keys, fresh, self.spec.width, initial, self._first)
-        return addresses, fresh
+        return addresses
 
     def export(
         self,
@@ -267,10 +245,6 @@ class Table:
             if self._changes != changes:
                 raise RuntimeError(f"{self._name} was changed while it was exported")
 
-    def take(self, slots: Iterable[int]) -> Iterator[Block]:
-        """Yields all that the table holds of some slots, as `export` does."""
-        return self.export(slots=slots)
-
     def load(self, block: Block) -> None:
         """Takes a block over: drops its dropped keys, then sets its rows and waiting keys.
 
@@ -287,7 +261,7 @@ class Table:
             index.remove(loaded)
         self._make_room(block.keys, block.waiting_keys)  # removals may have given room back
         self._drops.note(block.dropped_keys, block.dropped_steps)
-        addresses, _ = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
+        addresses = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
         write_records(addresses, block.rows, block.states)
         write_marks(addresses, block.steps, block.touches)
         waiting, _ = self._waiting.add(

@@ -16,7 +16,7 @@ import numpy as np
 
 import trireme
 from trireme.ps.messages import Applied
-from trireme.ps.table_spec import RowWiseAdagrad, Uniform
+from trireme.tables.table_spec import RowWiseAdagrad, Uniform
 
 WIDTH, SHARED, FRESH, FIRST = 6, 40, 300, 1 << 40
 

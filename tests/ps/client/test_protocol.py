@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.ps.bench import PARAMETER, SGD, SYNC
-from trireme.errors import ConfigurationError
 from trireme.ps.client.lanes import Answer, Divided
 from trireme.ps.client.operations import AWAIT, PUBLISH, Ask, Operation, Pause
 from trireme.ps.client.protocol import ClientProtocol
+from trireme.ps.extra import Extra, ExtraParts, ExtraRequest, Space, bytes_in
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
@@ -28,10 +27,8 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
-from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
-from trireme.ps.snapshot import ModelState, TableMark
+from trireme.ps.snapshot import Mark, ModelState
 from trireme.ps.snapshot_messages import Load, Loaded, Snapshot, TakeSnapshot
-from trireme.ps.table_spec import Add, TableSpec
 from trireme.wire.message import Message
 
 
@@ -139,29 +136,12 @@ def test_a_request_is_made_for_the_shards_that_a_push_has_found_meanwhile(shards
     assert len(ended.value.value) == shards
 
 
-def test_rows_that_do_not_fit_into_a_message_are_refused() -> None:
-    pytest.importorskip(
-        "numba", reason="tables are not tested: pip install 'trireme-train[tables]'"
-    )
-    protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
-    wide = TableSpec("wide", 1 << 20, Add())
-    protocol._rows.show((wide,), (0, 256), "none")
-    few, many = (np.arange(count, dtype=np.int64).tobytes() for count in (2, 100))
-    push = protocol.next_push(1.0, wanted=(RowKeys(0, few),))
-    assert protocol.message(push, 0).wanted == (RowKeys(0, few),)
-    protocol = ClientProtocol(0, 1, patience_seconds=1.0, rng=random.Random(0))
-    protocol._rows.show((wide,), (0, 256), "none")
-    push = protocol.next_push(1.0, wanted=(RowKeys(0, many),))
-    with pytest.raises(ConfigurationError, match=r"take 400 MiB at one server.*a smaller batch"):
-        protocol.message(push, 0)
-
-
 def copied(since: int, step: int = 7) -> Snapshot:
     return Snapshot(step, (), (), (), view=3, since=since)
 
 
 def test_a_copy_is_asked_for_at_all_servers_at_once() -> None:
-    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=TableMark(5, 3))
+    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=Mark(5, 3))
     assert next(operation) == Pause(0.0)
     requests = operation.send(0.0)
     assert isinstance(requests, Ask)
@@ -179,7 +159,7 @@ def test_a_copy_is_asked_for_at_all_servers_at_once() -> None:
     ids=["one does not know all changes", "an answer was lost"],
 )
 def test_a_copy_that_is_not_whole_is_asked_for_again(answers: tuple[Any, Any]) -> None:
-    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=TableMark(5, 3))
+    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=Mark(5, 3))
     next(operation)
     first = operation.send(0.0)
     assert isinstance(first, Ask)
@@ -208,12 +188,32 @@ def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> N
     assert sent == [None, faster, None]
 
 
-def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() -> None:
-    """And what that has brought there is taken out before."""
-    pytest.importorskip(
-        "numba", reason="tables are not tested: pip install 'trireme-train[tables]'"
-    )
-    memory = [bytearray(4096), bytearray(4096)]
+class Parts(ExtraParts):
+    """The bytes of a request, of which each shard gets its letter."""
+
+    def __init__(self, data: bytes, shards: int) -> None:
+        self.data, self.shards = data, shards
+
+    def of_shard(self, shard: int, space: Space | None = None) -> Extra:
+        assert space is not None
+        memory = space(shard, 2)
+        memory[:] = self.data[shard : shard + 1] + bytes([self.shards])
+        return (memory,)  # type: ignore[return-value]
+
+    def united(self, answers: Sequence[Extra]) -> Any:
+        return b"".join(bytes(data) for answer in answers for data in bytes_in(answer))
+
+
+class Letters(ExtraRequest):
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def divided(self, bounds: Sequence[int]) -> ExtraParts:
+        return Parts(self.data, len(bounds) - 1)
+
+
+def with_memory() -> tuple[ClientProtocol, list[bytearray]]:
+    memory = [bytearray(2) for _ in range(3)]
     protocol = ClientProtocol(
         0,
         2,
@@ -221,37 +221,42 @@ def test_the_memory_for_rows_is_used_again_when_the_push_before_is_answered() ->
         rng=random.Random(0),
         space=lambda shard, nbytes: memoryview(memory[shard])[:nbytes],
     )
-    protocol._rows.show((TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256), "none")
-    keys = np.arange(40)
-    wanted = RowKeys(0, raw(keys))
-    push = protocol.next_push(1.0, wanted=(wanted,))
+    protocol.divide(2, (0, 128, 256))
+    return protocol, memory
+
+
+def test_lent_memory_is_used_again_when_the_push_before_is_answered() -> None:
+    """And what that has brought there is taken out before."""
+    protocol, memory = with_memory()
+    push = protocol.next_push(1.0, extra=Letters(b"ab"))
     protocol.push(push)
-    sent = [protocol.message(push, shard).wanted[0] for shard in range(2)]
-    mine = [np.frombuffer(data_of(each.keys), np.int64).copy() for each in sent]
-    assert sorted(np.concatenate(mine)) == keys.tolist()
-    pull = protocol.pull_rows([RowKeys(0, raw(np.arange(5) + 1000))])
+    assert [bytes_in(protocol.message(push, shard).extra) for shard in range(2)] == [
+        [b"a\x02"],
+        [b"b\x02"],
+    ]
+    pull = protocol.pull_extra(Letters(b"cd"))
     assert next(pull) == AWAIT
-    for each, before in zip(sent, mine, strict=True):
-        assert bytes(data_of(each.keys)) == before.tobytes(), "it may have to be sent again"
-    said = [PushReply(Applied(1), 1, 0, False, rows=(raw(-each),)) for each in mine]
+    assert memory[0] == b"a\x02", "it may have to be sent again"
+    said = [PushReply(Applied(1), 1, 0, False, extra=(data,)) for data in (b"A", b"B")]
     assert isinstance(pull.send(answers(*said)), Ask)
-    (brought,) = protocol.brought
-    np.testing.assert_array_equal(brought, -keys.reshape(-1, 1))
+    assert memory[0] == b"c\x02"
+    assert protocol.brought == b"AB"
 
 
-def test_a_worker_that_comes_back_sends_no_rows_of_the_push_that_had_the_same_number() -> None:
-    pytest.importorskip(
-        "numba", reason="tables are not tested: pip install 'trireme-train[tables]'"
-    )
-    protocol = ClientProtocol(0, 2, patience_seconds=1.0, rng=random.Random(0))
-    protocol._rows.show((TableSpec("counts", 1, Add(), "int64"),), (0, 128, 256), "none")
-    for first in (0, 100):
-        keys = np.arange(first, first + 40)
-        updates = RowUpdates(0, raw(keys), raw(np.ones(40, np.int64)))
-        push = protocol.next_push(1.0, rows=(updates,))
+def test_a_push_is_divided_again_with_the_shards() -> None:
+    protocol, _ = with_memory()
+    push = protocol.next_push(1.0, extra=Letters(b"abc"))
+    protocol.push(push)
+    assert protocol.message(push, 1).extra == (b"b\x02",)
+    protocol.divide(3, (0, 1, 2, 256))
+    assert protocol.message(push, 2).extra == (b"c\x03",)
+
+
+def test_a_worker_that_comes_back_sends_nothing_of_the_push_that_had_the_same_number() -> None:
+    protocol, _ = with_memory()
+    for data in (b"ab", b"cd"):
+        push = protocol.next_push(1.0, extra=Letters(data))
         assert push.sequence == 1
         protocol.push(push)
-        sent = [protocol.message(push, shard).rows[0] for shard in range(2)]
-        found = np.concatenate([np.frombuffer(data_of(each.keys), np.int64) for each in sent])
-        assert sorted(found.tolist()) == keys.tolist()
+        assert bytes_in(protocol.message(push, 0).extra)[0][:1] == data[:1]
         protocol.renew()

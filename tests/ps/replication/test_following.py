@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from trireme.cluster.messages import CaughtUp, CopyLost, ReadyToSwitch
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
-from trireme.ps.messages import PullRows, Retire
+from trireme.ps.messages import PullExtra, Retire
 from trireme.ps.replication.log import EVENTS, Tell
 from trireme.ps.replication.messages import (
     ConnectToShard,
@@ -25,9 +25,6 @@ from trireme.ps.shard.instructions import Reply
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
-
-if TYPE_CHECKING:
-    from trireme.tables.job.shard_tables import ShardTables
 
 SERVERS = tuple(ServerEntry(index, 1, f"address {index}") for index in range(3))
 WORKERS = (WorkerEntry(0, 1),)
@@ -117,17 +114,17 @@ def test_who_has_the_same_entries_goes_on() -> None:
     assert not promoted.by_shard[0].reports()
 
 
-def test_a_backup_gathers_no_rows_for_answers_that_nobody_hears() -> None:
+def test_a_backup_gathers_no_extra_values_for_answers_that_nobody_hears() -> None:
     old, promoted, _ = servers()
     assert follow(old, promoted, to(1)) is not None
     hear(promoted, retire(old))
-    assert old.by_shard[0].shard.state.shows_rows
-    assert not promoted.by_shard[0].shard.state.shows_rows
+    assert old.by_shard[0].shard.state.shows_extra
+    assert not promoted.by_shard[0].shard.state.shows_extra
     take(promoted, AFTER)
-    assert promoted.by_shard[0].shard.state.shows_rows
+    assert promoted.by_shard[0].shard.state.shows_extra
 
 
-def test_rows_are_read_without_an_entry_and_shown_when_the_backups_have_them() -> None:
+def test_extra_values_are_read_without_an_entry_and_shown_when_the_backups_have_them() -> None:
     """What a worker is shown is what no loss of a server takes back."""
     primary, *backups = servers()
     replica, links = primary.by_shard[0], [to(1), to(2)]
@@ -135,12 +132,12 @@ def test_rows_are_read_without_an_entry_and_shown_when_the_backups_have_them() -
         assert follow(primary, backup, link) is not None
     retire(primary)  # nobody has confirmed that
     worker, route = Link(Identity("job", "worker:0", 1)), object()
-    assert list(replica.request(0.0, worker, route, PullRows(1, ()))) == []
+    assert list(replica.request(0.0, worker, route, PullExtra(1, ()))) == []
     assert replica.position == 1, "it is no entry"
     assert list(replica.confirmed(links[0], Replicated(1))) == []
     shown = [each.route for each in replica.confirmed(links[1], Replicated(1))]
     assert route in shown
-    (at_once,) = replica.request(0.0, worker, route, PullRows(1, ()))
+    (at_once,) = replica.request(0.0, worker, route, PullExtra(1, ()))
     assert isinstance(at_once, Reply) and at_once.route is route
 
 
@@ -181,18 +178,18 @@ def test_who_joins_has_caught_up_when_it_has_confirmed_what_it_was_filled_with()
     assert replica.reports() == [CaughtUp(2, 0, 1, 1)]
 
 
-def test_who_is_promoted_before_all_rows_have_come_has_not_begun() -> None:
-    """A replica that has only some of its rows has no valid state."""
+def test_who_is_promoted_before_all_extra_values_have_come_has_not_begun() -> None:
+    """A replica that has only some of its extra values has no valid state."""
     backup = servers()[1]
     replica = backup.by_shard[0]
     assert replica.began
-    replica.shard.state.tables = cast("ShardTables", SimpleNamespace(lacks=3))
+    replica.shard.state.extension = cast(Any, SimpleNamespace(lacks=3))
     assert replica.lacks == 3
     assert replica.follows(1).lacks == 3
     take(backup, AFTER)
     assert replica.primary
     assert not replica.began
-    assert replica.shard.state.tables is None
+    assert replica.shard.state.extension is None
 
 
 def test_what_was_not_confirmed_over_one_connection_is_not_over_the_next() -> None:

@@ -18,16 +18,17 @@ from tests.metric_values import value
 from tests.ps.bench import ASYNC, SYNC, Bench, view
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import FrameError, OutOfMemory
+from trireme.ps.extra import Place
 from trireme.ps.flat import as_bytes
 from trireme.ps.leader.decisions import Decided, Held
-from trireme.ps.lending_messages import LendRows, MemoryLent
+from trireme.ps.lending_messages import LendExtra, MemoryLent
 from trireme.ps.messages import (
     Attach,
     Attached,
     GroupSpec,
     OptimizerSpec,
     Pull,
-    PullRows,
+    PullExtra,
     Push,
     Refused,
     Share,
@@ -37,7 +38,6 @@ from trireme.ps.messages import (
 from trireme.ps.replication.log import EVENTS
 from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fill, Replicate
 from trireme.ps.replication.replicas import Peer
-from trireme.ps.row_messages import Place, RowKeys, RowUpdates
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server import receive_buffer
 from trireme.ps.server.handler import ShardHandler
@@ -436,15 +436,14 @@ def test_a_backup_with_too_little_memory_for_the_model_ends() -> None:
         server.hear(link, entry)
 
 
-def test_rows_in_memory_that_was_not_lent_are_refused() -> None:
+def test_extra_values_in_memory_that_was_not_lent_are_refused() -> None:
     server = Server()
     link, place = server.link("worker:0", 1), Place(0, 8)
     for request in (
-        PullRows(1, (RowKeys(0, place),)),
-        PullRows(1, (RowKeys(0, bytes(8), place),)),
-        Push(1, 1, 0, 0, 1.0, rows=(RowUpdates(0, bytes(8), place),)),
+        PullExtra(1, (place,)),
+        Push(1, 1, 0, 0, 1.0, extra=(bytes(8), place)),
     ):
-        with pytest.raises(FrameError, match="none was lent for rows"):
+        with pytest.raises(FrameError, match="was not lent over its connection"):
             server.hear(link, request)
-    server.hear(link, LendRows(4096))
+    server.hear(link, LendExtra(4096))
     assert link.sent == [MemoryLent(False)], "no descriptor has come along"

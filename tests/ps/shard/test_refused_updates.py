@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.ps.bench import ASYNC, SYNC, Bench, told
 from tests.ps.replication.test_following import FIRST, Link, follow, take, to
 from tests.ps.test_optimizers import CASES
 from trireme.errors import OutOfMemory
+from trireme.ps.extra import Extra, ShownExtension
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import (
     Applied,
@@ -28,12 +30,12 @@ from trireme.ps.messages import (
 from trireme.ps.replication.log import Tell
 from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.replication.replicas import Replicas
-from trireme.ps.row_messages import RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.snapshot_messages import Load, TensorSpec
-from trireme.ps.table_spec import FTRL, SGD, Adagrad, Add, RowWiseAdagrad, SparseAdam, TableSpec
 from trireme.tables import row_index, row_optimizers
+from trireme.tables.job.requests import RowUpdates, encoded
+from trireme.tables.table_spec import FTRL, SGD, Adagrad, Add, RowWiseAdagrad, SparseAdam, TableSpec
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -41,11 +43,15 @@ POISON = 666.0
 ROW_OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), SparseAdam(), FTRL(0.1), Add()]
 
 
-def copies(rule: Rule = ASYNC, tables: tuple[TableSpec, ...] = (), **made: Any) -> list[Bench]:
+def shown(spec: TableSpec) -> ShownExtension:
+    return ShownExtension("tables", (msgspec.json.encode(spec).decode(),))
+
+
+def copies(rule: Rule = ASYNC, extension: ShownExtension | None = None, **made: Any) -> list[Bench]:
     """Two copies of a shard, which are given the same events."""
     both = [Bench(rule, loaded=False, **made) for _ in range(2)]
     for each in both:
-        each.attach(0, tables=tables)
+        each.attach(0, extension=extension)
         each.load(0)
     return both
 
@@ -64,8 +70,8 @@ def contents(bench: Bench) -> list[tuple[Any, bytes]]:
     state = bench.shard.state
     assert state.values is not None
     tensors = state.values.copy(state=True)
-    if state.tables is not None:
-        tensors += state.tables.copy()
+    if state.extension is not None:
+        tensors += state.extension.copy()
     held = [(spec, tensor.numpy().tobytes()) for spec, tensor in tensors]
     return [*held, (state.step, repr(state.table.records).encode())]
 
@@ -111,16 +117,15 @@ def test_an_exception_of_an_optimizer_refuses_the_push_at_all_copies(name: str) 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS, ids=lambda it: type(it).__name__)
 def test_an_exception_of_a_row_optimizer_refuses_the_push_at_all_copies(optimizer: Any) -> None:
-    both = copies(tables=(TableSpec("t", 1, optimizer),))
+    both = copies(extension=shown(TableSpec("t", 1, optimizer)))
 
-    def rows(value: float) -> tuple[RowUpdates, ...]:
-        keys = np.arange(3, dtype=np.int64)
-        return (RowUpdates(0, keys.tobytes(), np.full(3, value, np.float32).tobytes()),)
+    def rows(value: float) -> Extra:
+        return encoded([RowUpdates(0, np.arange(3), np.full((3, 1), value, np.float32))])
 
-    assert verdicts(both, lambda each: each.push(0, rows=rows(1.0))) == [Applied(1)]
-    (verdict,) = verdicts(both, lambda each: each.push(0, 2, rows=rows(POISON)))
+    assert verdicts(both, lambda each: each.push(0, extra=rows(1.0))) == [Applied(1)]
+    (verdict,) = verdicts(both, lambda each: each.push(0, 2, extra=rows(POISON)))
     assert is_refused(verdict, "half of it is applied")
-    assert verdicts(both, lambda each: each.push(1, rows=rows(1.0))) == [Applied(3)]
+    assert verdicts(both, lambda each: each.push(1, extra=rows(1.0))) == [Applied(3)]
     assert contents(both[0]) == contents(both[1])
 
 
@@ -193,7 +198,7 @@ class Primary:
         replica = self.server.addressed(self._link, ConnectToShard(0, 1))
         assert replica is not None
         self.replica, bench = replica, Bench(loaded=False)
-        self.ask(Attach(1, bench.layout.spec, bench.optimizer, bench.rule, (TABLE,)))
+        self.ask(Attach(1, bench.layout.spec, bench.optimizer, bench.rule, shown(TABLE)))
         spec = TensorSpec("values", "float32", "float32", 0, 16)
         self.ask(Load(1, 0, (spec,), (), ()), [(spec, torch.zeros(16))])
         self._gradients = PartBuffer(bench.layout, 0)
@@ -205,8 +210,8 @@ class Primary:
         return [*out, *[each for _, kept in self._log._held for each in kept]]
 
     def push(self, sequence: int, keys: int) -> list[Any]:
-        rows = np.arange(keys, dtype=np.int64).tobytes(), np.ones(keys, np.int64).tobytes()
-        push = Push(sequence, 1, 0, 0, 1.0, rows=(RowUpdates(0, *rows),))
+        update = RowUpdates(0, np.arange(keys), np.ones((keys, 1), np.int64))
+        push = Push(sequence, 1, 0, 0, 1.0, extra=encoded([update]))
         return self.ask(push, self._gradients)
 
     @property

@@ -69,7 +69,7 @@ def test_two_workers_may_ask_for_copies_at_a_time() -> None:
     [(3, 1, 5), (6, 1, -1), (3, 2, -1)],
     ids=["all changes are known", "some are not", "another view"],
 )
-def test_changes_of_tables_are_enough_where_the_shard_knows_them_all(
+def test_changes_of_extra_values_are_enough_where_the_shard_knows_them_all(
     changes_after: int, since_view: int, since: int
 ) -> None:
     asked: list[int | None] = []
@@ -79,8 +79,8 @@ def test_changes_of_tables_are_enough_where_the_shard_knows_them_all(
         return []
 
     bench = Bench()
-    tables = SimpleNamespace(changes_after=changes_after, copy=copy)
-    bench.shard.state.tables = cast(Any, tables)
+    extension = SimpleNamespace(changes_after=changes_after, copy=copy)
+    bench.shard.state.extension = cast(Any, extension)
     message, _ = snapshot_of(bench.snapshot(state=True, since=5, since_view=since_view))
     assert message.since == since
     assert asked == [since if since >= 0 else None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -105,3 +106,13 @@ def write_with_checksums(path: Path, name: str, content: bytes) -> None:
     }
     body = json.dumps(fields)[:-1] + ",\n"
     (path / "state.json").write_bytes(seal(body.encode()))
+
+
+FIRST = replace(sample(1), tables=sample_tables({1: 1.0, 2: 2.0, 9: 3.0}, waiting={4: 1}))
+SECOND = replace(
+    sample(2), tables=sample_changes({2: 5.0, 4: 6.0}, dropped=[9], waiting={9: 1}), since=1
+)
+THIRD = replace(sample(3), tables={}, since=2)
+FOURTH = replace(sample(4), tables=sample_changes({-3: 1.0}, dropped=[1, 9]), since=3)
+AFTER_SECOND = sample_tables({1: 1.0, 2: 5.0, 4: 6.0}, waiting={9: 1})
+AFTER_FOURTH = sample_tables({-3: 1.0, 2: 5.0, 4: 6.0})

@@ -39,7 +39,6 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
             bytes_sent=0,
             bytes_received=0,
             mean=lambda values, counts: dict(values),
-            tables_status=dict,
         ),
         update_times=UpdateTimes(),
         buffers=SimpleNamespace(publish=lambda: None),

@@ -17,11 +17,13 @@ from tests.harness import Cluster, run_job
 from trireme.errors import CheckpointError, ConfigurationError, ConnectionBroken
 from trireme.ps.client.lanes import Transmit
 from trireme.ps.client.server_links import ServerLinks
-from trireme.ps.messages import PullRows, Push
-from trireme.ps.row_memory import found
-from trireme.ps.row_messages import Place
-from trireme.ps.server import handler
-from trireme.ps.table_spec import (
+from trireme.ps.extra import Extra, Place
+from trireme.ps.lent_memory import LentMemory
+from trireme.ps.messages import PullExtra, Push
+from trireme.session.checkpoint import list_checkpoints, step_of
+from trireme.shm.memory import available
+from trireme.tables.job.connection import Connection
+from trireme.tables.table_spec import (
     FTRL,
     SGD,
     Adagrad,
@@ -30,9 +32,6 @@ from trireme.ps.table_spec import (
     RowWiseAdagrad,
     SparseAdam,
 )
-from trireme.session.checkpoint import list_checkpoints, step_of
-from trireme.shm.memory import SharedMemory, available
-from trireme.tables.job.connection import Connection
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
@@ -241,7 +240,7 @@ def test_workers_that_create_others_are_told() -> None:
         ps.create("vector", 3 + index)
         return ps
 
-    with pytest.raises(trireme.ModelMismatchError, match="the sparse tables differ"):
+    with pytest.raises(trireme.ModelMismatchError, match="the tables differ"):
         _ = run_job(Cluster(workers=2), made, train_vector).values  # type: ignore[arg-type]
 
 
@@ -255,24 +254,23 @@ def test_rows_lie_in_lent_memory_and_come_again_over_another_connection(
 ) -> None:
     """Every seventh connection breaks when a request has gone over it: the rows are sent again."""
     seen, sent = Counter[str](), itertools.count(1)
-    transmit = ServerLinks._transmit
+    transmit, received = ServerLinks._transmit, LentMemory.received
 
     def breaking(links: ServerLinks, order: Transmit) -> None:
         transmit(links, order)
-        with_rows = isinstance(order.message, Push | PullRows) and bool(links.tables)
+        with_rows = isinstance(order.message, Push | PullExtra) and links.lends_extra
         if with_rows and next(sent) % 7 == 0:
             seen["broken"] += 1
             links._broke(order.shard, ConnectionBroken("the test has cut it"))
-            assert links.links[order.shard].rows is None, "its memory is given up"
+            assert links.links[order.shard].lent is None, "its memory is given up"
 
-    def reading(memory: SharedMemory | None, request: Push | PullRows) -> Any:
-        entries = [*request.wanted, *(request.rows if isinstance(request, Push) else ())]
-        for each in entries:
-            seen["lent" if isinstance(each.keys, Place) else "sent"] += 1
-        return found(memory, request)
+    def reading(memory: LentMemory, extra: Extra) -> Extra:
+        for each in extra:
+            seen["lent" if isinstance(each, Place) else "sent"] += 1
+        return received(memory, extra)
 
     monkeypatch.setattr(ServerLinks, "_transmit", breaking)
-    monkeypatch.setattr(handler, "found", reading)
+    monkeypatch.setattr(LentMemory, "received", reading)
     keys, steps = np.arange(500), 40
 
     def made(_: int) -> Connection:

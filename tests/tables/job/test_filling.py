@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,12 +14,13 @@ import torch
 from msgspec.structs import replace
 
 from trireme.errors import Rejected
-from trireme.ps.joined_table import JoinedTable
-from trireme.ps.row_messages import RowUpdates
-from trireme.ps.table_spec import RowWiseAdagrad, TableSpec, Uniform
+from trireme.ps.extra import Extra
 from trireme.tables.job import shard_tables as tables
-from trireme.tables.job.shard_tables import DROPPED, ShardTables, tables_in
-from trireme.tables.keys import SLOTS, all_within
+from trireme.tables.job.requests import RowUpdates, encoded
+from trireme.tables.job.shard_tables import DROPPED, ShardTables
+from trireme.tables.job.table_extension import joined
+from trireme.tables.keys import SLOTS, slots_of
+from trireme.tables.table_spec import RowWiseAdagrad, TableSpec, Uniform
 
 OFTEN = TableSpec(
     "often", 3, RowWiseAdagrad(lr=0.1), initializer=Uniform(-1, 1, seed=3), admit_after=2
@@ -25,25 +29,28 @@ SPECS = (OFTEN, replace(OFTEN, name="seldom", admit_after=1, drop_after=8))
 WHOLE, LOWER = (0, SLOTS), (0, SLOTS // 2)
 
 
-def updates(rng: np.random.Generator, slots: tuple[int, int], lr: float | None) -> list[RowUpdates]:
+def all_within(keys: Any, slots: tuple[int, int]) -> Any:
+    at = slots_of(keys)
+    return (at >= slots[0]) & (at < slots[1])
+
+
+def updates(rng: np.random.Generator, slots: tuple[int, int], lr: float | None) -> Extra:
     made = []
     for table in range(len(SPECS)):
         keys = rng.permutation(2000)[:400]
-        keys = np.array([key for key in keys if all_within(np.array([key]), *slots)], np.int64)
+        keys = keys[all_within(keys, slots)]
         rows = rng.standard_normal((keys.size, 3)).astype(np.float32)
-        made.append(RowUpdates(table, keys.tobytes(), rows.tobytes(), lr))
-    return made
+        made.append(RowUpdates(table, keys, rows, lr))
+    return encoded(made)
 
 
 def same(one: ShardTables, other: ShardTables) -> bool:
-    return same_tables(tables_in([one.copy()]), tables_in([other.copy()]))
+    return same_tables(joined([one.copy()]), joined([other.copy()]))
 
 
-def same_tables(first: dict[str, JoinedTable], second: dict[str, JoinedTable]) -> bool:
+def same_tables(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(
-        torch.equal(array, second[name][field])
-        for name, fields in first.items()
-        for field, array in fields.items()
+        torch.equal(array, second[name]) for name, array in first.items()
     )
 
 
@@ -76,10 +83,11 @@ def test_a_replica_is_filled_while_the_tables_change(
         primary.apply(said, later)
         other.apply(said, later)
         assert same(primary, other)
-    changed = [tables_in([each.copy(since=step)]) for each in (primary, other)]
-    assert changed[0]["seldom"][DROPPED].numel() > 0
+    changed = [joined([each.copy(since=step)]) for each in (primary, other)]
+    assert changed[0][f"seldom/{DROPPED}"].numel() > 0
     for name in ("often", "seldom"):
-        assert torch.equal(changed[0][name][DROPPED], changed[1][name][DROPPED])
+        one, other_ = (found[f"{name}/{DROPPED}"] for found in changed)
+        assert torch.equal(one, other_)
 
 
 def test_what_was_dropped_before_a_replica_was_filled_is_not_known_there() -> None:
@@ -143,18 +151,18 @@ def test_shards_are_divided_and_put_together_again(bounds: tuple[tuple[int, int]
     rng = np.random.default_rng(0)
     for step in (1, 2):
         whole.apply(updates(rng, WHOLE, None), step)
-    before, large = tables_in([whole.copy()]), whole.tables[1]
+    before, large = joined([whole.copy()]), whole.tables[1]
     parts = [ShardTables(SPECS, each) for each in bounds]
     for part in parts:
         part.resume([whole], 2)
     assert [part.tables[1] is large for part in parts].count(True) == 1, "the largest is not copied"
     for part in parts:
-        for fields in tables_in([part.copy()]).values():
-            assert all_within(fields["keys"].numpy(), *part.slots)
+        for name, array in joined([part.copy()]).items():
+            assert not name.endswith("keys") or all_within(array.numpy(), part.slots).all()
     middle = sum(bounds[1]) // 2
     one, other = ShardTables(SPECS, (0, middle)), ShardTables(SPECS, (middle, SLOTS))
     one.resume(parts[:2], 2)
     other.resume(parts[1:], 2)
-    joined = ShardTables(SPECS)
-    joined.resume([one, other], 2)
-    assert same_tables(tables_in([joined.copy()]), before)
+    united = ShardTables(SPECS)
+    united.resume([one, other], 2)
+    assert same_tables(joined([united.copy()]), before)

@@ -7,27 +7,29 @@ import pytest
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
+
 from trireme.errors import OutOfMemory
-from trireme.ps.row_messages import RowUpdates
-from trireme.ps.table_spec import Add, TableSpec
 from trireme.tables.job import shard_tables as tables
-from trireme.tables.job.shard_tables import DROPPED, ShardTables, tables_in
+from trireme.tables.job.requests import RowUpdates, encoded
+from trireme.tables.job.shard_tables import DROPPED, ShardTables
+from trireme.tables.job.table_extension import joined
 from trireme.tables.row_storage import RowStorage
+from trireme.tables.table_spec import Add, TableSpec
 
 SPEC = TableSpec("t", 1, Add(), "int64", drop_after=4)
 
 
 def update(made: ShardTables, step: int, *keys: int) -> None:
     rows = np.ones((len(keys), 1), np.int64)
-    made.apply([RowUpdates(0, np.array(keys, np.int64).tobytes(), rows.tobytes())], step)
+    made.apply(encoded([RowUpdates(0, np.array(keys, np.int64), rows)]), step)
 
 
 def changes(made: ShardTables, since: int) -> tuple[list[int], list[int]]:
     """The keys with rows that have changed, and those that were dropped."""
-    found = tables_in([made.copy(since)])
-    if "t" not in found:
+    found = joined([made.copy(since)])
+    if not found:
         return [], []
-    return found["t"]["keys"].tolist(), found["t"][DROPPED].tolist()
+    return found["t/keys"].tolist(), found[f"t/{DROPPED}"].tolist()
 
 
 def test_changes_have_the_keys_that_were_dropped() -> None:
@@ -37,7 +39,7 @@ def test_changes_have_the_keys_that_were_dropped() -> None:
         update(made, step, 9)
     assert changes(made, 2) == ([9], [7, 8])
     assert changes(made, 6) == ([], [])
-    assert DROPPED not in tables_in([made.copy()])["t"]
+    assert f"t/{DROPPED}" not in joined([made.copy()])
 
 
 def test_changes_are_known_after_what_was_asked_for_and_loaded() -> None:

@@ -14,9 +14,9 @@ import trireme
 from tests.harness import Cluster, run_job
 from tests.session.checkpoint.samples import assert_same_tensors
 from tests.tables.job.test_tables import BATCH, make, train
-from trireme.ps.table_spec import Adagrad, Normal
 from trireme.session.checkpoint import describe, list_checkpoints, load, step_of, verify
 from trireme.tables.job.connection import Connection
+from trireme.tables.table_spec import Adagrad, Normal
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 

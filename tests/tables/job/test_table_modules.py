@@ -16,7 +16,7 @@ import trireme
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 from trireme.loops.distributed_optimizer import DistributedOptimizer
-from trireme.ps.table_spec import Normal, RowWiseAdagrad
+from trireme.tables.table_spec import Normal, RowWiseAdagrad
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 

@@ -26,7 +26,7 @@ from trireme.parallel.shared_writes import SharedWrites
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState, TableMark
+from trireme.ps.snapshot import Mark, ModelState
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local import KINDS, Local, unpacked
 from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
@@ -253,7 +253,7 @@ class Collective(Local):
         self._agree(_Action.MEAN)
         return super().mean(values, counts=counts)
 
-    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
         if self._last is not None:
             return self._last
         self._agree(_Action.STATE if state else _Action.VALUES)
@@ -267,7 +267,7 @@ class Collective(Local):
         return self._state(self.group.joined(mine), consumed, lacks)
 
     @contextmanager
-    def saving(self, since: TableMark | None = None) -> Iterator[ModelState]:
+    def saving(self, since: Mark | None = None) -> Iterator[ModelState]:
         if not self.streams:
             yield self.snapshot(state=True)
             return

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
@@ -27,6 +27,8 @@ from trireme.ps.client.server_links import (
     ServerLinks,
     SharedBuffer,
 )
+from trireme.ps.extension import Extension
+from trireme.ps.extra import ShownExtension
 from trireme.ps.flat import FlatModel, as_bytes
 from trireme.ps.messages import (
     Attach,
@@ -41,14 +43,9 @@ from trireme.ps.packing import Residuals
 from trireme.ps.results import PushResult, ServerClock
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
-from trireme.ps.snapshot import ModelState, TableMark, assemble, disassemble, values_of
+from trireme.ps.snapshot import Mark, ModelState, assemble, disassemble, values_of
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.ps.table_spec import TableSpec
-from trireme.ps.tables import table_support
 from trireme.wire.message import Message
-
-if TYPE_CHECKING:
-    from trireme.ps.tables import Rows
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -80,7 +77,8 @@ class Client:
         self.bytes_sent = self.bytes_received = 0
         self._membership = membership
         self._parts = ModelParts(flat)
-        self._shown: tuple[OptimizerSpec, Rule, tuple[TableSpec, ...]] | None = None
+        self._shown: tuple[OptimizerSpec, Rule, ShownExtension | None] | None = None
+        self._extension: Extension | None = None
         self._pushed: Push | None = None  # whose answers are missing
         self._written = 0  # a digest of the values that were written since the last push
         self._lost = False  # whether all copies of a shard were lost since
@@ -128,9 +126,9 @@ class Client:
     # -- joining the job -------------------------------------------------------------------------
 
     def attach(
-        self, optimizer: OptimizerSpec, rule: Rule, tables: Sequence[TableSpec] = ()
+        self, optimizer: OptimizerSpec, rule: Rule, extension: Extension | None = None
     ) -> bool:
-        """Shows every server the model, the optimizer, the rule and the sparse tables.
+        """Shows every server the model, the optimizer, the rule and the extra values.
 
         Returns:
             Whether the values are loaded already, on every server.
@@ -139,13 +137,14 @@ class Client:
             ModelMismatchError: another worker showed another model; names the first difference.
             UnsupportedOptimizerError: the server has no such optimizer.
         """
-        self._shown = optimizer, rule, tuple(tables)
-        self._servers.tables = tuple(tables)
+        shown = None if extension is None else extension.shown
+        self._shown, self._extension = (optimizer, rule, shown), extension
+        self._servers.lends_extra = extension is not None
         if self._lost:
             self._begin_anew()
         if not self._parts.packers:
             self._pack_by(rule)
-        return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, tables))
+        return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, shown))
 
     def _pack_by(self, rule: Rule) -> None:
         self._parts.pack_by(rule)
@@ -160,7 +159,7 @@ class Client:
         """
         layout, shards = self._parts.layout, range(len(self._parts.values))
         tensors = [
-            [*disassemble(layout, state, shard), *self._tensors_of_tables(state, shard)]
+            [*disassemble(layout, state, shard), *self._extra_tensors(state, shard)]
             for shard in shards
         ]
         self._run(self._protocol.load(state, [*map(_payload_of, tensors)]))
@@ -250,12 +249,13 @@ class Client:
         """
         return self._run(self._protocol.wait())
 
-    pull_rows = _carried_out(ClientProtocol.pull_rows)
+    pull_extra = _carried_out(ClientProtocol.pull_extra)
 
-    def wanted_rows(self) -> list[Rows]:
-        """Returns the rows that the last push wanted, once `wait` has taken its answers.
+    @property
+    def brought(self) -> Any:
+        """The extra values that the last push wanted, once `wait` has taken its answers.
 
-        Nothing is returned where the shards were divided anew meanwhile: pull them.
+        None where the shards were divided anew meanwhile: pull them.
         """
         return self._protocol.brought
 
@@ -289,11 +289,11 @@ class Client:
 
     # -- a consistent copy -----------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
         """Copies the values of one consistent step from all servers.
 
         Args:
-            since: what has changed in the tables after this mark is enough.
+            since: what has changed in the extra values after this mark is enough.
 
         Raises:
             WaitTimeout: no copy could be completed in time.
@@ -301,20 +301,20 @@ class Client:
         copy = self._run(self._protocol.snapshot(state=state, since=since))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
         found = assemble(self._parts.layout, parts)
-        if self._shown is None or not self._shown[2]:
+        if self._extension is None:
             return found
         return replace(
             found,
-            tables=table_support().joined([tensors for _, tensors in parts]),
+            extra=self._extension.joined([tensors for _, tensors in parts]),
             since=since if parts[0][0].since >= 0 else None,
-            mark=TableMark(parts[0][0].step, min(cut.view for cut, _ in parts)),
+            mark=Mark(parts[0][0].step, min(cut.view for cut, _ in parts)),
         )
 
-    def _tensors_of_tables(self, state: ModelState, server: int) -> Tensors:
-        """Returns a shard's part of the tables of a state."""
-        if self._shown is None or not self._shown[2] or not state.tables:
+    def _extra_tensors(self, state: ModelState, shard: int) -> Tensors:
+        """Returns a shard's part of the extra values of a state."""
+        if self._extension is None or not state.extra:
             return []
-        return table_support().tensors(state.tables, self._parts.layout.spec.bounds, server)
+        return self._extension.tensors(state.extra, self._parts.layout.spec.bounds, shard)
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.

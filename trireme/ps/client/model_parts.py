@@ -8,10 +8,10 @@ import numpy as np
 
 from trireme.errors import FrameError
 from trireme.ps.client.lanes import Answer
+from trireme.ps.extra import bytes_in
 from trireme.ps.flat import FlatModel, PartBuffer
-from trireme.ps.messages import PulledRows, PullReply, Push, PushReply
+from trireme.ps.messages import PulledExtra, PullReply, Push, PushReply
 from trireme.ps.packing import PACKING, Packer, Residuals
-from trireme.ps.row_messages import data_of
 from trireme.ps.rule import Rule
 from trireme.wire.message import Message
 
@@ -60,9 +60,7 @@ class ModelParts:
                 packer.pack(self.layout.ranges(message.absent, server) if message.absent else ())
             payload = packer.views
             nbytes = sum(view.nbytes for view in payload)
-        rows = sum(len(data_of(each.keys)) + len(data_of(each.rows)) for each in message.rows)
-        wanted = sum(len(data_of(each.keys)) for each in message.wanted)
-        return payload, nbytes + rows + wanted
+        return payload, nbytes + sum(map(len, bytes_in(message.extra)))
 
     def place(self, server: int, message: Message, length: int, task: str) -> Sequence[memoryview]:
         """Returns the memory for a payload from a server's task: that of the model for values."""
@@ -79,8 +77,8 @@ class ModelParts:
         """Returns the bytes of the values that answers have brought."""
         total = 0
         for server, (message, _) in answers.items():
-            if isinstance(message, PushReply | PulledRows):
-                total += sum(len(data) for data in message.rows if data is not None)
+            if isinstance(message, PushReply | PulledExtra):
+                total += sum(map(len, bytes_in(message.extra)))
             if isinstance(message, (PushReply, PullReply)):
                 total += self.values[server].nbytes
         return total

@@ -20,7 +20,7 @@ from trireme.ps.client.operations import (
     Pause,
     expect,
 )
-from trireme.ps.client.row_parts import RowParts
+from trireme.ps.extra import ExtraParts, ExtraRequest, ShownExtension, Space
 from trireme.ps.messages import (
     Applied,
     Attach,
@@ -36,7 +36,8 @@ from trireme.ps.messages import (
     LeaseTerms,
     OptimizerSpec,
     Pull,
-    PulledRows,
+    PulledExtra,
+    PullExtra,
     PullReply,
     Push,
     PushReply,
@@ -53,7 +54,6 @@ from trireme.ps.messages import (
     Traced,
 )
 from trireme.ps.results import PushResult, after_the_end, decided
-from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
     Load,
@@ -63,12 +63,10 @@ from trireme.ps.snapshot_messages import (
     TensorSpec,
     WriteValues,
 )
-from trireme.ps.table_spec import TableSpec
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.ps.snapshot import ModelState, TableMark
-    from trireme.ps.tables import Rows, Space
+    from trireme.ps.snapshot import Mark, ModelState
 
 
 _M = TypeVar("_M", bound=Message)
@@ -79,7 +77,7 @@ class ClientProtocol:
 
     Args:
         rng: names copies, and draws the pauses between two.
-        space: where to put the keys and rows that a request sends to a shard; None for new memory.
+        space: where to put the extra values that a request sends to a shard; None for new memory.
     """
 
     def __init__(
@@ -92,9 +90,8 @@ class ClientProtocol:
         space: Space | None = None,
     ) -> None:
         self.step = 0  # the global step of the values at hand
-        # the rows that the last push has brought, one entry for each of its `wanted`; none where
-        # the shards were divided anew meanwhile
-        self.brought: list[Rows] = []
+        # the extra values that the last push has brought; None where the shards were divided anew
+        self.brought: Any = None
         self.stopping = False  # whether this worker has been told to stop
         self.replies: Sequence[PushReply] = ()  # to the last push, by server
         self._worker = worker
@@ -107,7 +104,11 @@ class ClientProtocol:
         self._leases = 0
         self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
         self._rule = Rule()
-        self._rows = RowParts(worker, space)
+        self._space = space
+        self._bounds: Sequence[int] = ()  # of the shards
+        # what the push under way says of extra values, and its parts
+        self._extra: ExtraRequest | None = None
+        self._parts: ExtraParts | None = None
         self._pushed = False
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
@@ -123,13 +124,13 @@ class ClientProtocol:
         layout: LayoutSpec,
         optimizer: OptimizerSpec,
         rule: Rule,
-        tables: Sequence[TableSpec] = (),
+        extension: ShownExtension | None = None,
     ) -> Operation[bool]:
         """Shows every server the model; returns whether all have values loaded already."""
         self._rule = rule
-        self._rows.show(tables, layout.bounds, rule.codec)
+        self._bounds, self._parts = layout.bounds, None
         self._hyper = None  # the servers may use what an earlier worker has shown
-        attach = Request(Attach(0, layout, optimizer, rule, tuple(tables)))
+        attach = Request(Attach(0, layout, optimizer, rule, extension))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
         except Divided:
@@ -193,16 +194,16 @@ class ClientProtocol:
         """Goes on with other shards.
 
         Args:
-            bounds: the slots at which they begin, and the number of slots; where there are tables.
+            bounds: the slots at which they begin, and the number of slots.
         """
         self._servers = servers
-        self._rows.divide(bounds)
+        self._bounds, self._parts = bounds, None
         self._divisions += 1
 
     def renew(self) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
         self._sequence = self._acknowledged = 0
-        self._rows.forget()
+        self._extra = self._parts = None
         self._pushed = False
         self._settled = self._fence = None
 
@@ -233,9 +234,8 @@ class ClientProtocol:
         """Returns the message of the next push without the view; see `Push`."""
         named: dict[str, Any] = {**terms}
         hyper, pulled = named.pop("hyper", None), named.pop("pulled", None)
-        for name in ("examples", "rows", "wanted"):
-            named[name] = tuple(named.get(name, ()))
-        named["rows"] = self._rows.packed(named["rows"])
+        named["examples"] = tuple(named.get("examples", ()))
+        self._extra, self._parts = named.pop("extra", None), None
         return Push(
             view=0,
             sequence=self._sequence + 1,
@@ -264,8 +264,11 @@ class ClientProtocol:
 
     def message(self, push: Push, server: int) -> Push:
         """Returns the message of a push to one server, without the view."""
-        if push.rows or push.wanted:
-            push = self._rows.of_push(push, server)
+        if self._extra is not None:
+            if self._parts is None:
+                self._parts = self._extra.divided(self._bounds)
+            extra = self._parts.of_shard(server, self._space)
+            push = msgspec.structs.replace(push, extra=extra)
         if server == 0 or not push.examples:
             return push
         return msgspec.structs.replace(push, examples=())
@@ -288,17 +291,18 @@ class ClientProtocol:
         yield PUBLISH
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
 
-    def pull_rows(self, wanted: Sequence[RowKeys]) -> Operation[list[Rows]]:
-        """Returns the rows of keys of tables, as they are now, each of shape (n, width)."""
+    def pull_extra(self, request: ExtraRequest) -> Operation[Any]:
+        """Returns the extra values that a request wants, as they are now."""
         while True:
-            yield from self.settle()  # the memory for rows holds those of one request
-            pulling = self._rows.of_pull(wanted)
-            requests = {shard: Request(pulling.message(shard)) for shard in range(self._servers)}
+            yield from self.settle()  # lent memory holds one request
+            parts = request.divided(self._bounds)
+            extras = [parts.of_shard(shard, self._space) for shard in range(self._servers)]
+            requests = {shard: Request(PullExtra(0, extra)) for shard, extra in enumerate(extras)}
             try:
-                answers = self._all((yield from self._ask(requests)), PulledRows)
+                answers = self._all((yield from self._ask(requests)), PulledExtra)
             except Divided:
                 continue
-            return pulling.rows(answers)
+            return parts.united([answer.extra for answer in answers])
 
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
@@ -313,7 +317,9 @@ class ClientProtocol:
         if self._pushed and self._settled is None and self._fence is None:
             try:
                 self._settled = replies = self._all((yield AWAIT), PushReply)
-                self.brought = self._rows.brought(self._sequence, replies)
+                extra = [reply.extra for reply in replies]
+                brought = self._parts is not None and all(extra)  # else they were divided anew
+                self.brought = self._parts.united(extra) if self._parts and brought else None
                 self.stopping = replies[0].stop
                 # At once: the next request may find other shards, which these steps are not of.
                 self._settled_step = yield from self.level([reply.step for reply in replies])
@@ -432,12 +438,12 @@ class ClientProtocol:
 
     # -- a consistent copy -----------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool, since: TableMark | None = None) -> Operation[Copy]:
+    def snapshot(self, *, state: bool, since: Mark | None = None) -> Operation[Copy]:
         """Copies one consistent step of all servers.
 
         Args:
-            since: what has changed in the tables after this mark is enough, where all servers know
-                it: each `Snapshot` says so.
+            since: what has changed in the extra values after this mark is enough, where all
+                servers know it: each `Snapshot` says so.
 
         Raises:
             WaitTimeout: no copy could be completed in time.
@@ -457,7 +463,7 @@ class ClientProtocol:
                     "anew, each time"
                 )
 
-    def _try_snapshot(self, state: bool, since: TableMark | None) -> Operation[Copy | None]:
+    def _try_snapshot(self, state: bool, since: Mark | None) -> Operation[Copy | None]:
         """Copies one step of all servers; returns None where an answer was lost on its way.
 
         All servers copy at the same point of the leader's decisions, once each was asked.

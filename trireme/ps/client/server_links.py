@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from trireme.certificates import Certificates
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
@@ -26,11 +28,10 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.ps.client.lanes import Answer, Lane, Lanes, Request, Transmit
-from trireme.ps.lending_messages import LendMemory, LendRows, MemoryLent
-from trireme.ps.messages import PulledRows, PullRows, Push, PushReply
+from trireme.ps.lending_messages import LendExtra, LendMemory, MemoryLent
+from trireme.ps.lent_memory import LENT_BYTES, LentMemory
+from trireme.ps.messages import PulledExtra, PullExtra, Push, PushReply
 from trireme.ps.replication.messages import PS_CATALOG, ConnectToShard
-from trireme.ps.row_memory import ROW_BYTES, RowMemory
-from trireme.ps.table_spec import TableSpec
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
 from trireme.wire.message import Message
@@ -92,7 +93,7 @@ class SharedBuffer:
     outbound: tuple[memoryview, ...]  # the gradients
     inbound: tuple[memoryview, ...]  # the values
 
-    def offer(self, connection: Connection, stream: Stream, *, rows: bool, timeout: float) -> bool:
+    def offer(self, connection: Connection, stream: Stream, *, extra: bool, timeout: float) -> bool:
         """Lends the memory to the server: what lies there need not cross the socket.
 
         Args:
@@ -109,7 +110,7 @@ class SharedBuffer:
             tuple(self.memory.place_of(view) for view in views)
             for views in (self.outbound, self.inbound)
         )
-        offered = LendMemory(self.memory.nbytes, outbound, inbound, rows)
+        offered = LendMemory(self.memory.nbytes, outbound, inbound, extra)
         connection.send(offered, timeout=timeout)
         local = local_memory()
         accepted = _accepts(connection, timeout) and local is not None
@@ -126,13 +127,13 @@ class ServerLink:
         self.connection: Connection | None = None
         self.server: ServerEntry | None = None  # at the other end
         self.trusts_memory = True  # until another process was found at the address of its socket
-        self.rows: RowMemory | None = None  # that is lent over the connection
+        self.lent: LentMemory | None = None  # over the connection, for extra values
 
     def close(self) -> None:
         """Closes the connection, if there is one. May be repeated."""
         if self.connection is not None:
             self.connection.close()
-            self.connection = self.rows = None
+            self.connection = self.lent = None
 
 
 class ServerLinks:
@@ -167,8 +168,7 @@ class ServerLinks:
         self.links = [ServerLink(server) for server in range(servers)]  # the connections, by shard
         # the memory to lend for each shard to a server of this host; empty for none
         self.shared_buffers: Sequence[SharedBuffer] = ()
-        # the sparse tables of the job; where there are any, memory is lent for their rows
-        self.tables: Sequence[TableSpec] = ()
+        self.lends_extra = False  # whether memory is lent for extra values too
         # An answer through memory has mostly come by then. Workers that sleep until a round is over
         # wake together, often on one core: the system takes milliseconds to part them.
         self._spin = SpinWait(least=0.0005, most=0.005, share=0.25)
@@ -188,8 +188,8 @@ class ServerLinks:
         self.lanes.divide(shards)
 
     def space(self, shard: int, nbytes: int) -> memoryview:
-        """Returns memory for keys and rows that the next request sends to a shard."""
-        lent = self.links[shard].rows
+        """Returns memory for extra values that the next request sends to a shard."""
+        lent = self.links[shard].lent
         found = None if lent is None else lent.space(nbytes)
         return memoryview(bytearray(nbytes)) if found is None else found
 
@@ -277,9 +277,9 @@ class ServerLinks:
         if incoming is None:
             return False
         now, message, payload = time.monotonic(), incoming.message, incoming.payload
-        rows = self.links[lane.index].rows
-        if rows is not None and isinstance(message, PushReply | PulledRows):
-            message = rows.answered(message)
+        lent = self.links[lane.index].lent
+        if lent is not None and isinstance(message, PushReply | PulledExtra) and message.extra:
+            message = replace(message, extra=lent.received(message.extra))
         self.lanes.heard(now, lane.index, incoming.sequence, message, payload)
         if lane.request is not None:  # a notice, or another view: the job may be over
             self._membership.check()
@@ -312,8 +312,8 @@ class ServerLinks:
             if link.connection is not None and link.server != self.lanes.entry(link.index):
                 link.close()  # another server has the primary now
             connection, message = link.connection or self._connect(link), order.message
-            if link.rows is not None and isinstance(message, Push | PullRows):
-                message = link.rows.lay(message)
+            if link.lent is not None and isinstance(message, Push | PullExtra) and message.extra:
+                message = replace(message, extra=link.lent.sent(message.extra))
             connection.send(
                 message,
                 order.payload,
@@ -394,19 +394,19 @@ class ServerLinks:
             connection.send(address, timeout=options.retry_seconds)
             if stream.passes_descriptors:
                 shared_buffer = self.shared_buffers[link.index]
-                patience, rows = options.retry_seconds, bool(self.tables)
-                if shared_buffer.offer(connection, stream, rows=rows, timeout=patience):
+                patience, extra = options.retry_seconds, self.lends_extra
+                if shared_buffer.offer(connection, stream, extra=extra, timeout=patience):
                     connection.spin = self._spin
-                    link.rows = self._lend_rows(connection, stream, patience) if rows else None
+                    link.lent = self._lend_extra(connection, stream, patience) if extra else None
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _lend_rows(
+    def _lend_extra(
         self, connection: Connection, stream: Stream, timeout: float
-    ) -> RowMemory | None:
-        """Lends memory for rows over a connection; returns None where the server has no use of it.
+    ) -> LentMemory | None:
+        """Lends memory for extra values; returns None where the server has no use of it.
 
         Raises:
             WireError: the connection failed, or there was no answer in time.
@@ -414,17 +414,17 @@ class ServerLinks:
         local = local_memory()
         assert local is not None  # as the connection is through it
         try:
-            memory = local.create(ROW_BYTES)
+            memory = local.create(LENT_BYTES)
         except OSError as error:
-            _log.warning("rows go through messages, as there is no memory to lend: %s", error)
+            _log.warning("there is no memory to lend for extra values: %s", error)
             return None
         try:
             stream.pass_descriptor(memory.fileno())
-            connection.send(LendRows(memory.nbytes), timeout=timeout)
+            connection.send(LendExtra(memory.nbytes), timeout=timeout)
             lent = _accepts(connection, timeout)
         finally:
             memory.close()
-        return RowMemory(memory, self.tables) if lent else None
+        return LentMemory(memory) if lent else None
 
 
 def _accepts(connection: Connection, timeout: float) -> bool:

@@ -93,8 +93,8 @@ class _Follower(msgspec.Struct, Generic[_L]):
     confirmed: int
     # of a joining replica: the position at which the primary began to wait for it
     waited_from: int | None = None
-    lacks: int = 0  # how many of the shard's last slots of sparse tables it has no rows of
-    will_lack: int = 0  # the same once the rows have come that were sent to it last
+    lacks: int = 0  # how many of the shard's last slots it has no extra values of
+    will_lack: int = 0  # the same once those have come that were sent to it last
     bytes: int = 0  # those that were sent and are not confirmed
     # the identities of the lent memory that its server has mapped
     memories: frozenset[int] = frozenset()
@@ -191,7 +191,7 @@ class ReplicationLog(Generic[_L]):
         Args:
             filled: whether the generation's first state is sent to it before the entries. It has
                 nothing until it confirms that.
-            lacks: how many of the shard's last slots of sparse tables it has no rows of.
+            lacks: how many of the shard's last slots it has no extra values of.
         """
         first = self.position - len(self._entries)
         if server not in self.backups | self.joining or not first <= position <= self.position:
@@ -227,18 +227,18 @@ class ReplicationLog(Generic[_L]):
         yield from self._pump(follower)
         yield from self._settle()
 
-    def wants_rows(self, link: _L) -> int:
-        """Returns how many of the last slots of tables are to be sent over a connection; 0 for now.
+    def wants_extra(self, link: _L) -> int:
+        """Returns how many of the last slots are to be sent over a connection; 0 for now.
 
-        Rows are those after the last entry, so they are sent after it.
+        They are as after the last entry, so they are sent after it.
         """
         follower = self._of(link)
         if follower is None or follower.confirmed < 0 or follower.sent < self.position:
             return 0
         return follower.lacks if follower.will_lack == follower.lacks else 0
 
-    def rows_sent(self, link: _L, lacks: int) -> None:
-        """Notes that rows are sent, after which a replica lacks so many slots."""
+    def extra_sent(self, link: _L, lacks: int) -> None:
+        """Notes that extra values are sent, after which a replica lacks so many slots."""
         if (follower := self._of(link)) is not None:
             follower.will_lack = lacks
 
@@ -344,7 +344,7 @@ class ReplicationLog(Generic[_L]):
                     instructions[place] = msgspec.structs.replace(each, payload=kept)
 
     def drop_unfilled(self) -> None:
-        """Notes that replicas without all rows cannot follow an entry: they begin again."""
+        """Notes that replicas without all extra values cannot follow an entry: they begin again."""
         self.useless |= {
             (server, each.incarnation) for server, each in self._followers.items() if each.lacks
         }

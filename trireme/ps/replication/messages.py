@@ -45,13 +45,13 @@ class FollowPrimary(FromServer, frozen=True, array_like=True):
     began: Number  # the number of the view in which it has begun; 0 where it has no state
     incarnation: Number  # this start of the server
     term: Number = 0  # that of the last entry; see `Replicate`
-    lacks: Number = 0  # how many of the shard's last slots of sparse tables it has no rows of
+    lacks: Number = 0  # how many of the shard's last slots it has no extra values of
 
 
 class Fill(FromServer, frozen=True, array_like=True):
     """The state with which a generation began. Payload: its tensors, then the bytes of its topics.
 
-    Rows of sparse tables are not in it: they follow in `FillRows`.
+    Extra values are not in it: they follow in `FillExtra`.
     """
 
     kind: ClassVar[int] = 103
@@ -60,10 +60,10 @@ class Fill(FromServer, frozen=True, array_like=True):
     tensors: tuple[TensorSpec, ...]  # the tensors of the payload
 
 
-class FillRows(FromServer, frozen=True, array_like=True):
-    """The rows of some slots, as they are after the entry before. Payload: its tensors.
+class FillExtra(FromServer, frozen=True, array_like=True):
+    """The extra values of some slots, as they are after the entry before. Payload: its tensors.
 
-    A replica that is filled leaves out what entries say of slots whose rows have not come yet.
+    A replica that is filled leaves out what entries say of slots that have not come yet.
     """
 
     kind: ClassVar[int] = 127
@@ -117,7 +117,7 @@ _KINDS = [
 ]
 PS_MESSAGES: tuple[type[Message], ...] = (
     *(kind for kind in _KINDS if kind.kind),  # the base classes have none
-    *(*OPENERS, Fill, FillRows, Replicate, Replicated, Borrows),
+    *(*OPENERS, Fill, FillExtra, Replicate, Replicated, Borrows),
 )
 PS_CATALOG = Catalog(PS_MESSAGES)
 """The catalog of all messages that a connection to a parameter server may carry."""

@@ -14,7 +14,7 @@ Surveys 22(4), 1990).
     follow      another replica connects                            the primary
     confirmed   another replica has entries                         the primary
     fill        the state comes with which the generation began     a joining replica
-    fill_rows   rows of sparse tables come, as they are by now      a joining replica
+    fill_extra  extra values come, as they are by now               a joining replica
     replicate   an entry comes                                      a backup, a joining replica
 
 Events return iterators of outputs: the driver carries out each before it takes the next, so that
@@ -37,7 +37,7 @@ from trireme.ps.messages import (
     Collect,
     FencedVerdict,
     FromServer,
-    PullRows,
+    PullExtra,
     Push,
     PushReply,
     Refused,
@@ -46,7 +46,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
 from trireme.ps.replication.log import EVENTS, Lent, ReplicationLog, Tell
-from trireme.ps.replication.messages import Fill, FillRows, FollowPrimary, Replicate, Replicated
+from trireme.ps.replication.messages import Fill, FillExtra, FollowPrimary, Replicate, Replicated
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet, QuietState
@@ -100,8 +100,8 @@ class Replica(Generic[_L]):
         self._noticed = 0.0
         self._position = 0  # while it is not the primary
         self._terms: list[tuple[int, int]] = []  # (position, term): of the first entry of each
-        # The state it has begun with, for joining replicas, and the slots of tables whose rows
-        # that lacks.
+        # The state it has begun with, for joining replicas, and the slots whose extra values that
+        # lacks.
         self._first: tuple[Fill, Sequence[memoryview], int] | None = None
         self._view = View(0, (), ())
 
@@ -111,9 +111,9 @@ class Replica(Generic[_L]):
 
     @property
     def lacks(self) -> int:
-        """How many of the shard's last slots of sparse tables it has no rows of."""
-        tables = self.shard.state.tables
-        return 0 if tables is None else tables.lacks
+        """How many of the shard's last slots it has no extra values of."""
+        extension = self.shard.state.extension
+        return 0 if extension is None else extension.lacks
 
     def _note_term(self, position: int, term: int) -> None:
         if not self._terms or self._terms[-1][1] != term:
@@ -146,8 +146,8 @@ class Replica(Generic[_L]):
             return []
         if not self.log.active:
             return instructions
-        tables = self.shard.state.tables
-        lacks = 0 if tables is None else tables.slots[1] - tables.slots[0]
+        extra = self.shard.state.extension
+        lacks = 0 if extra is None else extra.slots[1] - extra.slots[0]
         self._first = *_filling(view, quiet), lacks
         return self.log.hold(instructions)
 
@@ -173,16 +173,16 @@ class Replica(Generic[_L]):
         self._first_instructions(now, message.view, quiet)
         self.began = message.view.number
 
-    def fill_rows(self, message: FillRows, tensors: Tensors) -> None:
-        """Takes rows of sparse tables, as they are after the entries that have come."""
-        tables = self.shard.state.tables
-        if self.primary or tables is None:
-            raise FrameError(f"rows of shard {self.number} came where none were due")
+    def fill_extra(self, message: FillExtra, tensors: Tensors) -> None:
+        """Takes extra values, as they are after the entries that have come."""
+        extension = self.shard.state.extension
+        if self.primary or extension is None:
+            raise FrameError(f"extra values of shard {self.number} came where none were due")
         try:
-            tables.fill(message.slots, tensors)
+            extension.fill(message.slots, tensors)
         except Rejected as error:
             raise FrameError(
-                f"rows of shard {self.number} cannot be taken over: {error}"
+                f"extra values of shard {self.number} cannot be taken over: {error}"
             ) from error
 
     # -- views -----------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Replica(Generic[_L]):
                 self._forget_all()
             self.log = ReplicationLog(self._position, view.number, self._patience)
             self.source = None
-            self.shard.state.shows_rows = True
+            self.shard.state.shows_extra = True
         elif not self.log.position:
             self.log.term = view.number
         out = self.log.members(entry.backups, entry.joining)
@@ -245,7 +245,7 @@ class Replica(Generic[_L]):
             yield from self.dispatcher.apply(now, who, route, message, what)
         elif not isinstance(message, FromServer) and (reason := self._away()) is not None:
             yield Reply(route, _fenced(message, reason, self._view.number))
-        elif isinstance(message, PullRows):  # it changes nothing, and shows what may yet be lost
+        elif isinstance(message, PullExtra):  # it changes nothing, and shows what may yet be lost
             found = self.dispatcher.apply(now, who, route, message)
             yield from found if log is None else log.hold(found)
         elif isinstance(message, Push) and (reason := self._overfull(who, message)) is not None:
@@ -285,7 +285,7 @@ class Replica(Generic[_L]):
             self._note_term(log.position, log.term)
         failed = counters["failed"]
         for instructions in self._apply(now, who, route, message, what):
-            if counters["failed"] != failed:  # perhaps by rows that such a replica lacks
+            if counters["failed"] != failed:  # perhaps by values that such a replica lacks
                 log.drop_unfilled()
             yield from log.hold(instructions) if log.active else instructions
             if self.shard.due:  # the values change again, within this event
@@ -350,26 +350,26 @@ class Replica(Generic[_L]):
             # It lacks entries that only the primary before had, or that are forgotten.
             log.useless.add((server, message.incarnation))
         self._forget_first()
-        return None if followed is None else [*out, *followed, *self._more_rows(link)]
+        return None if followed is None else [*out, *followed, *self._more_extra(link)]
 
     def confirmed(self, link: _L, message: Replicated) -> Iterator[Output[_L]]:
         if self.log is not None:
             yield from self.log.confirm(link, message.position, message.lacks)
             self._forget_first()
-            yield from self._more_rows(link)
+            yield from self._more_extra(link)
 
-    def _more_rows(self, link: _L) -> Iterator[Tell[_L]]:
-        """Yields the next rows for a replica that lacks some, one piece at a time.
+    def _more_extra(self, link: _L) -> Iterator[Tell[_L]]:
+        """Yields the next extra values for a replica that lacks some, one piece at a time.
 
         All entries that were sent to it are applied here by now: pieces go out between events.
         """
-        tables = self.shard.state.tables
-        if self.log is None or tables is None or not (lacks := self.log.wants_rows(link)):
+        extra = self.shard.state.extension
+        if self.log is None or extra is None or not (lacks := self.log.wants_extra(link)):
             return
-        slots, tensors = tables.piece(lacks)
-        self.log.rows_sent(link, tables.slots[1] - slots[1])
+        slots, tensors = extra.piece(lacks)
+        self.log.extra_sent(link, extra.slots[1] - slots[1])
         specs, payload = _payload_of(tensors)
-        yield Tell(link, FillRows(slots, specs), payload)
+        yield Tell(link, FillExtra(slots, specs), payload)
 
     def _forget_first(self) -> None:
         """Forgets the state with which the generation began, once all other replicas have it."""
@@ -404,7 +404,7 @@ class Replica(Generic[_L]):
             )
         self._position += 1
         self._note_term(message.position, message.term)
-        self.shard.state.shows_rows = False  # nobody hears what a backup answers
+        self.shard.state.shows_extra = False  # nobody hears what a backup answers
         who = Participant(message.index, message.incarnation)
         for instructions in self._apply(message.now, who, route, event, what):
             yield from instructions

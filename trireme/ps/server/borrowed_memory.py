@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 
 from trireme.errors import WireError
-from trireme.ps.lending_messages import LendRows
+from trireme.ps.extra import Extra, bytes_in
+from trireme.ps.lending_messages import LendExtra
+from trireme.ps.lent_memory import LentMemory
 from trireme.ps.messages import Pairs
 from trireme.ps.replication.log import Lent
 from trireme.wire.service import Link
@@ -64,13 +66,13 @@ class BorrowedMemory:
         return self._lent.get(link)
 
 
-class BorrowedRows:
-    """The memory that workers lend for rows: each belongs to one connection."""
+class BorrowedExtra:
+    """The memory that workers lend for extra values: each belongs to one connection."""
 
     def __init__(self) -> None:
-        self._memories: dict[Link, SharedMemory] = {}
+        self._memories: dict[Link, LentMemory] = {}
 
-    def add(self, link: Link, message: LendRows) -> bool:
+    def add(self, link: Link, message: LendExtra) -> bool:
         """Maps memory that a worker of this host lends; returns False if it cannot be used."""
         descriptor, local = link.connection.stream.take_descriptor(), local_memory()
         if descriptor is None or local is None:
@@ -81,13 +83,19 @@ class BorrowedRows:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return False
         memory.close()  # the mapping stays while a view of it exists
-        self._memories[link] = memory
+        self._memories[link] = LentMemory(memory)
         return True
 
     def remove(self, link: Link) -> None:
-        """Forgets the memory of a connection. It stays mapped while rows in it are used."""
+        """Forgets the memory of a connection. It stays mapped while a view of it exists."""
         self._memories.pop(link, None)
 
-    def of(self, link: Link) -> SharedMemory | None:
-        """Returns the memory that was lent over a connection; None for none."""
-        return self._memories.get(link)
+    def received(self, link: Link, extra: Extra) -> Extra:
+        """Returns the part of a request that has come over a connection, with all bytes at hand."""
+        memory = self._memories.get(link)
+        return tuple(bytes_in(extra)) if memory is None else memory.received(extra)
+
+    def answer(self, link: Link, extra: Extra) -> Extra:
+        """Returns the part of an answer, whose bytes lie in memory lent over its connection."""
+        memory = self._memories.get(link)
+        return extra if memory is None else memory.answer(extra)

@@ -13,18 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
 from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
 from trireme.host_memory import check_fits, host_memory
 from trireme.ps.flat import as_bytes
-from trireme.ps.lending_messages import LendMemory, LendRows, MemoryLent
+from trireme.ps.lending_messages import LendExtra, LendMemory, MemoryLent
 from trireme.ps.messages import (
     Attach,
     FromServer,
+    PulledExtra,
+    PullExtra,
     PullReply,
-    PullRows,
     Push,
     PushReply,
     Refused,
@@ -40,15 +42,14 @@ from trireme.ps.replication.messages import (
     ConnectToLeader,
     ConnectToShard,
     Fill,
-    FillRows,
+    FillExtra,
     FollowPrimary,
     Replicate,
     Replicated,
 )
 from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.row_memory import Answers, found, written
-from trireme.ps.server.borrowed_memory import BorrowedMemory, BorrowedRows
+from trireme.ps.server.borrowed_memory import BorrowedExtra, BorrowedMemory
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.payloads import (
     ValueBytes,
@@ -76,7 +77,6 @@ class _Route(msgspec.Struct, frozen=True, eq=False):
     link: Link | None
     sequence: int = 0  # the sequence of the request
     staging: Staging | None = None  # the receive buffer that is free again once the answer is sent
-    answers: Answers = ()  # where rows go that the answer brings
 
 
 class ShardHandler:
@@ -118,7 +118,7 @@ class ShardHandler:
         self._confirms: dict[Replica[Link], None] = {}
         self._buffers: dict[Replica[Link], Buffers] = {}
         self._borrowed = BorrowedMemory()
-        self._row_memory = BorrowedRows()
+        self._extra = BorrowedExtra()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
         self._early: list[
@@ -157,7 +157,7 @@ class ShardHandler:
             answer, views = self._notes.answer(link.identity.task, message)
             link.offer(answer, views, sequence=incoming.sequence)
             return
-        if isinstance(message, (Replicate, Replicated, Fill, FillRows, Borrows)):
+        if isinstance(message, (Replicate, Replicated, Fill, FillExtra, Borrows)):
             self._replicate(link, replica, message, payload)
             return
         if isinstance(message, (ConnectToShard, ConnectToLeader, FollowPrimary)):
@@ -172,18 +172,17 @@ class ShardHandler:
         if isinstance(message, LendMemory):
             self._borrow(link, replica, message, incoming.sequence)
             return
-        if isinstance(message, LendRows):
-            link.offer(MemoryLent(self._row_memory.add(link, message)), sequence=incoming.sequence)
+        if isinstance(message, LendExtra):
+            link.offer(MemoryLent(self._extra.add(link, message)), sequence=incoming.sequence)
             return
-        answers: Answers = ()
         if isinstance(message, Attach):
             try:
                 self._check_fits(replica, message)
             except OutOfMemory as error:
                 link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
                 return
-        if isinstance(message, Push | PullRows):
-            message, answers = found(self._row_memory.of(link), message)
+        if isinstance(message, Push | PullExtra) and message.extra:
+            message = replace(message, extra=self._extra.received(link, message.extra))
         if isinstance(message, Push):
             staging = self._buffers_of(replica).received.take(link, payload)
             what = staging.gradients
@@ -193,7 +192,7 @@ class ShardHandler:
             except Rejected as error:
                 link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
                 return
-        route = _Route(link, incoming.sequence, staging, answers)
+        route = _Route(link, incoming.sequence, staging)
         lent = None if staging is None else self._borrowed.place_of(link, payload)
         outputs = replica.request(began, link, route, message, what, payload, lent)
         self._carry_out(began, replica, outputs)
@@ -208,7 +207,7 @@ class ShardHandler:
         self._notes.wanted_by.discard(link.identity.task)
         self._early = [each for each in self._early if each[0] is not link]
         self._followers.discard(link)
-        self._row_memory.remove(link)
+        self._extra.remove(link)
         self.replicas.closed(link)
         replica = self._bound.pop(link, None)
         if replica is not None:
@@ -346,7 +345,7 @@ class ShardHandler:
         self,
         link: Link,
         replica: Replica[Link],
-        message: Replicate | Replicated | Fill | FillRows | Borrows,
+        message: Replicate | Replicated | Fill | FillExtra | Borrows,
         payload: Sequence[memoryview],
     ) -> None:
         """Takes a message between the replicas of a shard."""
@@ -364,8 +363,8 @@ class ShardHandler:
             raise FrameError(f"{link.identity.task} is not the primary of shard {replica.number}")
         if isinstance(message, Fill):
             self._fill(replica, message, payload)
-        elif isinstance(message, FillRows):
-            replica.fill_rows(message, unpack_state(message, payload))
+        elif isinstance(message, FillExtra):
+            replica.fill_extra(message, unpack_state(message, payload))
         else:
             event = decoded(message)
             if isinstance(event, Push) and message.memory:
@@ -454,7 +453,7 @@ class ShardHandler:
             event = decoded(message)
             if isinstance(event, Push):
                 return self._buffers_of(replica).entries.place(length)
-        fills = isinstance(event, (Fill, FillRows))
+        fills = isinstance(event, (Fill, FillExtra))
         if fills and (event is not message or link is not replica.source):
             raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")
         return memory_for(event, length, replica.shard.state)
@@ -476,16 +475,16 @@ class ShardHandler:
                     continue
                 if route.staging is not None and not isinstance(output.message, Waiting):
                     route.staging.release()
-                if route.link is not None:
+                if (link := route.link) is not None:
                     message = output.message
                     payload: Sequence[memoryview]
                     if isinstance(message, (PushReply, PullReply)):
                         payload = self._values.of(output.payload, state)
                     else:  # a list: what fits would come over the values in memory that is lent
                         payload = [as_bytes(each) for each in output.payload if each.numel()]
-                    if route.answers and isinstance(message, PushReply):
-                        message = written(message, route.answers)
-                    route.link.offer(message, payload, sequence=route.sequence)
+                    if isinstance(message, PushReply | PulledExtra) and message.extra:
+                        message = replace(message, extra=self._extra.answer(link, message.extra))
+                    link.offer(message, payload, sequence=route.sequence)
             elif isinstance(output, Send):
                 self._send(replica, output)
             elif isinstance(output, Tell):

@@ -93,8 +93,8 @@ class ShardMetrics:
             "memory_bytes": memory,
             **self.replication.status(now, logs),
         }
-        if shard.state.tables is not None:
-            status |= shard.state.tables.status()
+        if shard.state.extension is not None:
+            status |= shard.state.extension.status()
         if waits:
             workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice
             status |= {

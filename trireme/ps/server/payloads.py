@@ -14,7 +14,7 @@ from trireme.ps.flat import as_bytes
 from trireme.ps.layout import ITEM_SIZES, Layout
 from trireme.ps.messages import Attach, Share
 from trireme.ps.optimizers import OPTIMIZERS
-from trireme.ps.replication.messages import Fill, FillRows
+from trireme.ps.replication.messages import Fill, FillExtra
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
@@ -24,7 +24,7 @@ from trireme.wire.message import Message
 _SHARE_BYTES = 1 << 32
 _MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
 _SLACK_BYTES = 1 << 20  # for scalars
-_TABLE_BYTES = 1 << 40  # the size of a table is not known before its rows come
+_EXTRA_BYTES = 1 << 40  # how many extra values come is not known before
 
 
 def memory_for(message: Message, length: int, state: ShardState) -> Sequence[memoryview]:
@@ -33,7 +33,7 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
     Args:
         length: the payload's length in bytes, as the frame announces it.
     """
-    if isinstance(message, Fill | FillRows):
+    if isinstance(message, Fill | FillExtra):
         expected = sum(map(_size_of, message.tensors))
         if length != expected:
             raise FrameError(f"a state announces {length} bytes and takes {expected}")
@@ -78,8 +78,8 @@ def unpack(
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
 
 
-def unpack_state(message: Fill | FillRows, payload: Sequence[memoryview]) -> Tensors:
-    """Returns the tensors of a shard's state, or of the rows of some slots."""
+def unpack_state(message: Fill | FillExtra, payload: Sequence[memoryview]) -> Tensors:
+    """Returns the tensors of a shard's state, or of the extra values of some slots."""
     try:
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     except Rejected as error:
@@ -90,8 +90,8 @@ def _most_loaded(state: ShardState) -> int:
     """Returns the most bytes of a load: values, average, and any optimizer's state."""
     if state.layout is None:
         return 0
-    if state.tables is not None:
-        return _TABLE_BYTES
+    if state.extension is not None:
+        return _EXTRA_BYTES
     elements = sum(part.length for part in state.layout.parts(state.number))
     return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 

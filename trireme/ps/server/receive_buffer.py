@@ -102,7 +102,7 @@ class ReceiveBuffer:
             _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
             return None
         link.connection.lending = local.lend(outbound, inbound, borrowed=True)
-        if message.rows:
+        if message.extra:
             stream.expect_descriptor()
         return memory
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import torch
 
+from trireme.ps.extra import Extra
 from trireme.ps.messages import (
     Duplicate,
     Pull,
@@ -169,10 +170,10 @@ class Answers:
         if push.pull:
             assert state.values is not None
             payload = state.values.buffer.vectors
-        rows: tuple[bytes | None, ...] = ()
-        if push.wanted and state.tables is not None and state.shows_rows:
-            rows = state.tables.pull(push.wanted)
-        message = PushReply(answer.verdict, state.step, answer.staleness, stop, self.notice, rows)
+        extra: Extra = ()
+        if push.extra and state.extension is not None and state.shows_extra:
+            extra = state.extension.pull(push.extra)
+        message = PushReply(answer.verdict, state.step, answer.staleness, stop, self.notice, extra)
         return Reply(answer.pending.route, message, payload)
 
     def _highest_clock(self) -> float:

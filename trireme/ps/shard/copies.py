@@ -69,10 +69,10 @@ class Copies:
         assert state.values is not None
         view, since = state.participants.view.number, -1
         tensors = state.values.copy(state=request.state)
-        if state.tables is not None and request.state:
-            if request.since_view == view and state.tables.changes_after <= request.since:
+        if (extra := state.extension) is not None and request.state:
+            if request.since_view == view and extra.changes_after <= request.since:
                 since = request.since
-            tensors += state.tables.copy(None if since < 0 else since, shown=state.shows_rows)
+            tensors += extra.copy(None if since < 0 else since, shown=state.shows_extra)
         examples = ExampleLedgers() if state.leader is None else state.leader.examples
         message = Snapshot(
             state.step,

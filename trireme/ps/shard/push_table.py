@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from trireme.ps.extra import bytes_in
 from trireme.ps.flat import PartBuffer
 from trireme.ps.leader.decisions import PushId
 from trireme.ps.messages import Applied, Push, RejectedVerdict, Stale, WorkerProgress
-from trireme.ps.row_messages import owned
 from trireme.ps.shard.participants import Participant
 
 Decided = Applied | Stale | RejectedVerdict
@@ -37,7 +37,8 @@ class Pending(msgspec.Struct, eq=False):
 
     def kept(self) -> Pending:
         """Returns a copy that counts as answered and shares no memory with the worker."""
-        push = msgspec.structs.replace(self.push, rows=owned(self.push.rows))
+        extra = tuple(map(bytes, bytes_in(self.push.extra)))
+        push = msgspec.structs.replace(self.push, extra=extra)
         gradients = self.gradients.copy()
         return msgspec.structs.replace(self, push=push, gradients=gradients, answered=True)
 

@@ -8,20 +8,17 @@ that are not decided and answers that are withheld, is asked again by its worker
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from trireme.ps.extension import HeldExtension
+from trireme.ps.extra import ShownExtension
 from trireme.ps.leader.leader import LeaderState
 from trireme.ps.messages import GroupSpec, LayoutSpec, OptimizerSpec
 from trireme.ps.rule import Rule
 from trireme.ps.shard.push_table import WorkerRecord
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.table_spec import TableSpec
-
-if TYPE_CHECKING:
-    from trireme.ps.tables import ShardTables
 
 
 class QuietState(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +29,7 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
     layout: LayoutSpec
     optimizer: OptimizerSpec
     rule: Rule
-    tables: tuple[TableSpec, ...]
+    extension: ShownExtension | None
     step: int  # the global step of the values
     records: dict[int, WorkerRecord]  # the exactly-once table
     retired: tuple[int, ...]  # the workers that train no more
@@ -45,8 +42,8 @@ class Quiet(msgspec.Struct, frozen=True):
 
     state: QuietState
     tensors: Tensors  # the values, and the optimizer's state: live tensors of the shard
-    # the live tables of the shard, or of several; None where their rows come later
-    tables: Sequence[ShardTables] | None = ()
+    # the extra values of the shard, or of several; None where they come later
+    extra: Sequence[HeldExtension] | None = ()
 
 
 def export(state: ShardState) -> Quiet | None:
@@ -61,15 +58,15 @@ def export(state: ShardState) -> Quiet | None:
         layout=shown.layout.spec,
         optimizer=OptimizerSpec(shown.optimizer.name, present),
         rule=shown.rule,
-        tables=shown.tables,
+        extension=shown.extension,
         step=state.step,
         records=state.table.records,
         retired=tuple(sorted(state.participants.retired)),
         counters=dict(state.counters),
         leader=state.leader.export() if state.leader is not None else None,
     )
-    tables = () if state.tables is None else (state.tables,)
-    return Quiet(quiet, values.live(state=True), tables)
+    extra = () if state.extension is None else (state.extension,)
+    return Quiet(quiet, values.live(state=True), extra)
 
 
 def united(quiets: Sequence[Quiet]) -> Quiet:
@@ -80,5 +77,5 @@ def united(quiets: Sequence[Quiet]) -> Quiet:
             but the tensors, and what only shard 0 has, is the same.
     """
     tensors = [entry for quiet in quiets for entry in quiet.tensors]
-    tables = [each for quiet in quiets for each in quiet.tables or ()]
-    return Quiet(quiets[0].state, tensors, tables)
+    extra = [each for quiet in quiets for each in quiet.extra or ()]
+    return Quiet(quiets[0].state, tensors, extra)

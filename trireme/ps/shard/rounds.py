@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trireme.ps.extension import HeldExtension
+from trireme.ps.extra import Extra
 from trireme.ps.flat import PartBuffer
 from trireme.ps.leader.decisions import PushId
-from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.values.gradient_sums import Total, squared_norm, total_of
-from trireme.ps.table_spec import TableSpec
-from trireme.ps.tables import table_support
 
 
 class Mean:
@@ -22,9 +21,11 @@ class Mean:
         spare: returns memory for a sum or a mean; called only when one is needed.
     """
 
-    def __init__(self, spare: Callable[[], PartBuffer], tables: Sequence[TableSpec] = ()) -> None:
+    def __init__(
+        self, spare: Callable[[], PartBuffer], extension: HeldExtension | None = None
+    ) -> None:
         self._spare = spare
-        self._tables = tables
+        self._extension = extension
         self._kept: tuple[tuple[PushId, ...], PartBuffer | None] = ((), None)
 
     def forget(self) -> None:
@@ -43,18 +44,19 @@ class Mean:
             target.copy_(source).mul_(scale)
         return Total(scaled, absent=absent)
 
-    def rows(self, members: Sequence[Pending], scale: float = 1.0) -> tuple[RowUpdates, ...]:
-        if not self._tables:
-            return ()
+    def extra(self, members: Sequence[Pending], scale: float = 1.0) -> Extra:
+        """Returns the mean updates of extra values."""
         pushes = [pending.push for pending in members]
-        updates = [(push.weight, push.rows) for push in pushes if push.weight > 0]
-        return table_support().mean(updates, tuple(self._tables), scale) if updates else ()
+        updates = [(push.weight, push.extra) for push in pushes if push.weight > 0]
+        if self._extension is None or not updates:
+            return ()
+        return self._extension.mean(updates, scale)
 
     def square(self, members: Sequence[Pending]) -> float:
         mean = self._of(members)
         total = 0.0 if mean is None else squared_norm(mean)
-        if self._tables:
-            total += table_support().square(self.rows(members), tuple(self._tables))
+        if self._extension is not None:
+            total += self._extension.square(self.extra(members))
         return total
 
     def _of(self, members: Sequence[Pending]) -> PartBuffer | None:

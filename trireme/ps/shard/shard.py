@@ -25,7 +25,7 @@ a repeat gets the same verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -33,6 +33,7 @@ import torch
 from trireme.cluster.view import View
 from trireme.errors import ModelMismatchError, Rejected, TriremeError, UnsupportedOptimizerError
 from trireme.ps import messages
+from trireme.ps.extension import held_extension
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
@@ -46,11 +47,7 @@ from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
-from trireme.ps.tables import table_support
 from trireme.wire.message import Message
-
-if TYPE_CHECKING:
-    from trireme.ps.tables import ShardTables
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
@@ -60,7 +57,7 @@ _CODES: dict[type[Exception], str] = {
     UnsupportedOptimizerError: "optimizer",
 }
 
-_OF_A_VIEW = (messages.Attach, messages.Lease, Load, messages.Pull, messages.PullRows, WriteValues)
+_OF_A_VIEW = (messages.Attach, messages.Lease, Load, messages.Pull, messages.PullExtra, WriteValues)
 """Requests that count in one view only."""
 
 _LET_OTHERS_GO_ON = (Load, messages.Retire, messages.StopJob)
@@ -88,7 +85,7 @@ class Shard:
             messages.Attach: self.attach,
             Load: self.load,
             WriteValues: self.write_values,
-            messages.PullRows: self.pull_rows,
+            messages.PullExtra: self.pull_extra,
             messages.Lease: self.lease,
             messages.StopJob: self.stop,
             messages.Retire: self.retire,
@@ -207,7 +204,8 @@ class Shard:
         state, rule, layout = self.state, shown.rule, shown.layout
         rule.check()
         state.values = self._factory(layout, self.number, shown.optimizer, rule)
-        state.tables = _tables_of(shown, self.number)
+        if shown.extension is not None:
+            state.extension = held_extension(shown.extension, layout.spec.bounds, self.number)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
         self.execution.updates.begin(shown)
         if state.leader is not None:
@@ -227,8 +225,8 @@ class Shard:
         if any(span.stop < span.start for span in request.consumed):
             raise Rejected("examples end before they begin")
         state.values.load(request.step, tensors)
-        if state.tables is not None:
-            state.tables.load(tensors, request.step)
+        if state.extension is not None:
+            state.extension.load(tensors, request.step)
         state.step, state.loaded_in = request.step, request.view
         self.execution.updates.load()
         state.table.restore(request.workers)
@@ -255,14 +253,14 @@ class Shard:
     ) -> list[Instruction]:
         return [*self.execution.answers.pull(now, route, who, request)]
 
-    def pull_rows(self, who: Participant, request: messages.PullRows, _: None = None) -> Message:
-        """Answers with the rows of keys, as they are now."""
+    def pull_extra(self, who: Participant, request: messages.PullExtra, _: None = None) -> Message:
+        """Answers with extra values, as they are now."""
         state = self.state
-        reason = state.rows_mismatch(request.wanted) if state.loaded else _NOT_LOADED
+        reason = state.extra_mismatch(request.extra) if state.loaded else _NOT_LOADED
         if reason is not None:
             raise Rejected(reason)
-        assert state.tables is not None
-        return messages.PulledRows(state.step, state.tables.pull(request.wanted))
+        assert state.extension is not None
+        return messages.PulledExtra(state.step, state.extension.pull(request.extra))
 
     def push(
         self,
@@ -388,8 +386,7 @@ class Shard:
         what they had begun is dropped as in `view`.
 
         Args:
-            quiet: the quiet state of the shards before, whose tensors cover this shard. Its tables
-                are taken over.
+            quiet: the quiet state of the shards before, whose tensors cover this shard.
         """
         state, before = self.state, quiet.state
         state.participants.take(view)
@@ -398,12 +395,12 @@ class Shard:
         state.participants.retire(*(w for w in before.retired if w not in gone))
         layout = Layout(before.layout).divided(view.bounds)
         self._create(
-            ModelDescription(before.task, layout, before.optimizer, before.rule, before.tables)
+            ModelDescription(before.task, layout, before.optimizer, before.rule, before.extension)
         )
         assert state.values is not None
         state.values.load(before.step, quiet.tensors)
-        if state.tables is not None:
-            state.tables.resume(quiet.tables, before.step)
+        if state.extension is not None:
+            state.extension.resume(quiet.extra, before.step)
         # A chief that finds other shards without values replaces these: its view is later than 1.
         state.step, state.loaded_in = before.step, 1
         state.table.resume(before.records)
@@ -439,9 +436,3 @@ class Shard:
         counters = {name: float(value) for name, value in sorted(state.counters.items())}
         view, table = state.participants.view.number, state.table.export()
         return messages.ServerStatus(state.step, state.loaded, view, table, counters)
-
-
-def _tables_of(shown: ModelDescription, server: int) -> ShardTables | None:
-    if not shown.tables:
-        return None
-    return table_support().shard(shown.tables, shown.layout.spec.bounds, server)

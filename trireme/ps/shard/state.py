@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trireme.errors import ConfigurationError, ModelMismatchError
+from trireme.ps.extension import HeldExtension
+from trireme.ps.extra import Extra, ShownExtension
 from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
 from trireme.ps.messages import Attach, GroupSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import mismatch
-from trireme.ps.row_messages import RowKeys, RowUpdates
 from trireme.ps.rule import Rule
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.values.parameters import Values
-from trireme.ps.table_spec import TableSpec
-
-if TYPE_CHECKING:
-    from trireme.ps.tables import ShardTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +27,15 @@ class ModelDescription:
     layout: Layout
     optimizer: OptimizerSpec
     rule: Rule
-    tables: tuple[TableSpec, ...] = ()
+    extension: ShownExtension | None = None  # its extra values
 
     def check_same(self, other: ModelDescription) -> None:
         self.layout.check_same(other.layout, whose=self.task, others=other.task)
+        kind = next((each.kind for each in (self.extension, other.extension) if each), "")
         for what, mine, theirs in (
             ("strategies", _shown(self.rule), _shown(other.rule)),
             ("optimizers", self.optimizer.names, other.optimizer.names),
-            ("sparse tables", tuple(map(str, self.tables)), tuple(map(str, other.tables))),
+            (kind, _parts(self.extension), _parts(other.extension)),
         ):
             if mine != theirs:
                 raise ModelMismatchError(
@@ -59,10 +56,10 @@ class ShardState:
         self.rule = Rule()  # the rule of what was shown
         self.synchronous = False  # whether the rule is synchronous; read several times a push
         self.values: Values | None = None  # the values; None before a worker has shown its model
-        self.tables: ShardTables | None = None  # the sparse tables; None where there are none
-        # whether answers to pushes have the rows that these want: not at a backup, whose answers
+        self.extension: HeldExtension | None = None  # the extra values; None where there are none
+        # whether answers have the extra values that are wanted: not at a backup, whose answers
         # nobody hears
-        self.shows_rows = True
+        self.shows_extra = True
         # the optimizer's hyper-parameters, where they have changed since it was shown
         self.hyper: Sequence[GroupSpec] | None = None
         # how many pushes had each verdict, and other counts
@@ -97,7 +94,7 @@ class ShardState:
                 f"{task} lays its model out in {layout.spec.shards} shards that begin at the slots "
                 f"{layout.spec.bounds[:-1]}, and the job has {len(bounds) - 1}, at {bounds[:-1]}"
             )
-        return ModelDescription(task, layout, request.optimizer, request.rule, request.tables)
+        return ModelDescription(task, layout, request.optimizer, request.rule, request.extension)
 
     def why_invalid(self, worker: int, push: Push) -> str | None:
         """Returns why a push of a worker makes no sense; None when it does."""
@@ -125,31 +122,29 @@ class ShardState:
             reason = _nowhere(self.shown.layout, push.absent)
         if reason is None and push.examples and self.leader is not None:
             reason = self.leader.examples.why_invalid(push.examples)
-        if reason is None and (push.rows or push.wanted):
-            reason = self.rows_mismatch((*push.rows, *push.wanted))
-            if reason is None and len({each.table for each in push.rows}) < len(push.rows):
-                reason = "a push names a table twice"
+        if reason is None and push.extra:
+            reason = self.extra_mismatch(push.extra)
         if reason is None and push.hyper is not None:
             reason = mismatch(self.shown.optimizer, push.hyper)
         return reason
 
     def overfull(self, worker: int, push: Push) -> str | None:
-        """Returns why the tables have no room for the rows of a new push; None where they have.
+        """Returns why there is no room for the extra values of a new push; None where there is.
 
         A primary asks before it writes the push to its log: a replica that is being filled has too
-        few rows to tell.
+        few of them to tell.
         """
         record = self.table.records.get(worker)
-        if not push.rows or self.tables is None or record is None:
+        if not push.extra or self.extension is None or record is None:
             return None
         if push.sequence <= record.sequence or self.why_invalid(worker, push) is not None:
             return None
-        return self.tables.overfull(push.rows)
+        return self.extension.overfull(push.extra)
 
-    def rows_mismatch(self, rows: Sequence[RowUpdates | RowKeys]) -> str | None:
-        if self.tables is None:
-            return "a request names rows of a sparse table, and the model has none"
-        return self.tables.mismatch(rows)
+    def extra_mismatch(self, extra: Extra) -> str | None:
+        if self.extension is None:
+            return "a request names values besides the parameters, and the model has none"
+        return self.extension.mismatch(extra)
 
 
 def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:
@@ -158,6 +153,10 @@ def _nowhere(layout: Layout, absent: tuple[int, ...]) -> str | None:
     if absent[0] < 0 or absent[-1] >= count or list(absent) != sorted(set(absent)):
         return f"a push names absent parameters that are not, ascending, among the {count}"
     return None
+
+
+def _parts(shown: ShownExtension | None) -> tuple[str, ...]:
+    return () if shown is None else (shown.kind, *shown.parts)
 
 
 def _shown(rule: Rule) -> tuple[str, ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trireme.errors import OutOfMemory
+from trireme.ps.extra import Extra
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Applied, GroupSpec, Push, RejectedVerdict, Stale
-from trireme.ps.row_messages import RowUpdates
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.push_table import Decided, Pending
 from trireme.ps.shard.rounds import Mean
 from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.gradient_sums import Total
 
-_Change = tuple[Total | None, Sequence[RowUpdates] | None]
-"""An update of the values, and updates of rows; None where there are none."""
+_Change = tuple[Total | None, Extra]
+"""An update of the values, None for none, and updates of extra values."""
 
 
 class Updates:
@@ -31,7 +31,7 @@ class Updates:
         self._written: tuple[int, int] | None = None
 
     def begin(self, shown: ModelDescription) -> None:
-        self.mean = Mean(self._spare, shown.tables)
+        self.mean = Mean(self._spare, self._state.extension)
 
     def load(self) -> None:
         """Begins the first round, as values are loaded."""
@@ -69,8 +69,8 @@ class Updates:
         staleness = state.step - push.pulled
         state.counters["staleness"] += staleness
         update = Total(pending.gradients, 1.0, push.absent) if push.weight > 0 else None
-        rows = push.rows if push.rows and push.weight > 0 else None
-        verdict = self._change(lambda: (update, rows), push.hyper, step)
+        extra = push.extra if push.weight > 0 else ()
+        verdict = self._change(lambda: (update, extra), push.hyper, step)
         return self._decide(pending, verdict, staleness)
 
     def apply_round(
@@ -80,7 +80,7 @@ class Updates:
         mean = self.mean
         hyper = self._agreed(members)
         verdict = self._change(
-            lambda: (mean.update(members, scale), mean.rows(members, scale)), hyper, step
+            lambda: (mean.update(members, scale), mean.extra(members, scale)), hyper, step
         )
         mean.forget()
         self._written = None
@@ -126,7 +126,7 @@ class Updates:
     def _change(
         self, make: Callable[[], _Change], hyper: Sequence[GroupSpec] | None, step: int
     ) -> Applied | RejectedVerdict:
-        """Makes a step that changes the values and rows; returns the verdict on its pushes.
+        """Makes a step that changes the values; returns the verdict on its pushes.
 
         Every copy of the shard meets the same exception in the same place, so that refusing the
         pushes leaves all copies equal. The step counts all the same: other shards may have made
@@ -141,9 +141,9 @@ class Updates:
         try:
             if hyper is not None:
                 state.values.optimizer.set_hyper(hyper)
-            update, rows = make()
-            if rows is not None and state.tables is not None:
-                state.tables.apply(rows, step)
+            update, extra = make()
+            if state.extension is not None:
+                state.extension.apply(extra, step)
             state.values.apply(update, None, step, steps)
         except Exception as error:
             if lacks_memory(error):

@@ -13,15 +13,14 @@ import torch
 from trireme.data.intervals import joined
 from trireme.data.order import SAME_ORDER
 from trireme.errors import Rejected
+from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.results import PushResult, ServerClock
-from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState, TableMark
-from trireme.ps.table_spec import TableSpec
+from trireme.ps.snapshot import Mark, ModelState
+from trireme.session.model.extension import TrainedExtension
 
 if TYPE_CHECKING:
-    from trireme.ps.tables import Rows
     from trireme.session.backends.local_sgd import LocalSgd
     from trireme.session.model.process_group import ProcessGroup
 
@@ -64,7 +63,7 @@ class Backend(ABC):
     grows: bool = False  # whether the optimizer may get other parameters: see `grow`
     closure: Callable[[], Any] | None = None  # that the optimizer calls in the next step
     returned: Any = None  # what the optimizer's last step returned, where this process makes it
-    tables: Sequence[TableSpec] = ()  # the model's sparse tables; set before `start`
+    extension: TrainedExtension | None = None  # the model's extra values; set before `start`
 
     # -- joining ----------------------------------------------------------------------------------
 
@@ -117,17 +116,14 @@ class Backend(ABC):
         """Exchanges the local updates since the last exchange; returns None if there are none."""
         return None
 
-    def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
-        """Returns the rows of keys of tables, of shape (n, width) for each entry."""
-        raise NotImplementedError(f"{type(self).__name__} has no tables")
+    @property
+    def brought(self) -> Any:
+        """The extra values that the last push wanted, after `wait`; None where none came."""
+        return None
 
-    def wanted_rows(self) -> Sequence[Rows]:
-        """Returns the rows that the last push wanted, after `wait`; nothing where none came."""
-        return ()
-
-    def tables_status(self) -> dict[str, float | str]:
-        """Returns what the tables in this process hold, for this worker's status."""
-        return {}
+    def pull_extra(self, request: ExtraRequest) -> Any:
+        """Returns the extra values that a request wants."""
+        raise NotImplementedError(f"{type(self).__name__} has no extra values")
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         """Returns means over the processes of `group`, which all call it; else these values."""
@@ -193,7 +189,7 @@ class Backend(ABC):
         return ()
 
     @abstractmethod
-    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
         """Copies the values of one consistent step.
 
         Processes that hold the model together must all call it, or the chief alone between steps.
@@ -201,7 +197,7 @@ class Backend(ABC):
         """
 
     @contextmanager
-    def saving(self, since: TableMark | None = None) -> Iterator[ModelState]:
+    def saving(self, since: Mark | None = None) -> Iterator[ModelState]:
         """Yields the state to be saved, as `snapshot` with the optimizer's state returns it.
 
         With `streams` each tensor comes from the process that holds it when it is read, and the

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from trireme.errors import Rejected
+from trireme.ps.extension import HeldExtension, held_extension
+from trireme.ps.extra import ExtraRequest
 from trireme.ps.flat import FlatModel
 from trireme.ps.leader.example_ledgers import ExampleLedgers
 from trireme.ps.messages import (
@@ -27,19 +29,17 @@ from trireme.ps.messages import (
 )
 from trireme.ps.optimizers import check_optimizer, members, named_state, restore_state
 from trireme.ps.results import PushResult, after_the_end
-from trireme.ps.row_messages import RowKeys
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import ModelState, TableMark, lacking
-from trireme.ps.tables import table_support
+from trireme.ps.snapshot import Mark, ModelState, lacking
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local
 
-if TYPE_CHECKING:
-    from trireme.ps.tables import Rows, ShardTables
-
 KINDS = ("values", "average", "state")
 """The kinds of tensors in a state: its values, their moving average, the optimizer's state."""
+
+_WHOLE = (0, 1)
+"""The bounds of one shard that has all."""
 
 
 class Local(Backend):
@@ -67,7 +67,7 @@ class Local(Backend):
         self._ledgers.members(self._replicas)
         self._ledgers.own = replica
         self._average: dict[str, torch.Tensor] = {}
-        self._rows: ShardTables | None = None
+        self._extra: HeldExtension | None = None
         self._unclaimed: Mapping[str, torch.Tensor] = {}  # a checkpoint's, of parameters to come
         self.grows = isinstance(held, FlatModel)
 
@@ -77,8 +77,8 @@ class Local(Backend):
         self._rule, self._end = rule, rule.max_steps
         if self.group is None and isinstance(self._held, FlatModel):
             self._held.keeps_sparse = True  # the user's optimizer takes them, or says why not
-        if self.tables:
-            self._rows = table_support().shard(self.tables, None, 0)
+        if self.extension is not None:
+            self._extra = held_extension(self.extension.shown, _WHOLE, 0)
         self._ledgers.interleave = self.together or rule.synchronous
         self._take(self._agreed(first()))
 
@@ -102,8 +102,8 @@ class Local(Backend):
         self._unclaimed = dict(state.optimizer) if self.grows else {}
         if state.optimizer:
             restore_state(self._optimizer, self._held.parameters, state.optimizer, local_part)
-        if self._rows is not None and state.tables:
-            self._rows.load(table_support().tensors(state.tables, None, 0), state.step)
+        if self._extra is not None and self.extension is not None and state.extra:
+            self._extra.load(self.extension.tensors(state.extra, _WHOLE, 0), state.step)
         self._ledgers.restore(state.consumed, state.sizes, state.orders)
         self.stopping = self._ended
 
@@ -137,20 +137,14 @@ class Local(Backend):
         if self.group is None:
             self._held.collect_gradients()
         self._apply(terms.get("examples", ()), skip=weight == 0)
-        if self._rows is not None and weight > 0:
-            self._rows.apply(terms.get("rows", ()), self.step + 1)
+        extra = terms.get("extra")
+        if self._extra is not None and weight > 0 and extra is not None:
+            self._extra.apply(extra.divided(_WHOLE).of_shard(0), self.step + 1)
 
-    def pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Rows]:
-        assert self._rows is not None, "there are tables"
-        found = self._rows.pull(wanted)
-        return [
-            table_support().rows(data, self.tables[each.table])
-            for each, data in zip(wanted, found, strict=True)
-            if data is not None
-        ]
-
-    def tables_status(self) -> dict[str, float | str]:
-        return {} if self._rows is None else self._rows.status()
+    def pull_extra(self, request: ExtraRequest) -> Any:
+        assert self._extra is not None
+        parts = request.divided(_WHOLE)
+        return parts.united([self._extra.pull(parts.of_shard(0))])
 
     @torch.no_grad()
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
@@ -200,16 +194,16 @@ class Local(Backend):
 
     # -- states ---------------------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool, since: TableMark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
         tensors, lacks = self._tensors(state=state)
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         found = self._state(copies, self._ledgers.consumed() if state else (), lacks)
-        if not state or self._rows is None:
+        if not state or self._extra is None or self.extension is None:
             return found
-        if since is not None and self._rows.changes_after > since.step:
+        if since is not None and self._extra.changes_after > since.step:
             since = None
-        tables = table_support().joined([self._rows.copy(None if since is None else since.step)])
-        return replace(found, tables=tables, since=since, mark=TableMark(self.step, 0))
+        extra = self.extension.joined([self._extra.copy(None if since is None else since.step)])
+        return replace(found, extra=extra, since=since, mark=Mark(self.step, 0))
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         """Returns what this process holds, by `KIND/NAME`, and what it could not read."""

@@ -51,7 +51,7 @@ class ParameterServer(Client, Backend):
             self.local = LocalSgd(self, flat, optimizer)
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        loaded = self.attach(optimizer, rule, self.tables)
+        loaded = self.attach(optimizer, rule, self.extension)
         state = None if loaded else first()
         if state is not None:
             self.load(state)

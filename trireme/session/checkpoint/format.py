@@ -36,8 +36,8 @@ import torch
 from trireme.atomic_file import make_directory
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.ps.snapshot import TableMark
-from trireme.session.checkpoint.chain import merged
+from trireme.ps.extension import of_extension
+from trireme.ps.snapshot import Mark
 from trireme.session.checkpoint.manifest import (
     CHECKPOINTS,
     LAST_STEP,
@@ -104,7 +104,7 @@ class CheckpointData:
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     since: int | None = None
-    mark: TableMark | None = None
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:
                 found = read_tensors(directory, group, manifest.files)
                 found.pop(_NOTHING, None)
                 parts.append(found)
-            groups["tables"] = merged(parts)
+            groups["tables"] = of_extension("tables", "merged")(parts)
         if read_manifest(directory).files != manifest.files:
             raise CheckpointError(f"{path} was replaced by another checkpoint while it was read")
     return CheckpointData(manifest.step, **groups, state=manifest.state)

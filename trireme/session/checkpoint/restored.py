@@ -7,7 +7,7 @@ of this model and this optimizer, or that a program has written it which means t
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,8 +16,6 @@ import torch
 
 from trireme.errors import CheckpointError
 from trireme.ps.messages import Span
-from trireme.ps.table_spec import TableSpec, optimizer_name
-from trireme.ps.tables import table_support
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.streamed import renamed, shapes_of
 from trireme.wire.message import Index, Name, Number
@@ -35,7 +33,7 @@ class JobState(msgspec.Struct, frozen=True):
         consumed: the examples that are in the parameters: ranges [start, stop) by data set.
         streams: where reading streams may begin, in base64, by data set.
         kept: the states that the program keeps, in base64, by name.
-        tables: the optimizer of each sparse table.
+        tables: what the checkpoint says of the extra values.
     """
 
     lacks: tuple[str, ...] = ()
@@ -118,42 +116,6 @@ def check_model(
     known = shapes_of(data.model)
     for name in everything.keys() & known.keys():
         _check_shape(data, "tensor", name, known[name], everything[name])
-
-
-def check_tables(data: CheckpointData, specs: Sequence[TableSpec]) -> None:
-    """Checks that a job goes on with each sparse table of a checkpoint that has rows.
-
-    A table that the checkpoint has not begins empty.
-    """
-    known = {spec.name: spec for spec in specs}
-    trained_by = job_state(data).tables
-    for key, tensor in shapes_of(data.tables).items():
-        name, _, array = key.rpartition("/")
-        if not len(tensor) or array not in ("rows", "states", "waiting_keys"):
-            continue
-        has = f"the checkpoint of step {data.step} has the sparse table {name!r}"
-        advice = "Choose another run directory, or give the table as it was"
-        spec = known.get(name)
-        if spec is None:
-            others = ", ".join(map(repr, known)) or "none"
-            raise CheckpointError(f"{has}, and the program has {others}. {advice}")
-        if array == "waiting_keys":
-            continue
-        state = table_support().state_width(spec)
-        width, what = (spec.width, "row") if array == "rows" else (state, "optimizer's state")
-        saved, dtype = tensor.shape[1], str(tensor.dtype).removeprefix("torch.")
-        if (saved, dtype) != (width, spec.dtype):
-            raise CheckpointError(
-                f"{has}, whose {what} is of {saved} {dtype}, and the program's is of {width} "
-                f"{spec.dtype}. {advice}"
-            )
-        optimizer = optimizer_name(spec.optimizer)
-        before = trained_by.get(name, optimizer)
-        if array == "states" and saved and before != optimizer:
-            raise CheckpointError(
-                f"{has}, trained by {before}, and the program's optimizer of it is {optimizer}: "
-                f"the state of one means nothing to the other. {advice}"
-            )
 
 
 def _check_group(

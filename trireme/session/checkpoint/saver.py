@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.ps.snapshot import TableMark
+from trireme.ps.snapshot import Mark
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.checkpoint.place import Place
@@ -86,7 +86,7 @@ class Base(NamedTuple):
 
     step: int
     path: Location
-    mark: TableMark
+    mark: Mark
     links: int = 0
     whole: int = 0
     changed: int = 0

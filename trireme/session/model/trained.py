@@ -7,9 +7,9 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
+from trireme.session.model.extension import TrainedExtension
 from trireme.session.model.model_part import ModelPart
 from trireme.session.model.module_names import named_parameters
-from trireme.session.model.table_layer import TableRows
 
 Trained = FlatModel | ModelPart
 
@@ -32,12 +32,12 @@ def named_groups(
     return groups
 
 
-def clip(trained: Trained, limit: float, tables: TableRows | None = None) -> None:
-    """Scales the gradients of parameters, and of rows, down to an L2 norm of at most `limit`."""
+def clip(trained: Trained, limit: float, extension: TrainedExtension | None = None) -> None:
+    """Scales the gradients, also of extra values, down to an L2 norm of at most `limit`."""
     norm = trained.gradient_norm()
-    if tables is not None:
-        norm = (norm**2 + tables.square()).sqrt()
+    if extension is not None:
+        norm = (norm**2 + extension.square()).sqrt()
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     trained.scale_gradients(factor)
-    if tables is not None:
-        tables.scale(float(factor))
+    if extension is not None:
+        extension.scale(float(factor))

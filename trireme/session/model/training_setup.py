@@ -14,12 +14,12 @@ from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.optimizers import JointOptimizer, members, name_of, spec_of
+from trireme.session.model.extension import TrainedExtension
 from trireme.session.model.model_part import ModelPart
 from trireme.session.model.module_names import named_parameters
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.reducer import Reducer
-from trireme.session.model.table_layer import TableRows
 from trireme.session.model.trained import Trained, named_groups
 from trireme.session.settings import Settings
 from trireme.tensors import digest
@@ -39,7 +39,7 @@ class TrainingSetup:
     process_group: ProcessGroup | None = None  # that holds the model together
     part: ModelPart | None = None  # of the model, where this process does not hold it as a whole
     reducer: Reducer | None = None  # of the gradients of all replicas; None for one process
-    tables: TableRows | None = None  # of the model's sparse tables
+    extension: TrainedExtension | None = None  # the model's extra values
 
     @property
     def trained(self) -> Trained:

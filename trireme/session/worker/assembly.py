@@ -14,7 +14,7 @@ from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.building import Optimizers, build_optimizer, device_of
 from trireme.session.model.computation import Computation
-from trireme.session.model.table_layer import table_layers, tables_of
+from trireme.session.model.extension import extension_layers, extension_of
 from trireme.session.model.trained import named_groups
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.settings import Settings
@@ -35,7 +35,7 @@ def assemble(
         torch.set_num_threads(task.threads)
     if not settings.backend or task.dry_run:
         model = make_model()
-        if table_layers(model) and next(model.parameters(), None) is None:
+        if extension_layers(model) and next(model.parameters(), None) is None:
             raise ConfigurationError(
                 "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
                 "torch's optimizers need one: add it, such as a bias, "
@@ -49,10 +49,10 @@ def assemble(
             shared=task.servers > 0,
             staged=settings.prefetches,
         )
-        tables = tables_of(model, optimizer)
-        if tables is not None:
-            settings.check_tables()
-        return TrainingSetup(settings, model, optimizer, flat, tables=tables)
+        extension = extension_of(model, optimizer)
+        if extension is not None:
+            settings.check_extension()
+        return TrainingSetup(settings, model, optimizer, flat, extension=extension)
     here = device or device_of(settings) or torch.device("cpu")
     return together(settings).assemble(
         settings, here, make_model, make_optimizer, in_place=in_place, given=given

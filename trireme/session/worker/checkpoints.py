@@ -11,25 +11,23 @@ import msgspec
 import torch
 
 from trireme.cluster.view import View
-from trireme.errors import ConfigurationError, JobFailed, WireError
+from trireme.errors import CheckpointError, ConfigurationError, JobFailed, WireError
 from trireme.launch.by_hand import JOB
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.optimizers import members, name_of
 from trireme.ps.snapshot import ModelState
-from trireme.ps.table_spec import optimizer_name
 from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load
-from trireme.session.checkpoint.parts import Parts, streamed_tables, tables_of
+from trireme.session.checkpoint.parts import Parts
 from trireme.session.checkpoint.restored import (
     JobState,
     check_model,
-    check_tables,
     converted,
     job_state,
     local_states,
 )
 from trireme.session.checkpoint.storage import Storage
-from trireme.session.checkpoint.streamed import joined, renamed
+from trireme.session.checkpoint.streamed import joined, renamed, shapes_of
 from trireme.session.model.module_names import named_parameters, state_of
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.lifecycle import Lifecycle
@@ -83,8 +81,8 @@ class WorkerCheckpoints:
         """Returns the values from which the job continues, as the servers have lost theirs.
 
         These are the newest undamaged checkpoint's; without any, the chief's own values, with
-        which the servers' optimizer begins anew. No worker has the rows of sparse tables: with
-        tables and without a checkpoint, the job begins again at step 0.
+        which the servers' optimizer begins anew. No worker has the extra values: with these and
+        without a checkpoint, the job begins again at step 0.
         """
         self._storage.settle()
         checkpoint, step = self._newest(), self._backend.global_step
@@ -93,7 +91,7 @@ class WorkerCheckpoints:
         else:
             self._storage.forget_base()
             goes_on = f"the job goes on from this worker's values of step {step}"
-            if self._backend.tables:
+            if self._backend.extension is not None:
                 goes_on = "the rows of sparse tables are lost, and the job begins again at step 0"
                 step = 0
             self._progress.warn(
@@ -154,8 +152,15 @@ class WorkerCheckpoints:
         if dropped:
             self._progress.warn(dropped)
         check_model(data, flat.parameters, state_of(self._setup.model))
-        check_tables(data, self._backend.tables)
         then = job_state(data)
+        tables = shapes_of(data.tables)
+        if (extension := self._backend.extension) is not None:
+            extension.check(data.step, tables, then.tables)
+        elif any(map(len, tables.values())):
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has sparse tables, and the program has none. "
+                "Choose another run directory, or give them as they were"
+            )
         if then.lacks:
             lacks = ", ".join(then.lacks)
             self._progress.warn(
@@ -178,7 +183,7 @@ class WorkerCheckpoints:
             sizes=dict(then.sizes),
             orders=dict(then.orders),
             consumed=then.spans,
-            tables=tables_of(data.tables),
+            extra=data.tables,
         )
 
     def _optimizer_of(self, data: CheckpointData, then: JobState) -> Mapping[str, torch.Tensor]:
@@ -355,7 +360,7 @@ class WorkerCheckpoints:
             parts.held("optimizer", state.optimizer),
             state.average,
             described,
-            tables=streamed_tables(state.tables),
+            tables=state.extra,
             mark=state.mark,
         )
         if parts.lacks:
@@ -368,6 +373,7 @@ class WorkerCheckpoints:
 
     def _described(self) -> dict[str, Any]:
         setup, settings = self._setup, self._setup.settings
+        extension = self._backend.extension
         return {
             "job": settings.task.job,
             "epoch": self._lifecycle.epoch,
@@ -379,7 +385,7 @@ class WorkerCheckpoints:
             "optimizer": ", ".join(
                 name_of(each) or type(each).__name__ for each in members(setup.optimizer)
             ),
-            "tables": {spec.name: optimizer_name(spec.optimizer) for spec in self._backend.tables},
+            "tables": {} if extension is None else extension.described(),
             "groups": [
                 {k: v for k, v in group.items() if isinstance(v, (int, float, bool, str))}
                 for group in setup.optimizer.param_groups

@@ -285,7 +285,7 @@ class Recorder:
             **{f"{phase}_seconds": means[phase] for phase in self.seconds},
         }
         self._reported = {**numbers, "examples": self._examples, "staleness": self._staleness}
-        status: dict[str, float | str] = {**numbers, **worker.backend.tables_status()}
+        status: dict[str, float | str] = dict(numbers)
         if worker.storage.failed:
             status["checkpoints_failed"] = worker.storage.failed
         if worker.storage.alarm:

@@ -55,9 +55,9 @@ class Stepper:
     def gradient(self, batch: Any, loss: Loss | None) -> StepResult:
         """Computes the gradient of a batch; the fields of the update are not set yet."""
         worker, joint = self._worker, self._joint
-        setup, tables = worker.setup, worker.setup.tables
-        if tables is not None:
-            tables.forget()
+        setup, extension = worker.setup, worker.setup.extension
+        if extension is not None:
+            extension.forget()
         if self._looks and worker.lifecycle.is_chief:  # all workers run the same program
             self._looks -= 1
             if self._computation.leaves_out_labels(batch):
@@ -79,7 +79,7 @@ class Stepper:
                     for parameter in parameters:
                         parameter.grad = None
         if self._clip_norm is not None:
-            clip(self._computation.flat, self._clip_norm, tables)
+            clip(self._computation.flat, self._clip_norm, extension)
         return result
 
     def compute_only(self, batch: Any, loss: Loss | None) -> StepResult:

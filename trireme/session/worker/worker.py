@@ -12,9 +12,9 @@ import msgspec
 import torch
 
 from trireme.errors import ConfigurationError, Fenced
+from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import PushTerms, Span, Stale
 from trireme.ps.results import PushResult
-from trireme.ps.row_messages import RowKeys
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
@@ -66,8 +66,8 @@ class Worker:
         self.push_under_way = False  # whose answer the next step receives, by prefetch
         self.life = 0  # how often the job was rolled back, as far as this worker knows
         self.lifecycle.exits.callback(self.storage.close)
-        if setup.tables is not None:
-            self.lifecycle.exits.callback(setup.tables.close)
+        if setup.extension is not None:
+            self.lifecycle.exits.callback(setup.extension.close)
         self._hyper = Hyperparameters(setup, self.progress)
         self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
         self._parameters = OptimizerParameters(setup)
@@ -82,7 +82,7 @@ class Worker:
 
     def start(self) -> None:
         """Joins the job, and receives the values of its initial or restored step."""
-        lifecycle, storage, tables = self.lifecycle, self.storage, self.setup.tables
+        lifecycle, storage = self.lifecycle, self.storage
         self.backend = lifecycle.join()
         storage.epoch = lifecycle.epoch
         self.checkpoints = WorkerCheckpoints(lifecycle, storage)
@@ -94,12 +94,10 @@ class Worker:
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
             self.progress.message(storage.durability(1 if view is None else view.copies))
-        if tables is not None and tables.left and not self.global_step:
-            self.progress.warn(
-                f"the sparse tables {', '.join(tables.left)} begin anew, and the parameters where "
-                "an earlier session of this program has left them: rows are in its table alone. "
-                "Give both one run_dir, and this one a larger max_steps, to go on"
-            )
+        if (extension := self.setup.extension) is not None:
+            warning = extension.open(self._pull_extra, self.global_step)
+            if warning:
+                self.progress.warn(warning)
 
     def _receive_first(self) -> None:
         """Registers the model, and receives the values, which the chief loads.
@@ -119,24 +117,22 @@ class Worker:
 
     def _start(self, first: Callable[[], ModelState]) -> bool:
         """Receives the job's values; returns False where this worker must rejoin the job first."""
-        backend, setup, tables = self.backend, self.setup, self.setup.tables
-        backend.tables = () if tables is None else tables.specs
+        backend, setup = self.backend, self.setup
+        backend.extension = setup.extension
         try:
             backend.start(
                 setup.optimizer_spec,
                 setup.settings.rule,
                 lambda: first() if self.lifecycle.is_chief else None,
             )
-            if tables is not None:
-                tables.open(self._pull_rows)
         except Fenced:
             return False
         return True
 
-    def _pull_rows(self, wanted: Sequence[RowKeys]) -> Sequence[Any]:
+    def _pull_extra(self, request: ExtraRequest) -> Any:
         while True:
             try:
-                return self.backend.pull_rows(wanted)
+                return self.backend.pull_extra(request)
             except Fenced:
                 self.come_back()
 
@@ -250,17 +246,17 @@ class Worker:
     def _push(
         self, weight: float, terms: PushTerms, meanwhile: Callable[[], None]
     ) -> PushResult | None:
-        backend, tables, began = self.backend, self.setup.tables, time.monotonic()
-        if tables is not None:
-            terms |= {"rows": tables.updates(), "wanted": tables.wanted}
+        backend, extension, began = self.backend, self.setup.extension, time.monotonic()
+        if extension is not None:
+            terms["extra"] = extension.request()
         backend.push(weight, **terms)
         pushed = time.monotonic()
         meanwhile()
         waiting = time.monotonic()
         self.lifecycle.liveness.excuse = WAITS
         result = backend.wait()
-        if tables is not None:
-            tables.bring(backend.wanted_rows())
+        if extension is not None:
+            extension.bring(backend.brought)
         self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
         if result is not None and result.notice:
             self._hyper.warn(result.notice)

@@ -24,14 +24,14 @@ from trireme.errors import ConfigurationError
 from trireme.launch.environment import current_task, worker_of_servers
 from trireme.ps.messages import Stale
 from trireme.ps.results import PushResult
-from trireme.ps.row_messages import RowKeys, raw
-from trireme.ps.table_spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 from trireme.session.options import OptionValues, make_options
 from trireme.session.settings import Settings
 from trireme.session.worker.assembly import assemble
 from trireme.session.worker.job import Job
 from trireme.session.worker.worker import Worker
 from trireme.tables.job.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
+from trireme.tables.job.requests import RowKeys, RowRequest
+from trireme.tables.table_spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
 
 _OPTIONS = ("strategy", "checkpoint", "resume", "seed")
 
@@ -93,7 +93,7 @@ class Connection:
             shape: its shape: (n,) or (rows, columns).
             dtype: float32, float64, int32 or int64, as text, or as numpy's or torch's.
             optimizer: what an update does: `Add` adds it; others take it as a gradient. See
-                `trireme.ps.table_spec`.
+                `trireme.tables.table_spec`.
             initializer: the first values.
 
         Raises:
@@ -132,8 +132,8 @@ class Connection:
             dtype: see `create`.
             optimizer: see `create`.
             initializer: see `create`.
-            admit_after: see `trireme.ps.table_spec.TableSpec`.
-            drop_after: see `trireme.ps.table_spec.TableSpec`.
+            admit_after: see `trireme.tables.table_spec.TableSpec`.
+            drop_after: see `trireme.tables.table_spec.TableSpec`.
 
         Raises:
             ConfigurationError: an argument is out of range, or the job was joined before.
@@ -214,9 +214,9 @@ class Connection:
         found = self._keys(name, keys) if whole is None else np.arange(whole.rows)
         self._joined()
         assert self._pushed.fetch is not None
-        (rows,) = self._pushed.fetch([RowKeys(place, raw(found.astype("<i8")))])
-        owned = np.require(rows, spec.dtype, ["C", "W"])
-        return owned.reshape((*found.shape, spec.width)) if whole is None else whole.joined(owned)
+        wanted = RowKeys(place, found.reshape(-1).astype(np.int64))
+        (rows,) = self._pushed.fetch(RowRequest(self._pushed.specs, wanted=[wanted]))
+        return rows.reshape((*found.shape, spec.width)) if whole is None else whole.joined(rows)
 
     def push(self, name: str, *what: Any) -> None:
         """Takes an update, which `clock` sends: `push(name, array)` or `push(name, keys, rows)`.
@@ -292,13 +292,13 @@ class Connection:
 
     def snapshot(self) -> Mapping[str, Mapping[str, Array]]:
         """Returns all rows of one consistent step: for each name its `keys` and `rows`, by key."""
-        state = self._worker.backend.snapshot(state=True)
-        found = {
-            name: {"keys": np.empty(0, np.int64), "rows": np.empty((0, spec.width), spec.dtype)}
-            for name, spec in self._specs.items()
-        }
-        for name, arrays in state.tables.items():
-            found[name] = {field: arrays[field].numpy() for field in ("keys", "rows")}
+        extra = self._worker.backend.snapshot(state=True).extra
+        found: dict[str, dict[str, Array]] = {}
+        for name, spec in self._specs.items():
+            rows = np.empty((0, spec.width), spec.dtype)
+            found[name] = {"keys": np.empty(0, np.int64), "rows": rows}
+            if f"{name}/keys" in extra:
+                found[name] = {field: extra[f"{name}/{field}"].numpy() for field in found[name]}
         return found
 
     def save(self) -> None:
@@ -366,8 +366,7 @@ class Connection:
         settings = self._settings
         self._pushed.specs = tuple(self._specs.values())
         setup = assemble(settings, lambda: model, lambda params: torch.optim.SGD(params, lr=0.0))
-        pushed: Any = self._pushed  # it has what a worker calls of `TableRows`
-        self._job = Job(replace(setup, tables=pushed), records=False)
+        self._job = Job(replace(setup, extension=self._pushed), records=False)
         self._job.before_end = self._retire
         (self._dense,) = setup.flat.parameters.values()
         return self._job
@@ -419,7 +418,7 @@ def connect(
         )
     task = current_task() if servers is None else worker_of_servers(servers, worker, workers)
     settings = Settings.of(task, make_options(options, caller="connect"), run_dir, max_steps)
-    settings.check_tables()
+    settings.check_extension()
     return Connection(settings)
 
 

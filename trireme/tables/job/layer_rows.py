@@ -13,8 +13,11 @@ import torch
 
 from trireme.errors import ConfigurationError
 from trireme.ps.optimizers import members
-from trireme.ps.row_messages import RowKeys, RowUpdates, data_of, raw
-from trireme.ps.table_spec import (
+from trireme.session.model.extension import Fetch
+from trireme.tables.job.requests import RowKeys, RowRequest, Rows, RowUpdates
+from trireme.tables.job.table_extension import TableExtension
+from trireme.tables.keys import Keys, sum_rows, unique
+from trireme.tables.table_spec import (
     SGD,
     Adagrad,
     Initializer,
@@ -23,7 +26,6 @@ from trireme.ps.table_spec import (
     SparseAdam,
     TableSpec,
 )
-from trireme.session.model.table_layer import Fetch, TableRows
 
 
 class Layer(Protocol):
@@ -48,14 +50,8 @@ class Layer(Protocol):
         """Returns the keys of the ids of the next batch."""
 
 
-class LayerRows(TableRows):
-    """The rows that a worker computes with.
-
-    Attributes:
-        specs: the same.
-        wanted: the keys whose rows the next push is to bring.
-        left: the tables whose modules were trained in an earlier session, which had their rows.
-    """
+class LayerRows(TableExtension):
+    """The rows that a worker computes with."""
 
     def __init__(
         self,
@@ -65,28 +61,38 @@ class LayerRows(TableRows):
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.specs = tuple(specs)
+        self.looks_ahead = any(module.ids is not None for module in places)
         self._places = places
         self._follows = frozenset(follows)
         self._optimizer = optimizer
         self._fetch: Fetch | None = None
-        self._taken: dict[int, list[tuple[Any, torch.Tensor]]] = {}
-        self.wanted: tuple[RowKeys, ...] = ()
-        self._brought: dict[int, tuple[Any, Any]] = {}  # keys and rows, by table
-        self._summed: dict[int, tuple[Any, Any]] | None = None  # of `_taken`, after backward
+        self._taken: dict[int, list[tuple[Keys, torch.Tensor]]] = {}
+        self._wanted: tuple[RowKeys, ...] = ()
+        self._brought: dict[int, tuple[Keys, Rows]] = {}  # by table
+        self._summed: dict[int, tuple[Keys, Rows]] | None = None  # of `_taken`, after backward
         self._updated = False
-        self.left = sorted({specs[at].name for module, at in places.items() if module.left_rows})
         for module in places:
             module.bind(self)
 
-    def open(self, fetch: Fetch) -> None:
+    def open(self, fetch: Fetch, step: int) -> str:
         self._fetch = fetch
+        left = sorted(
+            {self.specs[at].name for layer, at in self._places.items() if layer.left_rows}
+        )
+        if not left or step:
+            return ""
+        return (
+            f"the sparse tables {', '.join(left)} begin anew, and the parameters where an earlier "
+            "session of this program has left them: rows are in its table alone. Give both one "
+            "run_dir, and this one a larger max_steps, to go on"
+        )
 
     def close(self) -> None:
         self._fetch = None
         for module in self._places:
             module.left_rows |= self._updated
 
-    def rows(self, module: Layer, keys: Any) -> torch.Tensor:
+    def rows(self, module: Layer, keys: Keys) -> torch.Tensor:
         """Returns the rows of distinct keys; see `RowSource`."""
         place = self._places[module]
         if self._fetch is None:
@@ -96,14 +102,14 @@ class LayerRows(TableRows):
             )
         found = self._brought_rows(place, keys) if module.training else None
         if found is None:
-            (found,) = self._fetch([RowKeys(place, raw(keys))])
-        rows = torch.from_numpy(np.require(found, self.specs[place].dtype, ["C", "W"]))
+            (found,) = self._fetch(RowRequest(self.specs, wanted=[RowKeys(place, keys)]))
+        rows = torch.from_numpy(found)
         if torch.is_grad_enabled() and module.trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._take, place, keys))  # type: ignore[no-untyped-call]
         return rows
 
-    def _take(self, place: int, keys: Any, rows: torch.Tensor) -> None:
+    def _take(self, place: int, keys: Keys, rows: torch.Tensor) -> None:
         """Takes rows into the step; backward calls it when it has computed their gradients."""
         taken = self._taken.setdefault(place, [])
         if not any(rows is known for _, known in taken):
@@ -111,41 +117,37 @@ class LayerRows(TableRows):
         self._summed = None
 
     def forget(self) -> None:
-        """Drops the gradients: those of the step before, or where they are not to be used."""
         for _, rows in itertools.chain.from_iterable(self._taken.values()):
             rows.grad = None
         self._taken.clear()
         self._summed = None
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether the ids of the next batch are known."""
-        return any(module.ids is not None for module in self._places)
-
     def expect(self, data: Any) -> None:
-        """Takes the next batch, whose rows the next push is to bring; None for none."""
-        from trireme.tables.keys import unique
-
-        keys: dict[int, list[Any]] = {}
+        keys: dict[int, list[Keys]] = {}
         for module, place in self._places.items() if data is not None else ():
             if module.ids is not None:
                 keys.setdefault(place, []).append(module.keys_ahead(module.ids(data)))
-        self.wanted = tuple(
-            RowKeys(place, raw(found[0] if len(found) == 1 else unique(np.concatenate(found))[0]))
+        self._wanted = tuple(
+            RowKeys(place, found[0] if len(found) == 1 else unique(np.concatenate(found))[0])
             for place, found in sorted(keys.items())
         )
 
-    def bring(self, rows: Sequence[Any]) -> None:
-        """Takes the rows that a push has brought; none where it has brought none."""
-        self._brought = {
-            each.table: (np.frombuffer(data_of(each.keys), np.int64), found)
-            for each, found in zip(self.wanted, rows, strict=False)
-        }
+    def request(self) -> RowRequest:
+        self._updated |= bool(self._taken)
+        updates = [
+            RowUpdates(place, keys, gradients, self._rate(place))
+            for place, (keys, gradients) in self._gradients().items()
+        ]
+        return RowRequest(self.specs, updates, self._wanted)
 
-    def _brought_rows(self, place: int, keys: Any) -> Any:
+    def bring(self, values: Sequence[Rows] | None) -> None:
+        pairs = zip(self._wanted, values or (), strict=False)
+        self._brought = {each.table: (each.keys, rows) for each, rows in pairs}
+
+    def _brought_rows(self, place: int, keys: Keys) -> Rows | None:
         """Returns rows that the last push has brought; None unless it has brought all of them."""
         known, rows = self._brought.get(place, (None, None))
-        if known is None or not known.size:
+        if known is None or rows is None or not known.size:
             return None
         if np.array_equal(known, keys):
             return rows.copy()  # it may be asked for again
@@ -153,26 +155,7 @@ class LayerRows(TableRows):
         places = order[np.minimum(np.searchsorted(known, keys, sorter=order), known.size - 1)]
         return rows[places] if np.array_equal(known[places], keys) else None
 
-    def updates(self) -> tuple[RowUpdates, ...]:
-        self._updated |= bool(self._taken)
-        return tuple(
-            RowUpdates(place, raw(keys), raw(gradients), self._rate(place))
-            for place, (keys, gradients) in self._gradients().items()
-        )
-
-    def keys(self) -> dict[str, Any]:
-        """Returns the keys of this step, each once, by the name of the table."""
-        return {self.specs[place].name: keys for place, (keys, _) in self._gradients().items()}
-
-    def pull(self, table: str, keys: Any) -> torch.Tensor:
-        """Returns the rows of keys of a table, of shape (n, width); the session must be entered."""
-        assert self._fetch is not None
-        (place,) = (at for at, spec in enumerate(self.specs) if spec.name == table)
-        (found,) = self._fetch([RowKeys(place, keys.tobytes())])
-        return torch.from_numpy(np.array(found, self.specs[place].dtype))
-
     def square(self) -> float:
-        """Returns the squared L2 norm of the gradients of this step."""
         return sum(
             float(np.square(gradients, dtype=np.float64).sum())
             for _, gradients in self._gradients().values()
@@ -182,12 +165,10 @@ class LayerRows(TableRows):
         for _, gradients in self._gradients().values():
             gradients *= gradients.dtype.type(factor)
 
-    def _gradients(self) -> dict[int, tuple[Any, Any]]:
+    def _gradients(self) -> dict[int, tuple[Keys, Rows]]:
         """Returns the keys of this step, each once, and their gradients, by table."""
         if self._summed is not None:
             return self._summed
-        from trireme.tables.keys import sum_rows, unique
-
         self._summed = {}
         for place, taken in sorted(self._taken.items()):
             several = [
@@ -267,6 +248,6 @@ def _row_optimizer(table: str, optimizer: torch.optim.Optimizer) -> Optimizer:
             return SparseAdam(float(group["lr"]), beta1, beta2, group["eps"])
     raise ConfigurationError(
         f"the table {table!r} needs an optimizer of its own: {kind.__name__} as it is set up has "
-        "no row-wise form. Give one, such as Embedding(..., optimizer=trireme.ps.table_spec.Adagrad"
-        "(lr=0.1)); SGD without momentum, Adagrad and Adam without weight decay have one"
+        "no row-wise form. Give one, such as Embedding(..., optimizer=trireme.tables.table_spec."
+        "Adagrad(lr=0.1)); SGD without momentum, Adagrad and Adam without weight decay have one"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,11 @@ import numpy.typing as npt
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.ps.row_messages import RowKeys, RowUpdates, raw
-from trireme.ps.table_spec import Add, TableSpec
-from trireme.session.model.table_layer import TableRows
+from trireme.session.model.extension import Fetch
+from trireme.tables.job.requests import RowRequest, RowUpdates
+from trireme.tables.job.table_extension import TableExtension
+from trireme.tables.keys import sum_rows, unique
+from trireme.tables.table_spec import Add, TableSpec
 
 Array = npt.NDArray[Any]
 
@@ -52,18 +53,17 @@ class ArrayRows:
         return flat.reshape(self.rows, self.width)
 
 
-class PushedRows(TableRows):
+class PushedRows(TableExtension):
     """The updates since the last clock; what a worker sends of them, and fetches."""
 
     def __init__(self) -> None:
         self.specs: tuple[TableSpec, ...] = ()
-        self.wanted: tuple[RowKeys, ...] = ()
-        self.left = ()  # no module had them
-        self.fetch: Callable[[Sequence[RowKeys]], Sequence[Any]] | None = None
+        self.fetch: Fetch | None = None
         self._pushed: dict[int, list[tuple[Array, Array]]] = {}
 
-    def open(self, fetch: Callable[[Sequence[RowKeys]], Sequence[Any]]) -> None:
+    def open(self, fetch: Fetch, step: int) -> str:
         self.fetch = fetch
+        return ""
 
     def close(self) -> None:
         self.fetch = None
@@ -71,7 +71,7 @@ class PushedRows(TableRows):
     def forget(self) -> None:
         self._pushed.clear()
 
-    def bring(self, rows: Sequence[Any]) -> None:
+    def bring(self, values: Any) -> None:
         """Takes no rows: none are wanted."""
 
     def add(self, place: int, keys: Array, rows: Array) -> None:
@@ -83,10 +83,8 @@ class PushedRows(TableRows):
         specs = (self.specs[place] for place in sorted(self._pushed))
         return [spec.name for spec in specs if isinstance(spec.optimizer, Add)]
 
-    def updates(self) -> tuple[RowUpdates, ...]:
+    def request(self) -> RowRequest:
         """Returns the sums of the updates by key, one entry for each table."""
-        from trireme.tables.keys import sum_rows, unique  # needs numba
-
         found = []
         for place, several in sorted(self._pushed.items()):
             keys, inverse = unique(np.concatenate([keys for keys, _ in several]))
@@ -98,5 +96,5 @@ class PushedRows(TableRows):
                     f"clock(): updates of {spec.name!r} for one key add up to infinity in "
                     f"{spec.dtype}"
                 )
-            found.append(RowUpdates(place, raw(keys), raw(sums)))
-        return tuple(found)
+            found.append(RowUpdates(place, keys, sums))
+        return RowRequest(self.specs, found)

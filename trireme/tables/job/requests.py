@@ -1,117 +1,114 @@
-"""Updates and wanted rows of sparse tables: their parts by shard, and the mean of several.
+"""Requests for rows: updates and wanted keys, their bytes in messages, and their parts by shard.
 
-A table is spread over the slots of the job by the hash of its keys, and so over the shards. This
-module needs numba: it is imported where a job has tables.
+A table is spread over the slots of the job by the hash of its keys, and so over the shards. In a
+message a header is followed by the arrays that it names: keys are int64, and rows lie one after
+the other in the dtype of the table, all little-endian.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
-from trireme.errors import ConfigurationError, FrameError
-from trireme.ps.row_memory import aligned
-from trireme.ps.row_messages import Data, Place, RowKeys, RowKeysInto, RowUpdates, data_of, raw
-from trireme.ps.table_spec import Add, TableSpec, changed
-from trireme.ps.tables import Parts as DividedParts
-from trireme.ps.tables import Rows, Space
-from trireme.tables.job.packed_rows import pack, packs, row_bytes, row_codec, unpack
-from trireme.tables.keys import (
-    SLOTS,
-    Keys,
-    all_within,
-    put_rows,
-    split,
-    sum_rows,
-    unique,
+from trireme.errors import ConfigurationError, FrameError, Rejected
+from trireme.ps.extra import Extra, ExtraParts, ExtraRequest, Space, bytes_in
+from trireme.ps.lent_memory import aligned
+from trireme.tables.keys import SLOTS, Counts, Keys, put_rows, split, sum_rows, unique
+from trireme.tables.table_spec import Add, TableSpec
+from trireme.wire.message import Index, Limits
+
+Rows = npt.NDArray[Any]
+"""Rows of a table, of its dtype and of shape (n, width)."""
+
+_MOST_BYTES = Limits().metadata - (1 << 24)
+"""How many bytes of rows a message may carry; the rest is for what else it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """Keys of one table whose rows are wanted."""
+
+    table: int  # the position of the table among those that the workers have shown
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdates(RowKeys):
+    """Updates of some rows of one table, whose keys are each there once."""
+
+    rows: Rows  # an update for each key
+    # the learning rate from now on, where the table goes by the program's; None for its own
+    lr: float | None = None
+
+
+_HEADER = msgspec.msgpack.Decoder(
+    tuple[tuple[tuple[Index, float | None], ...], tuple[Index, ...]]  # of updates, of wanted keys
 )
 
 
-def keys_of(data: Data) -> Keys:
-    """Returns the keys of a message, of shape (n,), as a view."""
-    return np.frombuffer(data_of(data), dtype="<i8")
+def encoded(updates: Sequence[RowUpdates], wanted: Sequence[RowKeys] = ()) -> Extra:
+    """Returns updates and wanted keys for a message, whose arrays stay until it is answered."""
+    arrays = [array for each in updates for array in (each.keys, each.rows)]
+    arrays += [each.keys for each in wanted]
+    return (_header(updates, wanted), *map(raw, arrays))
 
 
-def rows_of(data: Data, spec: TableSpec) -> Rows:
-    """Returns the rows of a message, of shape (n, width), as a view."""
-    dtype = np.dtype(spec.dtype).newbyteorder("<")
-    return np.frombuffer(data_of(data), dtype=dtype).reshape(-1, spec.width)
+def _header(updates: Sequence[RowUpdates], wanted: Sequence[RowKeys]) -> bytes:
+    return msgspec.msgpack.encode(
+        ([(each.table, each.lr) for each in updates], [each.table for each in wanted])
+    )
 
 
-def updates_of(updates: RowUpdates, spec: TableSpec) -> Rows:
-    """Returns the rows of updates, unpacked, of shape (n, width): a view where they are whole."""
-    if updates.codec == "none":
-        return rows_of(updates.rows, spec)
-    return unpack(_stored(updates, spec), updates.codec)
+def raw(array: npt.NDArray[Any]) -> bytes:
+    """Returns the bytes of an array: a view, without a copy where it is contiguous."""
+    return cast("bytes", np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def packed_for(updates: RowUpdates, spec: TableSpec, codec: str) -> RowUpdates:
-    """Returns updates, packed as a table's are where pushes are packed by a codec."""
-    chosen = row_codec(codec, spec)
-    if chosen == "none":
-        return updates
-    rows = np.require(rows_of(updates.rows, spec), np.float32, ["C", "A", "W"])
-    return replace(updates, rows=raw(pack(rows, chosen)), codec=chosen)
+def decoded(extra: Extra, specs: Sequence[TableSpec]) -> tuple[list[RowUpdates], list[RowKeys]]:
+    """Returns updates and wanted keys from a message, whose bytes they are.
+
+    Raises:
+        Rejected: they are of no such tables.
+    """
+    if not extra:
+        return [], []
+    header, *arrays = bytes_in(extra)
+    try:
+        updates, wanted = _HEADER.decode(header)
+    except msgspec.DecodeError as error:
+        raise Rejected(f"a request for rows is malformed: {error}") from error
+    tables = [table for table, _ in updates]
+    if len(arrays) != 2 * len(updates) + len(wanted) or len({*tables}) < len(tables):
+        raise Rejected("a request for rows names a table twice, or arrays that it has not")
+    if any(table >= len(specs) for table in (*tables, *wanted)):
+        raise Rejected(f"a request names a table that is not among the {len(specs)} there are")
+    following = iter(arrays)
+    found = []
+    for table, lr in updates:
+        spec, keys = specs[table], _keys_in(next(following), specs[table])
+        size, rows = keys.size * spec.width * spec.item_size, next(following)
+        if len(rows) != size:
+            raise Rejected(
+                f"{keys.size} rows of table {spec.name!r} take {size} bytes, and the push has "
+                f"{len(rows)}"
+            )
+        found.append(RowUpdates(table, keys, _rows_in(rows, spec), lr))
+    return found, [RowKeys(table, _keys_in(next(following), specs[table])) for table in wanted]
 
 
-def _stored(updates: RowUpdates, spec: TableSpec) -> Rows:
-    """Returns the rows of updates as they are sent, of shape (n, anything), as a view."""
-    if updates.codec == "none":
-        return rows_of(updates.rows, spec)
-    data = np.frombuffer(data_of(updates.rows), np.uint8)
-    return data.reshape(-1, row_bytes(updates.codec, spec))
+def _keys_in(data: bytes, spec: TableSpec) -> Keys:
+    if len(data) % 8:
+        raise Rejected(f"the keys of table {spec.name!r} take {len(data)} bytes, and a key has 8")
+    return np.frombuffer(data, np.int64)
 
 
-def new_space(shard: int, nbytes: int) -> memoryview:
-    """Returns memory of this process: see `Space`."""
-    return memoryview(bytearray(nbytes))
-
-
-def mismatch(
-    specs: Sequence[TableSpec],
-    updates: Sequence[RowUpdates | RowKeys],
-    slots: tuple[int, int] = (0, SLOTS),
-) -> str | None:
-    """Returns why updates or keys make no sense at a shard; None where they do."""
-    for each in updates:
-        if each.table >= len(specs):
-            return f"a push names table {each.table}, and there are {len(specs)}"
-        spec = specs[each.table]
-        data = (each.keys, each.rows) if isinstance(each, RowUpdates) else (each.keys,)
-        if any(isinstance(one, Place) for one in data):
-            return f"rows of table {spec.name!r} lie in memory that was not lent"
-        if size := len(data_of(each.keys)) % 8:
-            return f"the keys of table {spec.name!r} end with {size} bytes, and a key has 8"
-        keys = keys_of(each.keys)
-        if isinstance(each, RowUpdates):
-            try:  # at the push, which is refused: later, it would end every server
-                changed(spec.optimizer, hyper_of(each) or {})
-            except ConfigurationError as error:
-                return f"a push of table {spec.name!r}: {error}"
-            if not packs(each.codec, spec):
-                return f"rows of table {spec.name!r} of {spec.dtype} came in {each.codec}"
-            size = keys.size * row_bytes(each.codec, spec)
-            if (came := len(data_of(each.rows))) != size:
-                return (
-                    f"{keys.size} rows of table {spec.name!r} take {size} bytes, and the push has "
-                    f"{came}"
-                )
-        if isinstance(each, RowKeysInto):
-            size = keys.size * spec.width * spec.item_size
-            if each.out.nbytes != size:
-                return (
-                    f"{keys.size} rows of table {spec.name!r} take {size} bytes, and the request "
-                    f"names {each.out.nbytes} bytes for them"
-                )
-        if slots != (0, SLOTS) and not all_within(keys, *slots):
-            return f"keys of table {spec.name!r} belong to slots of another shard"
-    return None
+def _rows_in(data: bytes, spec: TableSpec) -> Rows:
+    return np.frombuffer(data, spec.dtype).reshape(-1, spec.width)
 
 
 def slots_of_shard(bounds: Sequence[int], shard: int) -> tuple[int, int]:
@@ -125,139 +122,110 @@ def slots_of_shard(bounds: Sequence[int], shard: int) -> tuple[int, int]:
     return bounds[shard] * each, bounds[shard + 1] * each
 
 
-def owners(bounds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Returns the shard of each slot of tables: int64 of shape (SLOTS,); see `slots_of_shard`."""
-    shards = range(len(bounds) - 1)
-    sizes = [stop - start for start, stop in (slots_of_shard(bounds, shard) for shard in shards)]
-    return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
-
-
-class Divided(msgspec.Struct, frozen=True):
-    """Keys of one table, divided among shards."""
-
-    places: npt.NDArray[np.int64]  # the places of the keys, grouped by shard: int64 of shape (n,)
-    # where each group begins and the last one ends: int64 of shape (shards + 1,)
-    ends: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, keys: Keys, bounds: Sequence[int]) -> Divided:
-        """Divides keys by the bounds of the shards."""
-        return cls(*split(np.ascontiguousarray(keys), owners(bounds), len(bounds) - 1))
-
-    def of_shard(self, shard: int) -> npt.NDArray[np.int64]:
-        """Returns the places of the keys of a shard, in their order."""
-        return self.places[self.ends[shard] : self.ends[shard + 1]]
-
-
-class Parts(DividedParts):
-    """Updates and wanted keys of one request, divided among the shards.
-
-    Args:
-        bounds: the bounds of the shards; see `slots_of_shard`.
-    """
+class RowRequest(ExtraRequest):
+    """Updates, at most one entry for each table, and wanted keys."""
 
     def __init__(
         self,
-        rows: Sequence[RowUpdates],
-        wanted: Sequence[RowKeys],
         specs: Sequence[TableSpec],
-        bounds: Sequence[int],
+        updates: Sequence[RowUpdates] = (),
+        wanted: Sequence[RowKeys] = (),
     ) -> None:
-        self._rows = rows
-        self._wanted = wanted
-        self._specs = specs
-        self._whole = len(bounds) == 2
-        entries: tuple[RowUpdates | RowKeys, ...] = () if self._whole else (*rows, *wanted)
-        self._divided = [Divided.of(keys_of(each.keys), bounds) for each in entries]
+        self.specs, self.updates, self.wanted = specs, updates, wanted
 
-    @property
-    def _entries(self) -> tuple[RowUpdates | RowKeys, ...]:
-        return (*self._rows, *self._wanted)
+    def divided(self, bounds: Sequence[int]) -> RowParts:
+        parts = RowParts(self, bounds)
+        for shard in range(len(bounds) - 1):
+            if (size := parts.nbytes(shard)) > _MOST_BYTES:
+                raise ConfigurationError(
+                    f"the rows of one step of a worker take {size >> 20} MiB at one server, and a "
+                    f"message has room for {_MOST_BYTES >> 20}: use a smaller batch, or more "
+                    "servers"
+                )
+        return parts
+
+
+class RowParts(ExtraParts):
+    """The parts of a request, by shard."""
+
+    def __init__(self, request: RowRequest, bounds: Sequence[int]) -> None:
+        self._request = request
+        shards = len(bounds) - 1
+        slots = [slots_of_shard(bounds, shard) for shard in range(shards)]
+        sizes = [stop - start for start, stop in slots]
+        owners = np.repeat(np.arange(shards, dtype=np.int64), sizes)
+        # For each entry the places of its keys, grouped by shard, and where the groups begin; none
+        # where there is one shard.
+        entries = () if shards == 1 else (*request.updates, *request.wanted)
+        self._divided = [split(np.ascontiguousarray(e.keys), owners, shards) for e in entries]
+
+    def _places(self, shard: int) -> list[Counts] | None:
+        """Returns the places of a shard's keys by entry; None where it has all of them."""
+        if not self._divided and (self._request.updates or self._request.wanted):
+            return None
+        return [places[ends[shard] : ends[shard + 1]] for places, ends in self._divided]
 
     def nbytes(self, shard: int) -> int:
         """Returns how many bytes a shard's part takes, with the rows that its answer brings."""
+        request, places = self._request, self._places(shard)
         size = 0
-        for number, each in enumerate(self._entries):
-            spec, count = self._specs[each.table], len(data_of(each.keys)) // 8
-            if not self._whole:
-                count = self._divided[number].of_shard(shard).size
-            codec = each.codec if isinstance(each, RowUpdates) else "none"
-            size += count * (8 + row_bytes(codec, spec))
+        for number, each in enumerate((*request.updates, *request.wanted)):
+            spec = request.specs[each.table]
+            count = each.keys.size if places is None else places[number].size
+            size += count * (8 + spec.width * spec.item_size)
         return size
 
-    def of_shard(
-        self, shard: int, space: Space = new_space
-    ) -> tuple[tuple[RowUpdates, ...], tuple[RowKeys, ...]]:
-        """Returns a shard's part of the updates and of the keys; parts may be empty."""
-        if self._whole:
-            return tuple(self._rows), tuple(self._wanted)
-        chosen = [divided.of_shard(shard) for divided in self._divided]
-        sources: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
-        for each, places in zip(self._entries, chosen, strict=True):
-            sources.append((keys_of(each.keys), places))
+    def of_shard(self, shard: int, space: Space | None = None) -> Extra:
+        request, chosen = self._request, self._places(shard)
+        if chosen is None:
+            return encoded(request.updates, request.wanted)
+        sources: list[tuple[npt.NDArray[Any], Counts]] = []
+        for each, places in zip((*request.updates, *request.wanted), chosen, strict=True):
+            sources.append((each.keys, places))
             if isinstance(each, RowUpdates):
-                sources.append((_stored(each, self._specs[each.table]), places))
-        taken = iter(_taken(sources, partial(space, shard)))
-        rows = tuple(replace(each, keys=next(taken), rows=next(taken)) for each in self._rows)
-        return rows, tuple(replace(each, keys=next(taken)) for each in self._wanted)
+                sources.append((each.rows, places))
+        sizes = [places.size * (array.nbytes // max(1, len(array))) for array, places in sources]
+        nbytes, offset = sum(map(aligned, sizes)), 0
+        memory = memoryview(bytearray(nbytes)) if space is None else space(shard, nbytes)
+        taken = []
+        for (array, places), size in zip(sources, sizes, strict=True):
+            target = np.frombuffer(memory[offset : offset + size], array.dtype)
+            target = target.reshape(places.size, *array.shape[1:])
+            np.take(array, places, axis=0, out=target, mode="clip")  # without checks, for speed
+            taken.append(raw(target))
+            offset += aligned(size)
+        return (_header(request.updates, request.wanted), *taken)
 
-    def united(self, answers: Sequence[Sequence[bytes | None]]) -> list[Rows]:
-        """Returns the rows of the wanted keys in their order, each a new array of shape (n, width).
-
-        Args:
-            answers: what each shard has answered: an entry for each of the wanted keys.
-        """
-        found = []
-        for number, each in enumerate(self._wanted):
-            spec, count = self._specs[each.table], len(data_of(each.keys)) // 8
-            rows = np.empty((count, spec.width), spec.dtype)
-            for shard, answer in enumerate(answers):
-                places = None
-                if not self._whole:
-                    places = self._divided[len(self._rows) + number].of_shard(shard)
-                part = _answered(answer, number, spec, count if places is None else places.size)
+    def united(self, answers: Sequence[Extra]) -> list[Rows]:
+        """Returns the rows of the wanted keys in their order, each a new array."""
+        request, several = self._request, [bytes_in(answer) for answer in answers]
+        first, found = len(request.updates), []
+        for number, each in enumerate(request.wanted):
+            spec = request.specs[each.table]
+            rows = np.empty((each.keys.size, spec.width), spec.dtype)
+            for shard, answer in enumerate(several):
+                chosen = self._places(shard)
+                places = None if chosen is None else chosen[first + number]
+                count = each.keys.size if places is None else places.size
+                data = answer[number] if number < len(answer) else b""
+                if len(data) != (size := count * spec.width * spec.item_size):
+                    raise FrameError(
+                        f"a parameter server answered with {len(data)} bytes where {count} rows of "
+                        f"table {spec.name!r} take {size}"
+                    )
                 if places is None:
-                    rows[:] = part
+                    rows[:] = _rows_in(data, spec)
                 else:
-                    put_rows(part, places, rows)
+                    put_rows(_rows_in(data, spec), places, rows)
             found.append(rows)
         return found
-
-
-def _taken(
-    sources: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]],
-    space: Callable[[int], memoryview],
-) -> list[bytes]:
-    """Returns the entries at some places of arrays, which are laid one after the other."""
-    sizes = [places.size * (array.nbytes // max(1, len(array))) for array, places in sources]
-    memory, offset, taken = space(sum(map(aligned, sizes))), 0, []
-    for (array, places), size in zip(sources, sizes, strict=True):
-        target = np.frombuffer(memory[offset : offset + size], array.dtype)
-        target = target.reshape(places.size, *array.shape[1:])
-        np.take(array, places, axis=0, out=target, mode="clip")  # without checks, as fast as can be
-        taken.append(raw(target))
-        offset += aligned(size)
-    return taken
-
-
-def _answered(answer: Sequence[bytes | None], number: int, spec: TableSpec, count: int) -> Rows:
-    """Returns the rows that a shard has answered with, of shape (count, width)."""
-    data = answer[number] if number < len(answer) else None
-    size = count * spec.width * spec.item_size
-    if data is None or len(data) != size:
-        came = "none" if data is None else f"{len(data)} bytes"
-        raise FrameError(
-            f"a parameter server answered with {came} where {count} rows of table {spec.name!r} "
-            f"take {size}"
-        )
-    return rows_of(data, spec)
 
 
 def mean_of(
     updates: Sequence[tuple[float, Sequence[RowUpdates]]],
     specs: Sequence[TableSpec],
     scale: float = 1.0,
-) -> tuple[RowUpdates, ...]:
+) -> list[RowUpdates]:
     """Returns the weighted mean of several workers' updates, in which a missing row counts as 0.
 
     Updates of a table whose optimizer is `Add` are summed instead: they are no means. Equal weights
@@ -267,53 +235,23 @@ def mean_of(
         updates: by worker, in the order in which they are added: the weight, above 0, and the
             updates.
     """
-    if len(updates) == 1 and scale == 1.0:
-        return tuple(updates[0][1])
     weights = [weight for weight, _ in updates]
     equal = len(set(weights)) == 1
     divisor = float(len(weights)) if equal else sum(weights)
     by_table: dict[int, list[tuple[float, RowUpdates]]] = {}
-    for weight, each in updates:
-        for update in each:
-            by_table.setdefault(update.table, []).append((weight, update))
-    return tuple(
-        _mean(found, specs[table], divisor, scale, equal=equal)
-        for table, found in sorted(by_table.items())
-    )
-
-
-def _mean(
-    updates: Sequence[tuple[float, RowUpdates]],
-    spec: TableSpec,
-    divisor: float,
-    scale: float,
-    *,
-    equal: bool,
-) -> RowUpdates:
-    sums = isinstance(spec.optimizer, Add)
-    parts = []
-    for weight, update in updates:
-        rows = updates_of(update, spec)
-        parts.append(rows if equal or sums else rows * np.dtype(spec.dtype).type(weight))
-    keys, inverse = unique(np.concatenate([keys_of(update.keys) for _, update in updates]))
-    rows = sum_rows(np.ascontiguousarray(np.concatenate(parts)), inverse, keys.size)
-    if not sums:
-        rows /= divisor
-        if scale != 1.0:
-            rows *= scale
-    return RowUpdates(updates[0][1].table, raw(keys), raw(rows), updates[0][1].lr)
-
-
-def square(updates: Sequence[RowUpdates], specs: Sequence[TableSpec]) -> float:
-    """Returns the sum of the squares of all elements of updates that are means, in float64."""
-    total = 0.0
-    for each in updates:
-        spec = specs[each.table]
-        if not isinstance(spec.optimizer, Add):
-            total += float(np.square(updates_of(each, spec), dtype=np.float64).sum())
-    return total
-
-
-def hyper_of(update: RowUpdates) -> Mapping[str, float] | None:
-    """Returns the hyper-parameters that an update brings; None for none."""
-    return None if update.lr is None else {"lr": update.lr}
+    for weight, several in updates:
+        for each in several:
+            by_table.setdefault(each.table, []).append((weight, each))
+    found = []
+    for table, parts in sorted(by_table.items()):
+        sums = isinstance(specs[table].optimizer, Add)
+        kind = np.dtype(specs[table].dtype).type
+        weighted = [u.rows if equal or sums else u.rows * kind(weight) for weight, u in parts]
+        keys, inverse = unique(np.concatenate([each.keys for _, each in parts]))
+        rows = sum_rows(np.concatenate(weighted), inverse, keys.size)
+        if not sums:
+            rows /= divisor
+            if scale != 1.0:
+                rows *= scale
+        found.append(RowUpdates(table, keys, rows, parts[0][1].lr))
+    return found

@@ -14,10 +14,6 @@ from trireme.ps.snapshot_messages import TensorSpec
 Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
 """The tensors of a snapshot's payload, in order."""
 
-TABLE = "table/"
-"""What the keys of the tensors of sparse tables begin with. Such a tensor holds one array of a
-block of rows; its `vector` is the name of the table."""
-
 
 def ranges(
     key: str, parts: Sequence[Part], buffer: PartBuffer

@@ -15,6 +15,12 @@ import pytest
 import torch
 
 from tests.session.checkpoint.samples import (
+    AFTER_FOURTH,
+    AFTER_SECOND,
+    FIRST,
+    FOURTH,
+    SECOND,
+    THIRD,
     assert_same,
     assert_same_tensors,
     sample,
@@ -23,7 +29,7 @@ from tests.session.checkpoint.samples import (
 )
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.ps.snapshot import TableMark
+from trireme.ps.snapshot import Mark
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,
@@ -33,21 +39,12 @@ from trireme.session.checkpoint import (
     step_of,
     verify,
 )
-from trireme.session.checkpoint.chain import DROPPED, ROWS, WAITING, merge, merged, part_of
 from trireme.session.checkpoint.place import LocalPlace, Place
 from trireme.session.checkpoint.saver import Saver
 from trireme.session.options import Checkpoint
+from trireme.tables.chain import DROPPED, ROWS, WAITING, merge, merged, part_of
 
 SOON = 20.0
-
-FIRST = replace(sample(1), tables=sample_tables({1: 1.0, 2: 2.0, 9: 3.0}, waiting={4: 1}))
-SECOND = replace(
-    sample(2), tables=sample_changes({2: 5.0, 4: 6.0}, dropped=[9], waiting={9: 1}), since=1
-)
-THIRD = replace(sample(3), tables={}, since=2)
-FOURTH = replace(sample(4), tables=sample_changes({-3: 1.0}, dropped=[1, 9]), since=3)
-AFTER_SECOND = sample_tables({1: 1.0, 2: 5.0, 4: 6.0}, waiting={9: 1})
-AFTER_FOURTH = sample_tables({-3: 1.0, 2: 5.0, 4: 6.0})
 
 
 def chain(run: Path) -> list[Path]:
@@ -65,10 +62,11 @@ def chain(run: Path) -> list[Path]:
 def test_a_whole_and_changes_are_the_table(admit_after: int, drop_after: int, dtype: str) -> None:
     """Against a table that exports everything, bit for bit, after random updates."""
     pytest.importorskip("numba")
-    from trireme.ps.row_messages import RowUpdates
-    from trireme.ps.table_spec import Adagrad, Add, TableSpec
-    from trireme.tables.job.shard_tables import ShardTables, tables_in
+    from trireme.tables.job.requests import RowUpdates, encoded
+    from trireme.tables.job.shard_tables import ShardTables
+    from trireme.tables.job.table_extension import joined
     from trireme.tables.keys import SLOTS, slots_of
+    from trireme.tables.table_spec import Adagrad, Add, TableSpec
 
     draw = random.Random(f"{admit_after} {drop_after} {dtype}")
     optimizer: Any = Adagrad(lr=0.1) if dtype == "float32" else Add()
@@ -76,8 +74,7 @@ def test_a_whole_and_changes_are_the_table(admit_after: int, drop_after: int, dt
     halves = [ShardTables([spec], slots) for slots in ((0, SLOTS // 2), (SLOTS // 2, SLOTS))]
 
     def flat(since: int | None) -> dict[str, torch.Tensor]:
-        found = tables_in([half.copy(since) for half in halves])
-        return {f"{name}/{field}": a for name, of in found.items() for field, a in of.items()}
+        return dict(joined([half.copy(since) for half in halves]))
 
     parts: list[Mapping[str, torch.Tensor]] = []
     mark = 0
@@ -87,7 +84,7 @@ def test_a_whole_and_changes_are_the_table(admit_after: int, drop_after: int, dt
         for half, slots in zip(halves, ((0, SLOTS // 2), (SLOTS // 2, SLOTS)), strict=True):
             at = slots_of(keys)
             mine = (at >= slots[0]) & (at < slots[1])
-            half.apply([RowUpdates(0, keys[mine].tobytes(), rows[mine].tobytes())], step)
+            half.apply(encoded([RowUpdates(0, keys[mine], rows[mine])]), step)
         if draw.random() < 0.1 or step == 119:
             assert all(half.changes_after <= mark for half in halves)
             parts.append(flat(None if not parts else mark))
@@ -200,10 +197,10 @@ def test_an_older_release_is_not_given_changes_for_all_rows(tmp_path: Path) -> N
 def saved(saver: Saver, step: int, **options: Any) -> CheckpointData:
     """Saves a step as a job does: what has changed, if there is a base for it."""
     base = saver.base()
-    mark = TableMark(step, 1)
+    mark = Mark(step, 1)
     data = replace(sample(step), tables=FIRST.tables, mark=mark)
     if base is not None:
-        assert base.mark == TableMark(base.step, 1)
+        assert base.mark == Mark(base.step, 1)
         data = replace(data, tables=sample_changes({step: 1.0}), since=base.step)
     saver.submit(data, 1, **options)
     saver.wait(SOON)
@@ -258,7 +255,7 @@ def test_a_base_stays_while_a_checkpoint_that_follows_it_waits(tmp_path: Path) -
     saved(saver, 1)
     base = saver.base()
     assert base is not None and base.step == 1
-    saver.submit(replace(sample(2), tables=FIRST.tables, mark=TableMark(2, 1)), 1)
+    saver.submit(replace(sample(2), tables=FIRST.tables, mark=Mark(2, 1)), 1)
     saver.wait(SOON)
     saver.submit(replace(sample(3), tables=sample_changes({5: 1.0}), since=1), 1)
     saver.wait(SOON)

@@ -22,8 +22,11 @@ ROWS = ("keys", "rows", "states", "steps", "touches")
 WAITING = ("waiting_keys", "waiting_steps", "waiting_touches")
 """The arrays of keys that wait for a row."""
 
+FIELDS = (*ROWS, *WAITING)
+"""The arrays of a table in a snapshot and in a checkpoint."""
+
 DROPPED = "dropped_keys"
-"""The keys that were dropped since the part before."""
+"""A further array where there are changes only: keys that are dropped before rows are set."""
 
 _CHUNK = 1 << 16
 

@@ -14,10 +14,10 @@ from urllib.parse import quote
 from trireme.atomic_file import make_directory, sync_directory
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import Location
-from trireme.session.checkpoint.chain import DROPPED, ROWS, WAITING, Part, check_lengths, merge
 from trireme.session.checkpoint.manifest import Manifest, read_manifest, verify_files
 from trireme.session.checkpoint.place import place_of_checkpoint
 from trireme.session.checkpoint.tensors import TensorSlices, slice_tensors
+from trireme.tables.chain import DROPPED, ROWS, WAITING, Part, check_lengths, merge
 
 
 def export_tables(path: str | Location, output: str | Path, *, state: bool = False) -> list[Path]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trireme.errors import ConfigurationError
-from trireme.ps.table_spec import (
+from trireme.tables.table_spec import (
     FTRL,
     SGD,
     Adagrad,
