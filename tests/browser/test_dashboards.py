@@ -105,7 +105,6 @@ def test_images(page: Page) -> None:
     # The digits come as rows of 64 numbers: pictures, as 64 is a square.
     assert tags == {
         "images/inputs",
-        "images/augmented",
         "conv1/filters",
         "conv1/feature_maps",
         "conv2/feature_maps",

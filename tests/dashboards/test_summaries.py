@@ -133,17 +133,8 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
 
 def test_pictures(recorded: Path) -> None:
     events = read(recorded)
-    tags = {"images/inputs", "images/augmented", "0/filters", "0/feature_maps", "1/feature_maps"}
+    tags = {"images/inputs", "0/filters", "0/feature_maps", "1/feature_maps"}
     assert set(events.Tags()["images"]) == tags
-    inputs, augmented = (
-        events.Images(f"images/{name}")[0].encoded_image_string for name in ("inputs", "augmented")
-    )
-    assert inputs != augmented
-
-
-def test_without_a_transform_there_is_nothing_augmented(tmp_path: Path) -> None:
-    train(tmp_path, Summaries(), steps=1)
-    assert "images/augmented" not in read(tmp_path).Tags()["images"]
 
 
 def test_graph_and_costs_have_the_same_names(recorded: Path) -> None:

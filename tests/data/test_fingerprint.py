@@ -61,7 +61,7 @@ class Doubled(Dataset[int]):
 
     def __init__(self, *parts: Dataset[Any], itself: bool = False) -> None:
         self.first = parts[0]
-        self.named = {"others": parts[1]} if len(parts) > 1 else {}
+        self.others = list(parts[1:])
         self.kept = [self] if itself else []
 
     def __getitem__(self, index: int) -> int:

@@ -66,42 +66,6 @@ def test_ranges_are_joined(ranges: list[tuple[int, int]]) -> None:
     assert bounds == sorted(set(bounds))
 
 
-@given(OPERATIONS, st.lists(RANGES, max_size=8), st.integers(0, 40), st.booleans())
-def test_many_ranges_at_once_are_as_many_one_by_one(
-    operations: list[tuple[bool, tuple[int, int]]],
-    ranges: list[tuple[int, int]],
-    beyond: int,
-    adds: bool,
-) -> None:
-    intervals, model = build(operations)
-    whole = joined([(start + beyond, stop + beyond) for start, stop in ranges])
-    numbers = set(members(whole))
-    if adds:
-        intervals.add_all(whole)
-        model |= numbers
-    else:
-        intervals.remove_all(whole)
-        model -= numbers
-    assert members(intervals) == sorted(model)
-    assert list(IntervalSet(intervals)) == list(intervals)
-
-
-def test_ranges_that_begin_where_the_last_one_ends_are_one_with_it() -> None:
-    intervals = IntervalSet([(0, 5)])
-    intervals.add_all([(5, 7), (9, 10)])
-    assert list(intervals) == [(0, 7), (9, 10)]
-
-
-@given(OPERATIONS, st.integers(0, 5))
-def test_its_own_first_ranges_are_removed(
-    operations: list[tuple[bool, tuple[int, int]]], count: int
-) -> None:
-    intervals, model = build(operations)
-    first = list(intervals)[:count]
-    intervals.remove_all(first)
-    assert members(intervals) == sorted(model - set(members(first)))
-
-
 @given(OPERATIONS, RANGES)
 def test_meets_what_it_shares_a_number_with(
     operations: list[tuple[bool, tuple[int, int]]], part: tuple[int, int]

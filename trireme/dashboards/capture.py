@@ -34,7 +34,7 @@ class Capture:
     Attributes:
         values: the tensors whose distribution is shown, by tag.
         first: the name and a copy of the weights of the first layer whose inputs are images.
-        inputs, originals: the first examples after the loader's transform and before it.
+        inputs: the first examples.
         labels: the class of each example; None where the targets are not classes.
         outputs: the outputs of the model; None where they are not one tensor.
         features: the name of a module and its activations: the last that have one vector for each
@@ -45,7 +45,6 @@ class Capture:
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     first: tuple[str, torch.Tensor] | None = None
     inputs: torch.Tensor | None = None
-    originals: torch.Tensor | None = None
     labels: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
     features: tuple[str, torch.Tensor] | None = None
@@ -80,14 +79,11 @@ class Capture:
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 self.values[f"{tag}/gradient"] = to_local(parameter.grad.detach()).clone()
 
-    def batch(self, inputs: Any, targets: Any, originals: Any = None) -> None:
+    def batch(self, inputs: Any, targets: Any) -> None:
         """Copies the first 512 examples of the batch, and the labels of all."""
         seen = next(tensors_in(inputs), None)
         if seen is not None and seen.dim() >= 2:
             self.inputs = seen.detach()[:512].clone()
-        before = next(tensors_in(originals), None)
-        if before is not None and before.dim() >= 2:
-            self.originals = before.detach().clone()
         if isinstance(targets, torch.Tensor) and targets.dim() == 1:
             self.labels = targets.detach().clone()
 
@@ -103,11 +99,8 @@ class Capture:
                 events.add_distribution(writer, tag, found, step, self.walltime)
 
     def write_images(self, writer: SummaryWriter, step: int) -> None:
-        """Writes inputs before and after the transform, first-layer filters and feature maps."""
+        """Writes inputs, first-layer filters and feature maps."""
         shown = {} if self.inputs is None else {"images/inputs": as_images(self.inputs)}
-        if self.originals is not None:
-            shown = {"images/augmented": shown.get("images/inputs")}
-            shown["images/inputs"] = as_images(self.originals)
         pictures = {tag: None if i is None else grid(i) for tag, i in shown.items()}
         if self.first is not None:
             pictures[f"{self.first[0]}/filters"] = filters(self.first[1])

@@ -147,7 +147,7 @@ class Summaries(Hook):
             _log.warning("Summaries leave a step out: earlier ones are not written yet")
             return
         capture = self._capture = Capture()
-        capture.batch(*inputs_and_targets(batch), session.originals(batch))
+        capture.batch(*inputs_and_targets(batch))
         if session.holds_whole_model:
             observed = {"distributions", "images", "pr_curves", "projector"}
             observe = None if self._kinds.isdisjoint(observed) else capture.observe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 
@@ -33,23 +33,6 @@ class IntervalSet:
         if start < stop:
             low, high = bisect_left(self._bounds, start), bisect_right(self._bounds, stop)
             self._bounds[low:high] = [start] * (low % 2) + [stop] * (high % 2)
-
-    def add_all(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Adds ranges, which must be `joined`."""
-        if ranges and (not self._bounds or self._bounds[-1] < ranges[0][0]):
-            self._bounds += chain.from_iterable(ranges)  # behind all that is there
-            return
-        for start, stop in ranges:
-            self.add(start, stop)
-
-    def remove_all(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Removes ranges, which must be `joined`."""
-        first = list(chain.from_iterable(ranges))
-        if self._bounds[: len(first)] == first:  # the common case: the first ones
-            del self._bounds[: len(first)]
-            return
-        for start, stop in ranges:
-            self.remove(start, stop)
 
     def meets(self, start: int, stop: int) -> bool:
         """Whether any number from start to stop - 1 is in the set."""

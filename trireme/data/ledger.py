@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from trireme.data.intervals import IntervalSet, joined
 
-MOST_SPANS = 4096
-"""The largest number of spans in one lease; a loader requests 256."""
+_MOST_SPANS = 4096  # in one lease; a loader requests 64
 
 MOST_DEALT = 1 << 60
 """The largest position: beyond it, numbers would not fit into messages."""
@@ -174,8 +173,7 @@ class Ledger:
                 "steps in the same round, so that all of it would be left out: make batches "
                 "smaller, or do not drop the last (drop_last=False)"
             )
-        plain = end == EpochEnd.CROSS and until is None
-        spans = self._all_fresh(worker, batch, count) if plain and not self._open else []
+        spans: list[tuple[int, int]] = []
         while len(spans) < count:
             span = self._reopened(batch, end, until)
             if span is None:
@@ -193,12 +191,10 @@ class Ledger:
     def _check(self, worker: int, batch: int, count: int) -> None:
         if worker not in self._held:
             raise ValueError(f"worker {worker} takes no part: the members are {self.workers}")
-        if batch < 1 or count < 1:
-            raise ValueError(f"cannot deal {count} spans of {batch} positions: both start at 1")
-        if count > MOST_SPANS or batch > MOST_POSITIONS:
+        if not (0 < count <= _MOST_SPANS and 0 < batch <= MOST_POSITIONS):
             raise ValueError(
-                f"cannot deal {count} spans of {batch} positions at once: at most {MOST_SPANS} "
-                f"spans of {MOST_POSITIONS}"
+                f"cannot deal {count} spans of {batch} positions: at least 1 of 1, and at most "
+                f"{_MOST_SPANS} of {MOST_POSITIONS}"
             )
         if self.frontier + batch * count * len(self._held) > MOST_DEALT:
             raise ValueError(f"all positions up to {MOST_DEALT} are dealt")
@@ -219,38 +215,18 @@ class Ledger:
                 "the same drop_last everywhere"
             )
 
-    def _all_fresh(self, worker: int, batch: int, count: int) -> list[tuple[int, int]]:
-        """Deals all spans as fresh ones; returns none if some of these positions are finished."""
-        first = self.frontier
-        fresh = range(first, first + batch * count, batch)
-        if self.interleave:
-            fresh = self._ahead(worker, count)
-        spans = [(start, start + batch) for start in fresh]
-        if self._done.end > fresh[0] and any([self._done.meets(*span) for span in spans]):
-            return []
-        if self.interleave:
-            self._next[worker] += count * len(self._next)
-        self.frontier = max(self.frontier, spans[-1][1])
-        self._held[worker].add_all(joined(spans))
-        return spans
-
     def finish(self, finished: Sequence[tuple[int, int, int]]) -> None:
         """Notes that updates from positions are applied.
 
         Each position counts once, whichever worker holds it: the update of a worker that was given
         up for lost may have been applied.
         """
-        said: dict[int, list[tuple[int, int]]] = {}
         for worker, start, stop in finished:
-            said.setdefault(worker, []).append((start, stop))
-        for worker, spans in said.items():
-            held = self._held.get(worker)
-            if held is not None:
-                held.remove_all(joined(spans))
-        for start, stop in joined([(start, stop) for _, start, stop in finished]):
+            if (held := self._held.get(worker)) is not None:
+                held.remove(start, stop)
+        for start, stop in joined((start, stop) for _, start, stop in finished):
             self._done.add(start, stop)
-            if self._open:
-                self._open.remove(start, stop)
+            self._open.remove(start, stop)
 
     def give_back(self, worker: int, start: int, stop: int) -> None:
         """Returns the positions of start to stop - 1 that `worker` holds; they are dealt next."""
@@ -271,7 +247,9 @@ class Ledger:
         if not 0 <= start <= stop <= MOST_DEALT:
             raise ValueError(f"[{start}, {stop}) is not a range of positions")
         if self._lengths.get(stop, start) != start or (
-            stop not in self._lengths and self._done.meets(start, stop) and self._lacks(start, stop)
+            stop not in self._lengths
+            and self._done.meets(start, stop)
+            and self._done.gaps(start, stop)
         ):
             raise ValueError(
                 f"the data ends after {start % self.size} examples for worker {worker}, and later "
@@ -287,9 +265,6 @@ class Ledger:
         if self.frontier < stop:
             self.frontier = stop
             self._begin()
-
-    def _lacks(self, start: int, stop: int) -> bool:
-        return bool(self._done.gaps(start, stop))
 
     def finished(self, until: int, worker: int | None = None) -> bool:
         """Returns whether all positions below `until` are finished; see `_taken`."""
@@ -372,40 +347,38 @@ class Ledger:
     ) -> tuple[int, int, int]:
         """Returns where the next round of a worker begins, and its fresh span of it.
 
-        Nothing is dealt by this. Without rounds the span is the round.
+        Nothing is dealt by this. Without interleaving each span is a round. With `CROSS`, where no
+        round is cut, that of the worker begins with its span.
         """
+        base, number, place, members = self.frontier, 0, 0, 1
+        if rounds:
+            base, members = self._base, len(self._next)
+            number, place = divmod(self._next[worker], members)
         if end == EpochEnd.CROSS:
-            start = self._ahead(worker, 1)[0] if rounds else self.frontier
+            start = base + (number * members + place) * batch
             return start, start, start + batch
-        if not rounds:
-            stop = self._end_of_epoch(self.frontier)
-            if end == EpochEnd.DROP and stop - self.frontier < batch:
-                self._leave_out(self.frontier, stop)
-                stop += self.size
-            return self.frontier, self.frontier, min(self.frontier + batch, stop)
-        number, place = divmod(self._next[worker], len(self._next))
-        start, stop = self._round(number, batch * len(self._next), end)
+        start, stop = self._round(base, number, batch * members, end)
         low = min(start + place * batch, stop)
         return start, low, min(low + batch, stop)
 
-    def _round(self, number: int, together: int, end: EpochEnd) -> tuple[int, int]:
+    def _round(self, base: int, number: int, together: int, end: EpochEnd) -> tuple[int, int]:
         """Returns the positions of a round of `together` positions; none crosses an epoch's end.
 
-        What comes before the round and is left out counts as finished from now on.
+        Rounds are counted from `base`. What is left out before the round counts as finished.
         """
-        first = self._end_of_epoch(self._base)
+        first = self._end_of_epoch(base)
 
         def rounds_of(examples: int) -> int:
             """Returns how many rounds so many examples make."""
             return (examples if end == EpochEnd.DROP else examples + together - 1) // together
 
-        in_first = rounds_of(first - self._base)
-        start, stop = self._base, first
+        in_first = rounds_of(first - base)
+        start, stop = base, first
         if number >= in_first:
             epochs, number = divmod(number - in_first, rounds_of(self.size))
             start, stop = first + epochs * self.size, first + (epochs + 1) * self.size
             if end == EpochEnd.DROP and not number:
-                began = start - self.size if epochs else self._base
+                began = start - self.size if epochs else base
                 self._leave_out(began + rounds_of(start - began) * together, start)
         start += number * together
         return start, min(start + together, stop)
@@ -423,9 +396,3 @@ class Ledger:
         for piece in pieces[1:]:
             self._open.add(*piece)
         return pieces[0] if pieces else None
-
-    def _ahead(self, worker: int, count: int) -> range:
-        """Returns where a worker's next batches begin, with interleaving."""
-        start = self._base + self._next[worker] * self._batch
-        apart = len(self._next) * self._batch
-        return range(start, start + count * apart, apart)

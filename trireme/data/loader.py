@@ -96,10 +96,6 @@ class SpanLoader(ABC):
         """Returns a batch without positions, for a step that others make."""
 
     @abstractmethod
-    def originals(self, batch: Batch, count: int) -> Any:
-        """Returns the first examples of the last batch before the transform; None without one."""
-
-    @abstractmethod
     def _batches(self) -> Generator[Batch]: ...
 
 
@@ -184,12 +180,6 @@ class Loader(SpanLoader):
             generator = torch.Generator()
             data = self._transform(data, generator.manual_seed(self._seed((0, 0))))
         return Batch(self._loading.pinned(data), (), examples=0)
-
-    def originals(self, batch: Batch, count: int) -> Any:
-        if self._transform is None:
-            return None
-        start, stop = batch.spans[0]
-        return self._examples(start, min(stop, start + count))
 
     def _examples(self, start: int, stop: int) -> Any:
         if self._take is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -31,9 +32,6 @@ class Order:
     Positions count 0, 1, 2, ... without end. Position p belongs to epoch p // size, and each epoch
     holds every example once, in an order of its own. So every batch, a range of positions, is
     full; one that crosses the end of an epoch takes the rest from the next.
-
-    The order follows from (size, seed) alone: every worker computes it for itself, and a position
-    means the same example in a job that is resumed.
 
     Attributes:
         size: the number of examples in the data set.
@@ -230,21 +228,18 @@ class BatchSamplerOrder(SamplerOrder):
 
 
 def _length_of(sampler: object) -> int:
-    """Returns the length of a sampler."""
+    kind = type(sampler).__name__
     size = None
-    if isinstance(sampler, Sized):
-        try:
+    if isinstance(sampler, Sized) and isinstance(sampler, Iterable):
+        with suppress(TypeError, NotImplementedError):
             size = len(sampler)
-        except (TypeError, NotImplementedError):
-            size = None
-    if size is None or not isinstance(sampler, Iterable) or isinstance(sampler, Iterator):
+    if size is None or isinstance(sampler, Iterator):
         raise ConfigurationError(
-            f"the sampler {type(sampler).__name__} has no length, or can be iterated over only "
-            "once: examples are dealt by their place in an epoch, so give a sampler with "
-            "__len__ and __iter__"
+            f"the sampler {kind} has no length, or can be iterated over only once: examples are "
+            "dealt by their place in an epoch, so give a sampler with __len__ and __iter__"
         )
     if size < 1:
-        raise ConfigurationError(f"the sampler {type(sampler).__name__} has no entries")
+        raise ConfigurationError(f"the sampler {kind} has no entries")
     return size
 
 
@@ -254,9 +249,8 @@ _MOST_PARTS = 100
 def fingerprint(order: Order, dataset: object = None) -> int:
     """Returns a number of 1 to 2**56 that other orders of examples do not have, but by chance.
 
-    It covers which examples a position means: the order, and the indices of a `Subset` (as of
-    `random_split`) or of a selection of Hugging Face's `Dataset`, also inside each other, and
-    inside data sets of the program that have others as attributes. It does not cover the examples
+    It covers the order, and the indices of a `Subset` (as of `random_split`) or of a selection of
+    Hugging Face's `Dataset`, also inside other data sets. It does not cover the examples
     themselves, as what makes them may be random.
     """
     digest = hashlib.blake2b(digest_size=7)
@@ -276,22 +270,12 @@ def _selections(dataset: object, outer: tuple[int, ...]) -> Iterator[Any]:
         column = getattr(table, "column", None)
         if callable(column):
             yield np.asarray(column(0), dtype=np.int64)
-    if isinstance(dataset, Dataset) and len(outer) < _MOST_PARTS:
-        outer = (*outer, id(dataset))
-        for part in _attributes(dataset):
-            if id(part) not in outer:
-                yield from _selections(part, outer)
-
-
-def _attributes(dataset: Dataset[Any]) -> Iterator[object]:
-    """Yields the data sets among a data set's attributes, and in short lists and dicts of these."""
+    if not isinstance(dataset, Dataset) or len(outer) >= _MOST_PARTS:
+        return
+    outer = (*outer, id(dataset))
     for value in vars(dataset).values():
-        each = value.values() if isinstance(value, dict) else value
-        if isinstance(value, list | tuple | dict) and len(value) <= _MOST_PARTS:
-            yield from (one for one in each if _is_dataset(one))
-        elif _is_dataset(value):
-            yield value
-
-
-def _is_dataset(value: object) -> bool:
-    return isinstance(value, Dataset) or "_indices" in getattr(value, "__dict__", ())
+        several = isinstance(value, list | tuple) and len(value) <= _MOST_PARTS
+        for part in value if several else (value,):
+            known = isinstance(part, Dataset) or "_indices" in getattr(part, "__dict__", ())
+            if known and id(part) not in outer:
+                yield from _selections(part, outer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -64,15 +64,8 @@ class Request:
 
     def order(self, size: int, seed: int) -> Order:
         seed = seed if self.seed is None else self.seed
-        chosen = [
-            name
-            for name, given in (
-                ("shuffle", self.shuffle is not None),
-                ("sampler", self.sampler is not None),
-                ("weights", self.weights is not None),
-            )
-            if given
-        ]
+        given = {"shuffle": self.shuffle, "sampler": self.sampler, "weights": self.weights}
+        chosen = [name for name, value in given.items() if value is not None]
         if len(chosen) > 1:
             raise ConfigurationError(
                 f"{' and '.join(chosen)}: each of them chooses the order of the examples; give one"
@@ -120,42 +113,26 @@ def _order_of(sampler: Iterable[Any], size: int, seed: int, *, batched: bool) ->
 
 def of_dataloader(loader: DataLoader[Any], by: By = "auto") -> Request:
     """Returns what a ready `DataLoader` asks for: its data set, batches, order and loading."""
-    loading = Loading.of(loader)
+    dataset, batches = loader.dataset, loader.batch_sampler
     seed = loader.generator.initial_seed() if loader.generator is not None else None
-    if loader.batch_size is None and loader.batch_sampler is None:
-        single = Loading(
-            **{**_fields(loading), "collate_fn": _Single(loader.collate_fn)}  # its own, or none
-        )
-        request = Request(loader.dataset, 1, loading=single, seed=seed, by=by)
-        if isinstance(loader.dataset, IterableDataset):
-            return request
-        return _with_sampler(request, loader.sampler)
-    batches = loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset):
-        size = 1 if loader.batch_size is None else loader.batch_size
-        return Request(
-            loader.dataset, size, drop_last=loader.drop_last, loading=loading, seed=seed, by=by
-        )
+    request = Request(dataset, 1, loading=Loading.of(loader), seed=seed, by=by)
+    if loader.batch_size is None and batches is None:
+        single = replace(request.loading, collate_fn=_Single(loader.collate_fn))
+        request = replace(request, loading=single)
+        stream = isinstance(dataset, IterableDataset)
+        return request if stream else _with_sampler(request, loader.sampler)
+    if isinstance(dataset, IterableDataset):
+        return replace(request, batch_size=loader.batch_size or 1, drop_last=loader.drop_last)
     if isinstance(batches, BatchSampler) and type(batches) is BatchSampler:
-        request = Request(
-            loader.dataset,
-            batches.batch_size,
-            drop_last=batches.drop_last,
-            loading=loading,
-            seed=seed,
-        )
+        request = replace(request, batch_size=batches.batch_size, drop_last=batches.drop_last)
         return _with_sampler(request, batches.sampler)
     if not isinstance(batches, Iterable):
         raise ConfigurationError(f"the DataLoader's batch_sampler is {batches!r}")
-    return Request(
-        loader.dataset, 1, sampler=batches, batched=True, loading=loading, seed=seed, by=by
-    )
+    return replace(request, sampler=batches, batched=True)
 
 
 def _with_sampler(request: Request, sampler: Any) -> Request:
     """Returns a request that takes the order of a `DataLoader`'s sampler."""
-    from dataclasses import replace
-
     if isinstance(sampler, DistributedSampler):
         note = (
             "the DataLoader's DistributedSampler is not used: it deals fixed parts of an epoch to "
@@ -164,10 +141,6 @@ def _with_sampler(request: Request, sampler: Any) -> Request:
         )
         return replace(request, shuffle=bool(sampler.shuffle), notes=(note,), seed=sampler.seed)
     return replace(request, sampler=sampler)
-
-
-def _fields(loading: Loading) -> dict[str, Any]:
-    return {name: getattr(loading, name) for name in Loading.__slots__}
 
 
 class _Single:

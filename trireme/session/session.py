@@ -279,13 +279,6 @@ class Session(DataMethods):
         """Whether this process computes with the whole of `model`."""
         return self._setup.part is None
 
-    def originals(self, batch: Any, count: int = 16) -> Any:
-        """Returns the first examples of a loader's batch as they were before its transform.
-
-        Returns None where there is no transform, and for a batch of a loader that is not in use.
-        """
-        return self._feed.originals(batch, count)
-
     def stop(self, reason: str) -> None:
         """Requests, from any worker, the end of the job at the next step at which all can end.
 

@@ -50,18 +50,12 @@ class StreamLoader(SpanLoader):
         self._drop_last = drop_last
         self._ahead = ahead
         self._last: Any = None  # the examples of the last batch, for a step without any
-        self._before: tuple[Batch, list[Any]] | None = None  # the last batch, before its transform
 
     def stand_in(self) -> Batch:
         examples = self._last
         if examples is None:
             examples, _ = self.stream.take(0, self.batch_size)
         return Batch(self._made(examples, 0), (), examples=0)
-
-    def originals(self, batch: Batch, count: int) -> Any:
-        if self._transform is None or self._before is None or self._before[0] is not batch:
-            return None
-        return self._collate(self._before[1][:count])
 
     def _batches(self) -> Generator[Batch]:
         while self._next() is not None:
@@ -95,9 +89,7 @@ class StreamLoader(SpanLoader):
                 except BaseException:  # the program may catch it, and iterate again
                     self._waiting.extendleft(reversed(spans))
                     raise
-                batch = Batch(data, tuple(spans), epoch=epoch)
-                self._before = batch, examples
-                yield batch
+                yield Batch(data, tuple(spans), epoch=epoch)
 
     def _made(self, examples: list[Any], start: int) -> Any:
         data = collated(self._collate, examples, derive(draws_of(self._seed), start))

@@ -265,8 +265,8 @@ def test_a_call_with_another_shape_or_name_is_refused() -> None:
 
     def program(session: Session) -> None:
         for values, said in (
-            ({"0.weight": torch.zeros(2)}, r"'0.weight': it has shape \(8, 6\)"),
-            ({"7.weight": torch.zeros(2)}, "'7.weight': the optimizer has no such parameter"),
+            ({"0.weight": torch.zeros(2)}, r"'0.weight' .* the optimizer has shape \(8, 6\)"),
+            ({"7.weight": torch.zeros(2)}, "'7.weight' .* the optimizer has no such parameter"),
         ):
             with pytest.raises(ConfigurationError, match=said):
                 session.write_values(values)

@@ -327,12 +327,6 @@ class DataFeed:
         batch = None if self._ahead is None else self._ahead.peek()
         return None if batch is None else batch.data
 
-    def originals(self, batch: Any, count: int) -> Any:
-        """Returns the first examples of a batch as they were before the loader's transform."""
-        if self._loader is None or not isinstance(batch, Batch):
-            return None
-        return self._loader.originals(batch, count)
-
 
 def _size_of(dataset: Dataset[Any]) -> int:
     try:
