@@ -53,24 +53,15 @@ class Ending:
         self.under_way.discard(worker)
 
     def stop(self, step: int) -> int:
-        """Ends the job as soon as no update under way is lost; an earlier end stays.
-
-        Returns:
-            The step at which the job will end.
-        """
+        """Ends the job once no update under way is lost, or earlier; returns its last step."""
         soonest = self._soonest(step)
         self.last = soonest if self.last is None else min(self.last, soonest)
         return self.last
 
-    def set_last(self, step: int, last: int) -> int:
-        """Sets the last step where there is none yet, but loses no update under way.
-
-        Returns:
-            The step at which the job will end.
-        """
+    def set_last(self, step: int, last: int) -> None:
+        """Sets the last step where there is none yet, but loses no update under way."""
         if self.last is None:
             self.last = max(last, self._soonest(step))
-        return self.last
 
     def _others(self, worker: int) -> int:
         """Returns how many steps the updates under way of others will make."""

@@ -278,27 +278,21 @@ def resized(
     Where that is meant, the epochs that had begun count as finished, and the next one begins.
 
     Args:
-        request: how many it has, and whether another size is meant.
         before: how many examples it had; None where that is not known.
     """
     if before is None or before == request.size:
         return list(done)
-    then, now = parts_of(before), parts_of(request.size)
-    if then > 1 or now > 1 or before >= MOST_POSITIONS - 1 or request.size >= MOST_POSITIONS - 1:
-        raise ValueError(
-            f"the data set {request.dataset!r} was read in other parts when the checkpoint was "
-            f"saved: {_said(before)}, and worker:{worker} has {_said(request.size)}. Load the same "
-            "data, or begin in another run directory"
-        )
-    if not request.resized:
-        raise ValueError(
-            f"the data set {request.dataset!r} had {before} examples in the checkpoint, and worker:"
-            f"{worker} has {request.size}: load the same data, or say that this is meant, "
-            "session.loader(..., resized=True), to go on with the next epoch"
-        )
+    stream = any(
+        parts_of(size) > 1 or size >= MOST_POSITIONS - 1 for size in (before, request.size)
+    )
     epochs = -(-max((stop for _, stop in done), default=0) // before)
-    if epochs * request.size > MOST_DEALT:
-        raise ValueError(f"{epochs} epochs of {request.size} examples are more than can be counted")
+    if stream or not request.resized or epochs * request.size > MOST_DEALT:
+        raise ValueError(
+            f"the data set {request.dataset!r} had {_said(before)} in the checkpoint, and worker:"
+            f"{worker} has {_said(request.size)}: load the same data; or, where it is no stream, "
+            "say that this is meant, session.loader(..., resized=True), to go on with the next "
+            "epoch"
+        )
     return [(0, epochs * request.size)] if epochs else []
 
 
@@ -311,8 +305,6 @@ def reordered(
     is meant, the epochs that had begun count as finished.
 
     Args:
-        request: the fingerprint of its order, and whether another data set is meant.
-        done: finished positions, as ranges (start, stop), lowest first.
         before: the fingerprint in the checkpoint; 0 where it is not known.
     """
     dealt = max((stop for _, stop in done), default=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -50,13 +51,13 @@ class Wait(msgspec.Struct, frozen=True):
     notice: Waiting
 
 
-class _Held(msgspec.Struct, frozen=True):
+class Asked(msgspec.Struct, frozen=True):
     """A request that is not answered yet."""
 
     owner: Participant
     route: object
     since: float
-    pull: Pull | None = None  # none waits until no worker trains any more
+    request: Any = None
 
 
 class Answers:
@@ -68,8 +69,8 @@ class Answers:
         # the answers to pushes that are decided, by worker
         self.withheld: dict[int, PushAnswer] = {}
         self._state = state
-        self._pulls: list[_Held] = []
-        self._drains: dict[int, _Held] = {}  # by worker
+        self._pulls: list[Asked] = []
+        self._drains: dict[int, Asked] = {}  # by worker
 
     def give(self, answer: PushAnswer) -> list[Reply]:
         """Answers a push at once, or withholds the answer if this worker or another must wait."""
@@ -112,7 +113,7 @@ class Answers:
         if pull.train and (leader := self._state.leader) is not None:
             leader.ending.done(who.worker)
         self._pulls = [each for each in self._pulls if each.owner.worker != who.worker]
-        self._pulls.append(_Held(who, route, now, pull))
+        self._pulls.append(Asked(who, route, now, pull))
         return self.proceed()
 
     def drain(self, now: float, route: object, who: Participant) -> bool:
@@ -124,7 +125,7 @@ class Answers:
         many = 2 * len(self._state.participants.incarnations) + _ONLOOKERS
         if before is None and len(self._drains) > many:
             return False
-        self._drains[who.worker] = _Held(who, route, now if before is None else before.since)
+        self._drains[who.worker] = Asked(who, route, now if before is None else before.since)
         return True
 
     def take_fenced_pulls(self) -> list[object]:
@@ -205,8 +206,7 @@ class Answers:
             return out
         held, self._pulls = self._pulls, []
         for each in held:
-            pull, worker = each.pull, each.owner.worker
-            assert pull is not None
+            pull, worker = each.request, each.owner.worker
             if state.step < pull.at_least or (pull.train and self._undecided(worker)):
                 self._pulls.append(each)
                 continue
@@ -224,25 +224,28 @@ class Answers:
         chief, records = state.participants.view.chief, state.table.records
         for each in self._pulls:
             reason, workers = "the last updates", [*live]
-            if each.pull is not None and state.step < each.pull.at_least:
-                reason = f"step {each.pull.at_least}"
+            if state.step < each.request.at_least:
+                reason = f"step {each.request.at_least}"
             if not state.loaded:
                 reason, workers = "its first values", [] if chief is None else [chief]
-            yield _wait(now, each, reason, workers)
+            yield wait(now, each, reason, _names(workers))
         slowest = state.table.slowest(live)
         for worker, answer in self.withheld.items():
             reason = f"staleness bound {state.rule.staleness}"
             workers = [w for w in live if records[w].clock == slowest]
             if state.leader is not None and self._undecided(worker):
                 reason, workers = "the last updates", [*state.leader.ending.under_way]
-            pending = answer.pending
-            yield _wait(now, _Held(pending.owner, pending.route, pending.since), reason, workers)
+            yield wait(now, answer.pending, reason, _names(workers))
 
     def waits_for_the_end(self, now: float) -> Iterator[Wait]:
         for each in self._drains.values():
-            yield _wait(now, each, "the last updates", self._state.participants.live)
+            yield wait(now, each, "the last updates", _names(self._state.participants.live))
 
 
-def _wait(now: float, held: _Held, reason: str, workers: Iterable[int]) -> Wait:
-    names = tuple(f"worker:{worker}" for worker in sorted(workers))
-    return Wait(held.route, held.owner.worker, Waiting(reason, names, now - held.since))
+def wait(now: float, asked: Asked | Pending, reason: str, names: tuple[str, ...]) -> Wait:
+    """Returns the wait for an answer, with the tasks waited for."""
+    return Wait(asked.route, asked.owner.worker, Waiting(reason, names, now - asked.since))
+
+
+def _names(workers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"worker:{worker}" for worker in sorted(workers))

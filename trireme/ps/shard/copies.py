@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from trireme.ps.leader.example_ledgers import ExampleLedgers
-from trireme.ps.messages import Refused, Waiting
-from trireme.ps.shard.answers import Wait
+from trireme.ps.messages import Refused
+from trireme.ps.shard.answers import Asked, Wait, wait
 from trireme.ps.shard.instructions import Reply
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.state import ShardState
 from trireme.ps.snapshot_messages import Snapshot, TakeSnapshot
-
-
-class _Request(NamedTuple):
-    owner: Participant
-    route: object
-    request: TakeSnapshot
-    since: float
 
 
 class Copies:
@@ -26,7 +18,7 @@ class Copies:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._held: dict[int, _Request] = {}  # by worker, which has one request at a time
+        self._held: dict[int, Asked] = {}  # by worker, which has one request at a time
         self._made: dict[int, int] = {}  # by worker: the token of its last copy
 
     @property
@@ -47,7 +39,7 @@ class Copies:
             return Refused("rejected", "no values are loaded", view)
         if self._made.get(who.worker) == request.token:
             return Refused("busy", "the copy was made already", view)
-        self._held[who.worker] = _Request(who, route, request, now)
+        self._held[who.worker] = Asked(who, route, now, request)
         return None
 
     def take_routes(self, *, absent: bool = False) -> list[object]:
@@ -92,5 +84,4 @@ class Copies:
             names: tuple[str, ...] = (view.primary_name(0),)
             if leader is not None:
                 names = leader.missing_copy(worker, held.request.token, view)
-            notice = Waiting("a copy of every shard", names, now - held.since)
-            yield Wait(held.route, worker, notice)
+            yield wait(now, held, "a copy of every shard", names)

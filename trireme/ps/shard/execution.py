@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from trireme.ps.leader.decisions import Apply, Cut, Decided, Decision, Divide, Held, PushId, Stop
 from trireme.ps.leader.leader import needed_for
-from trireme.ps.messages import FromServer, Waiting
-from trireme.ps.shard.answers import Answers, Wait
+from trireme.ps.messages import FromServer
+from trireme.ps.shard.answers import Answers, Wait, wait
 from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.follower import Follower
 from trireme.ps.shard.instructions import Instruction, Send
@@ -167,10 +167,9 @@ class Execution:
     # -- what is waited for ----------------------------------------------------------------------
 
     def waits(self, now: float) -> Iterator[Wait]:
-        for who, pending in self.follower.held.items():
+        for pending in self.follower.held.values():
             if not pending.answered:
-                notice = Waiting(*self._missing(pending), now - pending.since)
-                yield Wait(pending.route, who.worker, notice)
+                yield wait(now, pending, *self._missing(pending))
         yield from self.copies.waits(now)
         yield from self.answers.waits(now)
 

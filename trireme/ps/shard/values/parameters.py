@@ -41,14 +41,7 @@ class Values:
         step: int,
         steps: int = 1,
     ) -> None:
-        """Updates the values in place.
-
-        Args:
-            update: the gradients; None leaves the values as they are.
-            hyper: the optimizer's hyper-parameters from now on, where they have changed.
-            steps: the number of steps that it makes at once; the moving average decays once for
-                each.
-        """
+        """Updates the values in place, which makes so many steps: the average decays with each."""
         self.changes += 1
         if hyper is not None:
             self.optimizer.set_hyper(hyper)

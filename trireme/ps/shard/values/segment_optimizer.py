@@ -139,11 +139,8 @@ class SegmentOptimizer:
     ) -> None:
         """Updates the values in place by gradients, divided by `divisor`.
 
-        A divisor other than 1 divides the gradients themselves: in the fused kernel, which spares a
-        pass over memory, where that is as precise. Only quotients too small to be normal count as
-        zero there.
-
-        Once there is state to work on, the fused kernel is called without the bookkeeping of
+        The fused kernel divides the gradients themselves, which spares a pass over memory, where
+        that is as precise. Once there is state, it is called without the bookkeeping of
         `Optimizer.step`, which takes longer than the kernel does for a small model.
 
         Where a gradient has become zero, moments decay into denormal numbers, for which kernels
