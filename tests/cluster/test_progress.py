@@ -7,9 +7,13 @@ import pytest
 from tests.cluster.driver import Driver, Job
 from trireme.cluster.membership import Paused, Tick
 from trireme.cluster.messages import Heartbeat, RequestRefused, StatusValue
-from trireme.cluster.progress import FIRST_BATCH, UNREACHED, is_absent
-from trireme.cluster.state import cluster_status
-from trireme.monitor.job_state import findings, from_cluster
+from trireme.cluster.progress import FIRST_BATCH, STUCK, UNREACHED, is_absent
+
+
+def stuck_of(job: Driver) -> list[str]:
+    """What the coordinator adds to the statuses of tasks that are stuck."""
+    tasks = job.state.tasks.values()
+    return [str(task.status[STUCK]) for task in tasks if STUCK in task.status]
 
 
 class Stuck:
@@ -45,7 +49,7 @@ class Stuck:
 
     @property
     def findings(self) -> list[str]:
-        return findings(from_cluster("", cluster_status(self.job.now, self.job.state), 0.0))
+        return stuck_of(self.job)
 
 
 def test_it_is_named_after_several_of_its_usual_steps() -> None:
@@ -58,7 +62,7 @@ def test_it_is_named_after_several_of_its_usual_steps() -> None:
     assert "worker:1 (pid 7 on h) is stuck: it lives, and has made no step for 10 s" in named
     assert "where its steps take 1 s; its main thread is at program.py:7 in load" in named
     (finding,) = stuck.findings
-    assert finding.startswith("worker:1 is stuck: it lives, and has made no step for 11 s")
+    assert finding.startswith("it lives, and has made no step for 11 s")
     assert stuck.state == "live"
 
 
@@ -129,10 +133,10 @@ def test_who_waits_for_its_first_batch_is_named_after_a_minute_and_kept() -> Non
     wait(1000, excuse=FIRST_BATCH, at="program.py:7 in train")
     (named,) = [reason for reason in reasons if "stuck" in reason]
     assert "has made no step for 60 s; its main thread is at program.py:7 in train" in named
-    (finding,) = findings(from_cluster("", cluster_status(job.now, job.state), 0.0))
-    assert finding.startswith("worker:0 is stuck: it lives, and has made no step for 1059 s")
+    (finding,) = stuck_of(job)
+    assert finding.startswith("it lives, and has made no step for 1059 s")
     wait(1, excuse="no step was made yet")
-    assert findings(from_cluster("", cluster_status(job.now, job.state), 0.0)) == []
+    assert stuck_of(job) == []
     assert job.state.tasks["worker:0"].state == "live"
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.test_commands import EVIL, FINISHED
-from tests.monitor.test_job_state import WORKER, picture, task
+from tests.screen.test_job_state import WORKER, picture, task
 from trireme.cli import main
 from trireme.launch.run_directory import claim
 from trireme.monitor.records import Begin, Record, RecordWriter, records_directory

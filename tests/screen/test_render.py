@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.monitor.test_job_state import WORKER, picture, replicated, task
+from tests.screen.test_job_state import WORKER, picture, replicated, task
 from trireme.screen.render import held, line, render
 
 

@@ -76,15 +76,6 @@ def _task() -> Parser:
     return parser
 
 
-def _status() -> Parser:
-    parser = Parser(
-        "status", "[--json] RUN", "Shows the status of the job in the run directory RUN."
-    )
-    parser.add("RUN", "a run directory")
-    parser.add("--json", "print JSON", action="store_true")
-    return parser
-
-
 def _stop() -> Parser:
     parser = Parser(
         "stop",
@@ -104,5 +95,4 @@ RUN = Command(
 TASK = Command(
     "run one task of a job, started by hand on its machine", _task, "trireme.cli.tasks.task:main"
 )
-STATUS = Command("show the status of a job", _status, "trireme.cli.status:main")
 STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")

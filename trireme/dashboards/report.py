@@ -18,9 +18,9 @@ from trireme.dashboards.totals import (
     worker_totals,
 )
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.job_state import PHASES, SHOWN_PHASES, UNSAVED
 from trireme.monitor.numbers import number, number_of, size
-from trireme.monitor.records import Start
+from trireme.monitor.records import UNSAVED, Start
+from trireme.screen.job_state import PHASES, SHOWN_PHASES
 
 _COUNTS = ("speed/", "updates/", "bytes/")
 _ASIDE = (*_COUNTS, "learning_rate")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trireme.dashboards.curves import Points
-from trireme.monitor.job_state import PHASES
 from trireme.monitor.numbers import number_of
 from trireme.monitor.records import Record, Start
+from trireme.screen.job_state import PHASES
 from trireme.screen.render import held
 
 _LEAST_SECONDS = 0.3

@@ -29,6 +29,9 @@ from trireme.version import __version__
 
 _log = logging.getLogger(__name__)
 
+UNSAVED = "unsaved"
+"""The field of a worker's status that says why its last checkpoint is not saved."""
+
 _FIRST_SECONDS = 0.5
 _SHARE = 0.001
 

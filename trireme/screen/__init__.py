@@ -1,1 +1,1 @@
-"""`trireme top`: a job on a terminal, while it runs."""
+"""What a terminal shows of a job: `trireme status`, and `trireme top` while it runs."""

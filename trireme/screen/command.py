@@ -13,9 +13,9 @@ from rich.live import Live
 from trireme.cli.runs import local_run, query
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.run_directory import RECORD, is_running, read_record
-from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, from_cluster
 from trireme.monitor.records import read_starts
 from trireme.screen.entry import TOP
+from trireme.screen.job_state import JobSnapshot, TaskSnapshot, from_cluster
 from trireme.screen.render import line, render
 
 _FRAME_SECONDS = 0.25

@@ -1,11 +1,20 @@
-"""The command `top`, as its entry point declares it."""
+"""The commands `status` and `top`, as their entry points declare them."""
 
 from __future__ import annotations
 
 from trireme.cli.command import Command, Parser
 
 
-def _parser() -> Parser:
+def _status() -> Parser:
+    parser = Parser(
+        "status", "[--json] RUN", "Shows the status of the job in the run directory RUN."
+    )
+    parser.add("RUN", "a run directory")
+    parser.add("--json", "print JSON", action="store_true")
+    return parser
+
+
+def _top() -> Parser:
     parser = Parser(
         "top",
         "RUN",
@@ -17,4 +26,5 @@ def _parser() -> Parser:
     return parser
 
 
-TOP = Command("watch a running job", _parser, "trireme.screen.command:main")
+TOP = Command("watch a running job", _top, "trireme.screen.command:main")
+STATUS = Command("show the status of a job", _status, "trireme.screen.status:main")

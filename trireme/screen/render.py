@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from trireme.cluster.messages import StatusValue
-from trireme.monitor.job_state import (
+from trireme.monitor.numbers import number_of, size
+from trireme.printable import printable
+from trireme.screen.job_state import (
     SHOWN_PHASES,
     SILENT_SECONDS,
     JobSnapshot,
     TaskSnapshot,
     findings,
 )
-from trireme.monitor.numbers import number_of, size
-from trireme.monitor.placement import summary
-from trireme.printable import printable
+from trireme.screen.placement import summary
 
 _COLOURS = {
     "data": "blue",

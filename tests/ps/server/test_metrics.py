@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from tests.metric_values import value
 from tests.ps.bench import SYNC, Bench
-from trireme.monitor.job_state import JobSnapshot, TaskSnapshot, findings
 from trireme.ps.server.metrics import ShardMetrics
 
 
@@ -90,5 +89,3 @@ def test_a_wait_that_is_over_is_said_to_be_so() -> None:
     known |= watched.look()
     assert known["global_step"] == 1
     assert (known["waiting"], known["waiting_for"], known["waiting_seconds"]) == ("", "", 0)
-    task = TaskSnapshot("ps:0", "serving", status=known)
-    assert findings(JobSnapshot("job", "running", 1.5, (task,))) == []

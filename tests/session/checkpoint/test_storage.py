@@ -18,8 +18,7 @@ import trireme
 from tests.metric_values import value
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.monitor.job_state import UNSAVED
-from trireme.monitor.records import read_starts
+from trireme.monitor.records import UNSAVED, read_starts
 from trireme.session.checkpoint import (
     CheckpointData,
     list_checkpoints,

@@ -14,9 +14,8 @@ from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
 from trireme.location import RemotePath
 from trireme.monitor.board import Board, open_board
-from trireme.monitor.job_state import UNSAVED
 from trireme.monitor.prometheus import expose
-from trireme.monitor.records import Record, RecordWriter, begin_here, records_directory
+from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
 from trireme.plugins import not_installed
 from trireme.ps.messages import Applied, Verdict
 from trireme.session.observers.progress import pace_text

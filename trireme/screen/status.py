@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from trireme.cli.parser import STATUS
 from trireme.cli.runs import local_run, query
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.placement import missing_copies
@@ -19,10 +18,11 @@ from trireme.cluster.progress import EXCUSE
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import RemotePath, location
-from trireme.monitor.job_state import UNSAVED, findings, from_cluster
-from trireme.monitor.placement import lines, summary
-from trireme.monitor.records import read_starts
+from trireme.monitor.records import UNSAVED, read_starts
 from trireme.printable import printable
+from trireme.screen.entry import STATUS
+from trireme.screen.job_state import findings, from_cluster
+from trireme.screen.placement import lines, summary
 
 _EVENTS = 8
 """How many of the newest events are shown."""

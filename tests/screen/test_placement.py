@@ -4,7 +4,7 @@ from typing import Any
 
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.view import ShardEntry
-from trireme.monitor.placement import events, lines, shortages, summary
+from trireme.screen.placement import events, lines, shortages, summary
 
 FULL = (ShardEntry(0, 64, 0, (1,)), ShardEntry(64, 256, 1, (0,)))
 SHORT = (ShardEntry(0, 64, 1), ShardEntry(64, 256, 1, (), (2,)))

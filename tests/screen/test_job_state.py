@@ -7,14 +7,14 @@ import pytest
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
-from trireme.monitor.job_state import (
+from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
+from trireme.screen.job_state import (
     UNSAVED,
     JobSnapshot,
     TaskSnapshot,
     findings,
     from_cluster,
 )
-from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
 
 
 def task(role: str, index: int, quiet: float = 0.2, **status: float | str) -> TaskStatus:

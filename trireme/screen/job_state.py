@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
 from trireme.monitor.numbers import number_of
-from trireme.monitor.placement import events, shortages
+from trireme.monitor.records import UNSAVED
+from trireme.screen.placement import events, shortages
 
 PHASES = ("data", "compute", "push", "wait", "apply")
 """The phases of a step."""
@@ -21,9 +22,6 @@ SILENT_SECONDS = 1.3
 
 WAIT_SECONDS = 0.5
 """The shortest wait that is reported."""
-
-UNSAVED = "unsaved"
-"""The field of a worker's status that says why its last checkpoint is not saved."""
 
 
 @dataclass(frozen=True, slots=True)
