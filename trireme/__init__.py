@@ -14,6 +14,8 @@ from trireme.errors import *  # noqa: F403  # errors.__all__ lists them
 from trireme.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from trireme.averaging.strategies import Averaging as Averaging
+    from trireme.averaging.strategies import DiLoCo as DiLoCo
     from trireme.dashboards.summaries import Summaries as Summaries
     from trireme.graph.capture.scopes import device as device
     from trireme.graph.config import GraphConfig as GraphConfig
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from trireme.session.session import Session as Session
     from trireme.strategies import SSP as SSP
     from trireme.strategies import Async as Async
-    from trireme.strategies import Averaging as Averaging
-    from trireme.strategies import DiLoCo as DiLoCo
     from trireme.strategies import Sync as Sync
     from trireme.tables.embedding import Embedding as Embedding
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
@@ -68,7 +68,8 @@ _HOME = {
     "trireme.session.result": ("StepResult", "accuracy"),
     "trireme.session.session": ("Session",),
     "trireme.tables.embedding": ("Embedding", "EmbeddingBag"),
-    "trireme.strategies": ("SSP", "Async", "Averaging", "DiLoCo", "Sync"),
+    "trireme.averaging.strategies": ("Averaging", "DiLoCo"),
+    "trireme.strategies": ("SSP", "Async", "Sync"),
 }
 """The names that are imported when they are first accessed, by the module that defines them."""
 
@@ -76,6 +77,7 @@ __all__ = [name for names in _HOME.values() for name in names]
 __all__ += errors.__all__
 
 _EXTRAS = {
+    "averaging": "averaging",
     "dashboards": "dashboards",
     "graph": "graph",
     "jobs": "notebook",

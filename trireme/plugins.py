@@ -35,7 +35,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"},
         **{"abfs": "abfs", "abfss": "abfs", "az": "abfs", "memory": "remote"},
     },
-    "trireme.backends": {"graph": "graph", "parallel": "parallel"},
+    "trireme.backends": {"graph": "graph", "local": "averaging", "parallel": "parallel"},
     "trireme.boards": {"tensorboard": "dashboards"},
     "trireme.commands": {
         **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
@@ -54,6 +54,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
         **{"pipeline": "parallel", "tensor": "parallel"},
+        **{"averaging": "averaging", "diloco": "averaging"},
     },
 }
 """What Trireme's own plug-ins add, with the extra that installs it: an error names it."""

@@ -23,7 +23,6 @@ from trireme.ps.client.operations import Copy
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import Push, Span
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.local_sgd import period_length
 
 DATASET, SIZE = "examples", 50
 _BACK_OFF = 0.02
@@ -227,7 +226,7 @@ class Worker:
         rule, rng = self.place.schedule.rule, self.place.network.rng
         if rule.every is None:
             return 1
-        most = period_length(rule, pulled, rule.max_steps)
+        most = rule.steps_from(pulled)
         return most if rng.random() < 0.8 else rng.randint(1, most)
 
     def _update(self) -> Process:

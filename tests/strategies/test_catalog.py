@@ -2,101 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from trireme.errors import ConfigurationError
 from trireme.job_config import STRATEGIES, JobConfig
-from trireme.ps.rule import Rule
-from trireme.strategies import (
-    SSP,
-    Averaging,
-    DiLoCo,
-    Strategy,
-    Sync,
-    choose,
-    resolve,
-    strategy_class,
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "strategy", "rule"),
-    [
-        ("averaging", {}, Averaging(16), Rule(0, 0, every=16)),
-        ("averaging", {"every": 4}, Averaging(4), Rule(0, 0, every=4)),
-        ("averaging", {"staleness": 2}, Averaging(16, 2), Rule(1, 2, every=16)),
-        ("diloco", {}, DiLoCo(100), Rule(0, 0, every=100)),
-        ("diloco", {"every": 7, "aggregate": 2}, DiLoCo(7, 2), Rule(2, 0, every=7)),
-    ],
-)
-def test_names_and_options(
-    name: str, options: dict[str, Any], strategy: Strategy, rule: Rule
-) -> None:
-    found = resolve(name, JobConfig().with_values(options, {}))
-    assert found == strategy
-    assert found.rule() == rule
-
-
-def test_the_servers_optimizer_over_deltas() -> None:
-    assert Averaging().outer(3) == {"lr": 1.0}
-    assert Averaging(staleness=1).outer(4) == {"lr": 0.25}
-    assert DiLoCo().outer(4) == {"lr": 0.9, "momentum": 0.5, "nesterov": True}
-    assert DiLoCo(outer_momentum=0.0).outer(4) == {"lr": 0.9, "momentum": 0.0, "nesterov": False}
-    assert Sync().outer(4) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        (
-            "averaging",
-            {"aggregate": 1},
-            "only diloco, sync: add --strategy diloco or sync",
-        ),
-        ("diloco", {"staleness": 1}, "only averaging, ssp: add --strategy averaging or ssp"),
-        (
-            "sync",
-            {"every": 4},
-            r"every is 4 \(default\), which sync does not have, only averaging, diloco",
-        ),
-        (
-            "averaging",
-            {"prefetch": True},
-            "which averaging does not have, only async, ssp",
-        ),
-        ("averagin", {}, "did you mean averaging"),
-    ],
-)
-def test_options_of_other_strategies_are_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        resolve(name, JobConfig().with_values(options, {}))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Averaging(0), "every 0"),
-        (lambda: Averaging(staleness=0), "averaging with staleness 0: give 1 or more"),
-        (lambda: DiLoCo(0), "every 0"),
-        (lambda: DiLoCo(aggregate=0), "aggregate 0: give 1 or more"),
-        (lambda: DiLoCo(outer_lr=0.0), "must be above 0"),
-        (lambda: DiLoCo(outer_momentum=1.0), r"in \[0, 1\)"),
-    ],
-)
-def test_values_out_of_range_are_refused(make: Callable[[], Strategy], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make()
-
-
-def test_a_round_must_be_able_to_fill() -> None:
-    DiLoCo(aggregate=3).check(workers=3, servers=1)
-    with pytest.raises(ConfigurationError, match="give at most --aggregate 2"):
-        DiLoCo(aggregate=3).check(workers=2, servers=1)
+from trireme.strategies import SSP, Sync, choose, strategy_class
 
 
 def test_a_strategy_has_the_name_of_its_entry_point() -> None:
@@ -118,14 +30,8 @@ def test_without_a_name_the_cluster_decides(workers: int, servers: int) -> None:
     ("given", "message"),
     [
         ({"workers": 2, "strategy": "ssp"}, "add --ps 1, or use --strategy allreduce"),
-        ({"workers": 2, "strategy": "diloco"}, "needs a parameter server: add --ps 1"),
         ({"ps": 1, "strategy": "pipeline"}, r"has no parameter servers.*\(strategy: file x\)"),
-        ({"ps": 1, "strategy": "sync", "every": 4}, "add --strategy averaging"),
-        ({"ps": 1, "aggregate": 1}, "add --strategy diloco or sync"),
-        ({"ps": 1, "aggregate": 1, "strategy": "async"}, "add --strategy diloco or sync"),
         ({"ps": 1, "aggregate": 2, "strategy": "sync"}, "2 and 1 workers: a round could never"),
-        ({"ps": 1, "staleness": 1, "strategy": "sync"}, "add --strategy averaging or ssp"),
-        ({"ps": 1, "staleness": 1, "strategy": "diloco"}, "only averaging, ssp"),
     ],
 )
 def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: str) -> None:
@@ -140,8 +46,6 @@ def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: 
         {},
         {"workers": 3, "ps": 1, "strategy": "sync", "aggregate": 2},
         {"workers": 3, "ps": 1, "strategy": "ssp", "staleness": 2},
-        {"workers": 3, "ps": 1, "strategy": "diloco", "every": 50, "aggregate": 2},
-        {"workers": 3, "ps": 1, "strategy": "averaging", "staleness": 2},
     ],
 )
 def test_what_makes_sense_passes(given: dict[str, Any]) -> None:

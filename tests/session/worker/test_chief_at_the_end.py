@@ -441,7 +441,8 @@ def test_nobody_waits_for_long_for_a_coordinator_that_is_gone(
     """The chief has saved, and cannot tell the others."""
     monkeypatch.setattr(lifecycle, "_REJOIN_SECONDS", 0.2)
     monkeypatch.setattr(lifecycle, "_WAIT_SHOWN", 0.05)
-    monkeypatch.setattr(Member, "away_since", 0.0)
+    away = property(lambda member: 0.0, lambda member, since: None)
+    monkeypatch.setattr(Member, "away_since", away, raising=False)
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
     ended, shown = Event(), list[str]()
 

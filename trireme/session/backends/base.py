@@ -21,7 +21,6 @@ from trireme.ps.snapshot import Mark, ModelState
 from trireme.session.model.extension import TrainedExtension
 
 if TYPE_CHECKING:
-    from trireme.session.backends.local_sgd import LocalSgd
     from trireme.session.model.process_group import ProcessGroup
 
 FirstState: TypeAlias = Callable[[], ModelState | None]
@@ -59,7 +58,7 @@ class Backend(ABC):
     streams: bool = False
     """Whether the tensors of `saving` can be read within its block only, one at a time, and all
     processes take part in the last save."""
-    local: LocalSgd | None = None  # where workers train locally between exchanges
+    trains_locally: bool = False  # whether workers' own optimizers make steps between exchanges
     grows: bool = False  # whether the optimizer may get other parameters: see `grow`
     closure: Callable[[], Any] | None = None  # that the optimizer calls in the next step
     returned: Any = None  # what the optimizer's last step returned, where this process makes it
@@ -210,6 +209,20 @@ class Backend(ABC):
     def evaluating(self) -> Iterator[None]:
         """Puts the values to evaluate into the parts of the model while all processes evaluate."""
         yield
+
+    def leave_state(self) -> None:
+        """Shares the state of this worker's own optimizer, right after an exchange."""
+
+    def states(self, step: int) -> dict[str, torch.Tensor]:
+        """Returns the shared states of all workers' optimizers, by `WORKER/PARAMETER/STATE`."""
+        return {}
+
+    def hand_out_states(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
+        """Shares, as chief, the state that a checkpoint has for each worker's own optimizer."""
+
+    def take_state(self) -> bool:
+        """Restores what `hand_out_states` has shared; returns False where there is none to take."""
+        return True
 
     def end(self) -> None:
         """Makes `stopping` true for this worker alone: the job goes on without it."""

@@ -16,7 +16,6 @@ from trireme.launch.by_hand import JOB
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.optimizers import members, name_of
 from trireme.ps.snapshot import ModelState
-from trireme.session.backends.local_sgd import LocalSgd
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load
 from trireme.session.checkpoint.parts import Parts
 from trireme.session.checkpoint.restored import (
@@ -111,8 +110,8 @@ class WorkerCheckpoints:
     def take_first(self) -> None:
         if not self._lifecycle.is_chief:
             self.buffers.take()
-        local, step = self._backend.local, self._backend.global_step
-        if local is not None and not local.take() and step:
+        step = self._backend.global_step
+        if not self._backend.take_state() and step:
             self._progress.message(
                 f"this worker's optimizer begins with fresh state at step {step}"
             )
@@ -171,8 +170,8 @@ class WorkerCheckpoints:
         for topic, known in (("stream", then.places), ("kept", then.states)):
             for name, value in known.items():
                 self._backend.share(f"{topic}/{name}", value)
-        if self._backend.local is not None:
-            self._hand_out_local_state(data, then, self._backend.local)
+        if self._backend.trains_locally:
+            self._hand_out_states(data, then)
         # The chief hands out frozen parameters as constants, unless it does not hold them.
         held = named_parameters(self._setup.model) if self._setup.lean else flat.parameters.items()
         return ModelState(
@@ -198,14 +197,15 @@ class WorkerCheckpoints:
             )
         return {}
 
-    def _hand_out_local_state(self, data: CheckpointData, then: JobState, local: LocalSgd) -> None:
-        """Shares with each worker the state of its optimizer."""
+    def _hand_out_states(self, data: CheckpointData, then: JobState) -> None:
+        """Shares with each worker the state of its own optimizer."""
         count = self._setup.settings.task.workers
         if then.applies == "gradients":
             # The servers ran the same optimizer before: every worker continues with its state.
-            local.hand_out(data.step, {worker: dict(data.optimizer) for worker in range(count)})
+            states = {worker: dict(data.optimizer) for worker in range(count)}
+            self._backend.hand_out_states(data.step, states)
         elif then.workers == count:
-            local.hand_out(data.step, local_states(data, count))
+            self._backend.hand_out_states(data.step, local_states(data, count))
         else:
             self._progress.warn(
                 f"the checkpoint has the optimizers of {then.workers} workers, and this job has "
@@ -249,7 +249,7 @@ class WorkerCheckpoints:
             storage.begun(backend.global_step)
             if self._lifecycle.is_chief or backend.together:
                 self._copy()
-        if backend.local is None:
+        if not backend.trains_locally:
             self._write()
 
     def save_due(self, step: int) -> None:
@@ -265,14 +265,9 @@ class WorkerCheckpoints:
             self._write()
 
     def save(self) -> None:
-        self.leave_local_state()
+        self._backend.leave_state()
         self._copy()
         self._write()
-
-    def leave_local_state(self) -> None:
-        """Shares the state of this worker's own optimizer with the chief, where it has one."""
-        if self._backend.local is not None:
-            self._backend.local.leave()
 
     def _copy(self, *, last: bool = False) -> None:
         """Copies a consistent state; an earlier copy is written first.
@@ -296,12 +291,11 @@ class WorkerCheckpoints:
 
     def _write(self, *, last: bool = False) -> None:
         """Writes the copy in the background; with `last`, before it returns."""
-        data, local = self._copied, self._backend.local
+        data = self._copied
         if data is None:
             return
         self._copied = None
-        if local is not None:
-            data = replace(data, local=local.states(data.step))
+        data = replace(data, local=self._backend.states(data.step))
         write = self._storage.submit_last if last else self._storage.submit
         write(data, self._lifecycle.view_number)
 
@@ -313,7 +307,7 @@ class WorkerCheckpoints:
             self._lifecycle.enter("saving")
             self._write()
             self._storage.settle(at_the_end=True)
-            self.leave_local_state()
+            self._backend.leave_state()
             self._copy(last=True)
             self._write(last=True)
         elif self._backend.streams:

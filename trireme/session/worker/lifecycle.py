@@ -7,8 +7,9 @@ joining -> waiting for the cluster -> initialising or restoring -> training -> s
 from __future__ import annotations
 
 import logging
+import pkgutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from trireme.cluster.member import Member
@@ -34,6 +35,7 @@ from trireme.session.backends.together import together
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import Liveness
 from trireme.session.observers.progress import Progress
+from trireme.strategies import BACKENDS
 from trireme.wire.handshake import new_epoch
 
 _log = logging.getLogger(__name__)
@@ -136,9 +138,11 @@ class Lifecycle:
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
         )
-        own = None if setup.outer is None else setup.optimizer
         processes = None if group is None else together(setup.settings).processes(setup)
-        return ParameterServer(options, self.member, flat, optimizer=own, processes=processes)
+        if setup.outer is None:
+            return ParameterServer(options, self.member, flat, processes)
+        backend: Callable[..., ParameterServer] = pkgutil.resolve_name(BACKENDS.load("local").open)
+        return backend(options, self.member, flat, setup.optimizer, processes)
 
     def _unreached(self) -> str:
         """Returns the servers for which this worker stays out of its job; "" where it takes part.

@@ -316,7 +316,7 @@ class Worker:
         self.lifecycle.last_chief.settle(self.lifecycle.is_chief)
         try:
             self.checkpoints.buffers.publish()
-            self.checkpoints.leave_local_state()
+            self.backend.leave_state()
             self.backend.retire()
         except Fenced:
             self.lifecycle.last_chief.reopen()

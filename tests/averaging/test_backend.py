@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from trireme.averaging.backend import LocalSgd
 from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import joined_spans
-from trireme.session.backends.local_sgd import period_length
-from trireme.session.backends.parameter_server import ParameterServer
 
 EVERY = 2
 
@@ -68,7 +67,7 @@ class BoardClient(Client):
         return dict(self.board.left.get(topic, {}))
 
 
-class BoardSgd(ParameterServer, BoardClient):
+class BoardSgd(LocalSgd, BoardClient):
     """Local SGD over that client."""
 
 
@@ -79,7 +78,7 @@ class Trainer:
         self.model = nn.Linear(1, 1, bias=False)
         self.flat = FlatModel([list(self.model.named_parameters())], servers=1)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=1.0)
-        self.backend = BoardSgd(cast(Any, board), cast(Any, worker), self.flat, optimizer=optimizer)
+        self.backend = BoardSgd(cast(Any, board), cast(Any, worker), self.flat, optimizer)
         self.backend.start(cast(OptimizerSpec, None), Rule(0, 0, every=EVERY), lambda: None)
 
     def push(self, *, wants_save: bool = False) -> None:
@@ -125,8 +124,7 @@ def test_all_leave_the_state_of_the_step_that_the_chief_saves(
             other.push()
         assert chief.wait() == saves
         if saved is not None:  # this exchange is over: all have left the one before
-            assert chief.backend.local is not None
-            left = chief.backend.local.states(saved)
+            left = chief.backend.states(saved)
             counted = {name: tensor.item() for name, tensor in left.items()}
             assert counted == {f"{w}/weight/momentum_buffer": float(saved) for w in (0, 1)}
         saved = number * EVERY if saves else None
@@ -139,10 +137,11 @@ def test_all_leave_the_state_of_the_step_that_the_chief_saves(
 def test_synchronous_periods_lie_on_one_grid_and_end_at_the_end(
     every: int, begin: int, more: int
 ) -> None:
-    rule, step, end = Rule(0, 0, every=every), begin, begin + more
+    step, end = begin, begin + more
+    rule = Rule(0, 0, every=every, max_steps=end)
     ends = []
     while step < end:
-        step += period_length(rule, step, end)
+        step += rule.steps_from(step)
         ends.append(step)
     assert ends[-1] == end
     assert ends[:-1] == [s for s in range(begin + 1, end) if s % every == 0]
@@ -150,10 +149,11 @@ def test_synchronous_periods_lie_on_one_grid_and_end_at_the_end(
 
 @given(st.integers(1, 20), st.integers(0, 100))
 def test_one_by_one_a_period_is_whole_wherever_it_begins(every: int, begin: int) -> None:
-    rule = Rule(1, 3, every=every)
-    assert period_length(rule, begin, None) == every
-    assert period_length(rule, begin, begin + 2) == min(every, 2)
-    assert period_length(rule, begin, begin) == 1, "who was let begin makes a step"
+    assert Rule(1, 3, every=every).steps_from(begin) == every
+    assert Rule(1, 3, every=every, max_steps=begin + 2).steps_from(begin) == min(every, 2)
+    assert Rule(1, 3, every=every, max_steps=begin).steps_from(begin) == 1, (
+        "who was let begin makes a step"
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30)), unique=True, max_size=40))
