@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from pathlib import Path
 from typing import Protocol
 
 
@@ -20,16 +17,3 @@ class MonotonicClock:
     """The machine's monotonic clock."""
 
     now = staticmethod(time.monotonic)
-
-
-def clock_name() -> str:
-    """Returns a name for the clock of `time.monotonic`. The same name means the same clock.
-
-    On Linux all processes since the machine was started share one clock. On other systems each
-    process counts as having its own.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return f"{socket.gethostname()}/{os.getpid()}"
-    return f"boot/{boot}"

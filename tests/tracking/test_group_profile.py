@@ -1,9 +1,8 @@
-"""Traces of process groups: one file, whichever clock each process reads."""
+"""Traces of process groups: one file."""
 
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from torch.utils.data import TensorDataset
 from tests.process_groups import ProcessGroup, run_process_group
 from tests.tracing import Event, read_trace, tasks_of
 from trireme.launch.environment import current_task
-from trireme.parallel.processes import clock_trips
 from trireme.session.hooks import Hook
 from trireme.session.result import StepResult
 from trireme.session.session import Session
@@ -23,7 +21,6 @@ from trireme.tracking.profile import Profile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-AHEAD = 5000.0  # seconds
 INPUTS = torch.linspace(-1, 1, 400).reshape(100, 4)
 DATA = TensorDataset(INPUTS, INPUTS[:, :2].argmax(1))
 WAYS = {
@@ -65,15 +62,6 @@ def train(*hooks: Hook, steps: int = 6) -> list[str]:
     return warnings.said
 
 
-def on_hosts_of_their_own() -> int:
-    """Gives this process another monotonic clock than the others; returns its rank."""
-    rank, real = current_task().group.rank, time.monotonic
-    time.monotonic = lambda: real() + rank * AHEAD
-    for module in (profile, clock_trips):
-        module.clock_name = lambda: f"host {rank}"  # type: ignore[attr-defined]
-    return rank
-
-
 class Evaluates(Hook):
     """Evaluates after each step, in the chief alone: the others then wait for the chief's word."""
 
@@ -82,16 +70,8 @@ class Evaluates(Hook):
             session.evaluate(DATA)
 
 
-def with_other_clocks(directory: Path, steps: str) -> list[str]:
-    on_hosts_of_their_own()
+def profiled(directory: Path, steps: str) -> list[str]:
     return train(Evaluates(), Profile(steps, operators=False, directory=directory))
-
-
-def with_other_clocks_in_some(directory: Path, profiling: list[int]) -> list[str]:
-    hooks: list[Hook] = [Profile("4:6", operators=False, directory=directory)]
-    if on_hosts_of_their_own() in profiling:
-        hooks.append(Profile("1:3", operators=False, directory=directory))
-    return train(*hooks)
 
 
 def with_stages(directory: Path) -> list[str]:
@@ -125,7 +105,7 @@ def steps_of(events: list[Event], worker: str) -> dict[str, Event]:
 def test_steps_that_processes_make_together_are_together_on_the_timeline(
     tmp_path: Path, way: str, steps: str
 ) -> None:
-    said = run_process_group(WAYS[way], with_other_clocks, tmp_path, steps).values
+    said = run_process_group(WAYS[way], profiled, tmp_path, steps).values
     assert said == [[], []]
     (path,) = tmp_path.iterdir()
     assert path.name == f"steps-{steps.replace(':', '-')}.json.gz"
@@ -138,22 +118,6 @@ def test_steps_that_processes_make_together_are_together_on_the_timeline(
         other = second[name]
         assert one["ts"] < other["ts"] + other["dur"] + 1e4
         assert other["ts"] < one["ts"] + one["dur"] + 1e4
-
-
-@pytest.mark.parametrize(
-    ("profiling", "warns"), [([0], False), pytest.param([0, 2], True, marks=pytest.mark.thorough)]
-)
-def test_a_process_without_the_hook_is_no_part_of_the_trace(
-    tmp_path: Path, profiling: list[int], warns: bool
-) -> None:
-    ran = run_process_group(ProcessGroup(workers=3), with_other_clocks_in_some, tmp_path, profiling)
-    said, *others = ran.values
-    assert others == [[], []]
-    assert len(said) == warns
-    assert all("they read different clocks" in s and s.endswith("to worker:1 too") for s in said)
-    wanted = {f"worker:{rank}" for rank in profiling}
-    assert set(tasks_of(read_trace(tmp_path / "steps-1-3.json.gz"))) == wanted
-    assert len(tasks_of(read_trace(tmp_path / "steps-4-6.json.gz"))) == 3
 
 
 def test_a_part_that_does_not_come_is_named(tmp_path: Path) -> None:
@@ -179,7 +143,7 @@ def test_stages_are_on_the_timeline(tmp_path: Path) -> None:
         assert sorted(each["name"] for each in found) == wanted
         computes = [e for e in events if e["pid"] == tasks[worker] and e.get("name") == "compute"]
         assert len(computes) == 2
-        for each in found:  # one clock, although these are timed by another
+        for each in found:
             assert any(
                 phase["ts"] - 1e3 <= each["ts"]
                 and each["ts"] + each["dur"] <= phase["ts"] + phase["dur"] + 1e3

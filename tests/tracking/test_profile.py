@@ -11,12 +11,10 @@ from torch.utils.data import TensorDataset
 
 from tests.harness import Cluster, run_job
 from tests.tracing import arrows, check_nesting, read_trace, tasks_of
-from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
-from trireme.ps.results import ServerClock
 from trireme.ps.server.trace import Note, Notes
 from trireme.session.session import Session
-from trireme.tracking.profile import Profile, offset_of, offsets_of
+from trireme.tracking.profile import Profile
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
@@ -132,28 +130,6 @@ def test_a_trace_needs_a_place() -> None:
         session_of(nn.Linear(4, 2), Profile("0:1"), 2),
     ):
         pass
-
-
-# Clocks ----------------------------------------------------------------------------------------
-
-
-def trip(now: float, asked: float, heard: float, clock: str = "there") -> ServerClock:
-    return ServerClock(now, clock, asked, heard, b"")
-
-
-def test_the_quickest_round_trip_tells_how_far_a_clock_is_off() -> None:
-    slow, quick = trip(1009.0, 5.0, 7.0), trip(1008.5, 8.0, 8.2)
-    assert offset_of([slow, quick]) == pytest.approx(1000.4)
-    assert offset_of([trip(1009.0, 5.0, 7.0, clock_name())]) == 0.0
-    assert offset_of([]) == 0.0
-
-
-def test_times_of_other_servers_are_brought_to_the_clock_of_the_first() -> None:
-    first, second = trip(1006.0, 5.0, 7.0), trip(56.0, 5.0, 7.0, "elsewhere")
-    own, servers = offsets_of([[first], [second], [first]])
-    assert own == 1000.0
-    assert servers == [0.0, 950.0, 0.0]  # when it is 56 there, it is 6 here, and 1006 at the first
-    assert offsets_of([]) == (0.0, [])
 
 
 def test_a_small_message_does_not_become_a_large_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,5 +463,4 @@ class Traced(Message, frozen=True, array_like=True):
     """The answer to `Trace`. Payload: the notes as JSON, if they were asked for."""
 
     kind: ClassVar[int] = 113
-    now: float  # the time at the server, in seconds on its monotonic clock
-    clock: str  # which clock that is: tasks that name the same one read the same one
+    offset: float  # what to add to the server's monotonic clock for its time of day, in seconds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from trireme.errors import ConfigurationError
@@ -31,16 +29,11 @@ class PushResult(msgspec.Struct, frozen=True):
         return isinstance(self.decided, Applied)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerClock:
+class ServerTrace(msgspec.Struct, frozen=True):
     """A server's answer to a request about its trace."""
 
-    now: float  # the server's time, in seconds on its monotonic clock
-    clock: str  # the name of that clock
-    # this worker's times of the request and of the answer
-    asked: float
-    heard: float
-    notes: bytes  # the notes as JSON, if they were asked for
+    offset: float  # what to add to the times of its notes for its time of day, in seconds
+    notes: bytes  # as JSON, if they were asked for
 
 
 def decided(verdict: Verdict) -> Verdict:

@@ -4,14 +4,9 @@
 
 writes `RUN/traces/steps-10-15.json.gz`, which https://ui.perfetto.dev opens.
 
-Each worker traces its own steps 10 to 14 and shares its part at shard 0; the chief merges all
-parts with the notes of the servers. All times are on shard 0's clock: the offset of a worker's
-clock is measured by round trips, unless both read the same clock.
-
-Without servers the processes of a process group share their parts in the group's store, and all
-times are on the chief's clock. Each process says at its start that it profiles, and which clock it
-reads. Once all have made the first traced step, all read the same answers: so they agree, without
-another message, on whether to compare their clocks.
+Each worker traces its own steps 10 to 14 and shares its part at shard 0, or without servers in the
+store of the process group; the chief merges all parts with the notes of the servers. All times are
+by the time of day, as each host has it.
 """
 
 from __future__ import annotations
@@ -27,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trireme.clock import clock_name
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Applied
-from trireme.ps.results import ServerClock, decided
+from trireme.ps.results import decided
 from trireme.ps.server.trace import Note
 from trireme.session.hooks import Hook
 from trireme.tracking.trace import (
@@ -54,7 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ROUND_TRIPS = 8
 _LOOK_SECONDS = 1.0
 _PATIENCE = 30.0  # seconds, at the end, for the parts of the other processes
 _POLL_SECONDS = 0.05
@@ -78,19 +71,15 @@ class Profile(Hook):
             )
         self.first, self.end = int(first), int(end)
         self._topic = f"trace/{self.first}-{self.end}"
-        self._clock_topic = f"trace-clock/{self.first}-{self.end}"
         self._operators = operators
         self._directory = None if directory is None else Path(directory)
         self._made = 0  # steps, so far
         self._tracing: _Tracing | None = None
         self._look_at = math.inf  # when the parts are gathered, once this worker has shared its own
-        self._servers: Sequence[float] = ()  # the offset of each server's clock
 
     def on_start(self, session: Session) -> None:
         if self._operators:
             import torch.profiler  # noqa: F401  # takes seconds, so not during a step
-        if session.worker.backend.together:
-            session.worker.backend.share(self._clock_topic, clock_name().encode())
         if self._directory is not None:
             return
         records = session.task.records  # in the launch's run directory
@@ -112,8 +101,6 @@ class Profile(Hook):
         self._made += 1
         if self._tracing is not None:
             self._tracing.end_step(self._made - 1, result)
-            if self._made == self.first + 1 and session.worker.backend.together:
-                self._compare_clocks(session, self._tracing)
             if self._made == self.end:
                 self._leave(session)
         elif time.monotonic() >= self._look_at:
@@ -128,36 +115,15 @@ class Profile(Hook):
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _compare_clocks(self, session: Session, tracing: _Tracing) -> None:
-        """Measures the offset of this process's clock to the chief's, unless all read the same.
-
-        All processes have made a step together by now, and thus shared their clocks' names.
-        """
-        backend = session.worker.backend
-        assert backend.group is not None
-        clocks = backend.collect(self._clock_topic)
-        if len(set(clocks.values())) == 1:
-            return
-        if len(clocks) == backend.group.size:
-            tracing.offset = offset_of(backend.clock_trips())
-        elif session.is_chief:
-            session.worker.progress.warn(
-                "times of the trace are not comparable between its processes: they read different "
-                "clocks, which only all processes together can compare; give this hook to "
-                f"{_names(set(range(backend.group.size)) - set(clocks))} too"
-            )
-
     def _leave(self, session: Session) -> None:
         """Ends tracing, and shares this worker's part."""
         assert self._tracing is not None
         part = self._tracing.finish()
-        self._servers = self._tracing.servers
         self._tracing = None
-        if session.worker.lifecycle.servers is not None:
-            self._look_at = 0.0
-            session.worker.lifecycle.servers.trace("stop")
-            session.worker.backend.share(self._topic, pack(part))
-        elif session.worker.backend.together:
+        servers = session.worker.lifecycle.servers
+        if servers is not None:
+            servers.trace("stop")
+        if servers is not None or session.worker.backend.together:
             self._look_at = 0.0
             session.worker.backend.share(self._topic, pack(part))
         else:  # alone, or a process of a worker that another one represents at the servers
@@ -169,8 +135,6 @@ class Profile(Hook):
             return
         backend, connected = session.worker.backend, session.worker.lifecycle.servers
         wanted = set(range(session.task.workers))
-        if connected is None:
-            wanted = set(backend.collect(self._clock_topic))
         parts = backend.collect(self._topic)
         deadline = time.monotonic() + (_PATIENCE if connected is None else 0.0)
         while missing := wanted - set(parts):
@@ -195,10 +159,9 @@ class Profile(Hook):
 
     def _notes(self, connected: ParameterServer) -> list[ServerPart]:
         """Returns the parts of the servers."""
-        notes = [answer.notes for answer in connected.trace("read")]
         return [
-            ServerPart(index, self._servers[index], msgspec.json.decode(each, type=_NOTES))
-            for index, each in enumerate(notes)
+            ServerPart(index, each.offset, msgspec.json.decode(each.notes, type=_NOTES))
+            for index, each in enumerate(connected.trace("read"))
         ]
 
     def _write(
@@ -224,27 +187,6 @@ def _names(workers: Collection[int]) -> str:
     return ", ".join(f"worker:{index}" for index in sorted(workers))
 
 
-def offset_of(trips: Sequence[ServerClock]) -> float:
-    """Returns what to add to this process's monotonic clock for another process's, in seconds.
-
-    Of several round trips the quickest counts; nothing where both read the same clock, or where
-    there was no trip.
-    """
-    if not trips or trips[0].clock == clock_name():
-        return 0.0
-    best = min(trips, key=lambda trip: trip.heard - trip.asked)
-    return best.now - (best.asked + best.heard) / 2
-
-
-def offsets_of(servers: Sequence[Sequence[ServerClock]]) -> tuple[float, list[float]]:
-    """Returns the offsets of this process's clock, and of each server's, to shard 0's clock."""
-    if not servers:
-        return 0.0, []
-    own = offset_of(servers[0])
-    common = servers[0][0].clock
-    return own, [0.0 if t[0].clock == common else own - offset_of(t) for t in servers]
-
-
 class _Tracing:
     """One worker's trace while it is made."""
 
@@ -260,10 +202,9 @@ class _Tracing:
         self._pushes: list[PushSpan] = []
         self._undecided: deque[TraceSpan] = deque()
         self._connected = session.worker.lifecycle.servers
-        trips = []
         if self._connected is not None:
-            trips = [self._connected.trace("start") for _ in range(1 + _ROUND_TRIPS)]
-        self.offset, self.servers = offsets_of(list(zip(*trips, strict=True)))
+            self._connected.trace("start")
+        self._offset = time.time() - time.monotonic()
         self._profiler = _Profiler() if operators else None
         self._recorder.observer = self._saw
 
@@ -282,7 +223,7 @@ class _Tracing:
         self._steps.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
         if self._pipeline is not None:
             operations = self._pipeline.end(self._mark)
-            self._stages += _stage_spans(operations, time.monotonic() - time.time())
+            self._stages += _stage_spans(operations, -self._offset)
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
         waits = times.push_began >= times.wait_ended
@@ -299,7 +240,7 @@ class _Tracing:
         return WorkerPart(
             task=self._task.name,
             place=self._task.number,
-            offset=self.offset,
+            offset=self._offset,
             spans=(*self._steps, *self._phases, *self._stages, *operators),
             pushes=tuple(self._pushes),
         )

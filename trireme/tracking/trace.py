@@ -108,6 +108,10 @@ def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> 
 
     It uses the servers' notes of the time in which the workers traced.
     """
+    # Times of day in microseconds would fill all digits of a float.
+    base = min((worker.offset for worker in workers), default=0.0)
+    workers = [msgspec.structs.replace(each, offset=each.offset - base) for each in workers]
+    servers = [msgspec.structs.replace(each, offset=each.offset - base) for each in servers]
     servers = [_meanwhile(workers, server) for server in servers]
     events = [event for server in servers for event in _of_server(server)]
     events += [event for worker in workers for event in _of_worker(worker)]

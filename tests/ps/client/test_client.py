@@ -571,18 +571,6 @@ def _nothing(state: bool, since: Any) -> Operation[Any]:
     return None
 
 
-def test_a_clock_of_each_server_is_read_between_asking_and_its_answer() -> None:
-    with servers(2) as made:
-        worker = Worker(made, 0, SYNC)
-        worker.begin()
-        before = time.monotonic()
-        clocks = worker.client.trace("read")
-        assert len(clocks) == 2
-        for clock in clocks:
-            assert before <= clock.asked <= clock.now <= clock.heard <= time.monotonic()
-        worker.client.close()
-
-
 @pytest.mark.parametrize("message", [Stopping(1), Waiting("x", (), 0.0)], ids=["other", "notice"])
 def test_an_answer_to_something_else_is_named(message: Message) -> None:
     with pytest.raises(FrameError, match=r"answered with .* where Loaded was due"):

@@ -18,13 +18,12 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.parallel.backends.neighbours import Neighbours
 from trireme.parallel.backends.tensor_stream import TensorStream, spread
-from trireme.parallel.processes.clock_trips import clock_trips
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
 from trireme.parallel.shared_writes import SharedWrites
 from trireme.ps.messages import OptimizerSpec, Span
-from trireme.ps.results import PushResult, ServerClock
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import Mark, ModelState
 from trireme.session.backends.base import FirstState, joined_spans
@@ -46,7 +45,6 @@ class _Action(enum.Enum):
     STATE = "saves"
     OPEN = "begins to read a data set"
     MEAN = "records"
-    CLOCKS = "compares clocks"
     END = "ends its training"
 
 
@@ -244,10 +242,6 @@ class Collective(Local):
     def collect(self, topic: str) -> dict[int, bytes]:
         found = {rank: self._shared.get(f"{topic}/{rank}") for rank in range(self.group.size)}
         return {rank: data for rank, data in found.items() if data is not None}
-
-    def clock_trips(self) -> Sequence[ServerClock]:
-        self._agree(_Action.CLOCKS)
-        return clock_trips(self.group)
 
     def mean(self, values: Mapping[str, float], *, counts: bool) -> dict[str, float]:
         self._agree(_Action.MEAN)

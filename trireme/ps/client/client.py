@@ -40,7 +40,7 @@ from trireme.ps.messages import (
     Verdict,
 )
 from trireme.ps.packing import Residuals
-from trireme.ps.results import PushResult, ServerClock
+from trireme.ps.results import PushResult, ServerTrace
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import Mark, ModelState, assemble, disassemble, values_of
@@ -275,17 +275,15 @@ class Client:
     share = _carried_out(ClientProtocol.share)
     collect = _carried_out(ClientProtocol.collect)
 
-    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerClock]:
+    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerTrace]:
         """Asks each server in turn to begin or end a trace, or for the notes of its trace."""
-        clocks = []
+        traces = []
         for shard in range(len(self._parts.values)):
             self.settle()
-            asked = time.monotonic()
             message, payload = self._run(self._protocol.trace(shard, action))
             assert isinstance(message, Traced)
-            heard, notes = time.monotonic(), b"".join(payload)
-            clocks.append(ServerClock(message.now, message.clock, asked, heard, notes))
-        return clocks
+            traces.append(ServerTrace(message.offset, b"".join(payload)))
+        return traces
 
     # -- a consistent copy -----------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trireme.clock import clock_name
 from trireme.ps.messages import Trace, Traced
 
 _MOST = 200_000
@@ -51,7 +50,7 @@ class Notes:
             self.wanted_by.discard(task)
         else:
             views = [memoryview(self.export())]
-        return Traced(time.monotonic(), clock_name()), views
+        return Traced(time.time() - time.monotonic()), views
 
     def export(self) -> bytes:
         """Returns the notes as JSON: a list of `Note`."""

@@ -15,7 +15,7 @@ from trireme.data.order import SAME_ORDER
 from trireme.errors import Rejected
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
-from trireme.ps.results import PushResult, ServerClock
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import Mark, ModelState
 from trireme.session.model.extension import TrainedExtension
@@ -182,10 +182,6 @@ class Backend(ABC):
     def collect(self, topic: str) -> dict[int, bytes]:
         """Returns the bytes that each worker has shared under a topic."""
         return {}
-
-    def clock_trips(self) -> Sequence[ServerClock]:
-        """Returns round trips to the clock of the chief of a `group`; none in the chief."""
-        return ()
 
     @abstractmethod
     def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
