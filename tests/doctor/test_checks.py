@@ -60,10 +60,6 @@ def test_versions(
     assert all(advice in each.advice for each in found if each.level != "ok")
 
 
-def test_a_source_tree_is_only_warned_of() -> None:
-    assert bad(checks.check_versions("no-such-distribution")) == {"trireme": "warning"}
-
-
 def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = SimpleNamespace(free=60 * MIB, total=64 * MIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda directory: usage)
@@ -77,10 +73,6 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_limits() -> None:
     files = [checks.check_files(each).level for each in (RLIM_INFINITY, 1024, 1023, 255)]
     assert files == ["ok", "ok", "warning", "problem"]
-
-
-def test_cores() -> None:
-    assert [checks.check_cores(4, load).level for load in (0.5, 4.1)] == ["ok", "warning"]
 
 
 def test_what_the_environment_says() -> None:

@@ -68,7 +68,6 @@ def test_tasks_that_have_left_are_not_expected_to_listen() -> None:
         (("nonsense",), "write host:port"),
         (("--port", "x"), "--port is 'x'"),
         (("--port", "70000"), "--port is '70000'"),
-        (("--timeout", "-1"), "--timeout is '-1'"),
     ],
     ids=str,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import os
 import platform
 import resource
 import shutil
@@ -29,7 +28,6 @@ from trireme.launch.run_directory import is_running, read_record
 from trireme.session.checkpoint.run_lock import LocalLock
 from trireme.wire.transport import connect, listen, local_memory
 
-DISTRIBUTION = "trireme-train"
 GIB, MIB = 1 << 30, 1 << 20
 _SOME_HOST = "192.0.2.1"  # of RFC 5737, which no host has; nothing is sent there
 
@@ -55,20 +53,14 @@ def judge(topic: str, finding: str, *doubts: Doubt) -> Check:
     return Check(topic, "ok", finding)
 
 
-def check_versions(name: str = DISTRIBUTION) -> Iterator[Check]:
+def check_versions(name: str = "trireme-train") -> Iterator[Check]:
     """Checks Python and each package that the distribution needs."""
-    try:
-        found = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        advice = "install it: `pip install --editable .`"
-        yield Check("trireme", "warning", "it runs from a source tree, not installed", advice)
-        return
+    found = importlib.metadata.distribution(name)
     yield Check("trireme", "ok", found.version)
     python, supports = platform.python_version(), str(found.metadata["Requires-Python"] or "")
     old = not SpecifierSet(supports).contains(python, prereleases=True)
     advice = "make an environment with a newer Python"
     yield judge("python", python, (old, "problem", f", and trireme needs {supports}", advice))
-    well = []
     for each in map(Requirement, found.requires or ()):
         if each.marker and not each.marker.evaluate({"extra": ""}):
             continue
@@ -76,13 +68,10 @@ def check_versions(name: str = DISTRIBUTION) -> Iterator[Check]:
         with suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(each.name)
         if version is not None and each.specifier.contains(version, prereleases=True):
-            well.append(f"{each.name} {version}")
             continue
         have = "is not installed" if version is None else f"is {version}"
         needs = f"it {have}, and trireme needs {each.specifier or 'it'}"
         yield Check(each.name, "problem", needs, f"pip install '{each.name}{each.specifier}'")
-    if well:
-        yield Check("packages", "ok", ", ".join(well))
 
 
 def check_shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
@@ -109,16 +98,8 @@ def check_files(limit: int) -> Check:
     return judge(
         "open files",
         f"{most} a process",
-        (most < 256, "problem", more, advice),
-        (most < 1024, "warning", more, advice),
+        (most < 1024, "problem" if most < 256 else "warning", more, advice),
     )
-
-
-def check_cores(usable: int, load: float) -> Check:
-    """Checks the cores that this process may use, and their load."""
-    more, advice = ": other processes use them", "end them, or expect a slower job"
-    found = f"{usable}, load {load:.1f}"
-    return judge("cores", found, (load > usable, "warning", more, advice))
 
 
 def check_environment(environ: Mapping[str, str]) -> Check:
@@ -226,8 +207,7 @@ def check_disk(free: int, path: Path) -> Check:
     return judge(
         "disk",
         f"{_size(free)} free at {path}",
-        (free < 64 * MIB, "problem", "", advice),
-        (free < GIB, "warning", "", advice),
+        (free < GIB, "problem" if free < 64 * MIB else "warning", "", advice),
     )
 
 
@@ -244,18 +224,6 @@ def _check_users(path: Path) -> Check:
         return Check("run lock", "ok", "no job uses it")
     advice = f"to start another job there, first: {entry.stop}"
     return Check("run lock", "warning", f"{entry.words} writes there", advice)
-
-
-def check_host(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Checks this host."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
-    yield from check_versions()
-    yield from check_shared_memory()
-    yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield check_cores(usable, os.getloadavg()[0])
-    yield check_environment(environ)
-    yield from check_addresses(*find_addresses())
 
 
 def _size(count: float) -> str:

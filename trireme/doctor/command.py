@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit
 
 import msgspec
 
@@ -15,15 +16,23 @@ from trireme.cluster.messages import TaskStatus
 from trireme.cluster.spec import check_address, task_name
 from trireme.doctor.checks import (
     Check,
+    check_addresses,
     check_directory,
-    check_host,
+    check_environment,
+    check_files,
     check_port,
+    check_shared_memory,
     check_task,
+    check_versions,
+    find_addresses,
 )
 from trireme.doctor.entry import DOCTOR
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.location import local_directory
+
+_SECONDS = 3.0
+"""How long to wait for a host."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,14 +42,16 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: an option, or what was named to be checked, cannot be read.
     """
     given = DOCTOR.parser().read(arguments)
-    timeout = _number("timeout", given.timeout)
-    ports = [int(_number("port", text)) for text in given.port]
-    tasks = [task for where in given.where for task in _tasks(where, timeout)]
+    if wrong := [text for text in given.port if not text.isdecimal() or not 0 < int(text) < 65536]:
+        raise UsageError(f"--port is {wrong[0]!r}: it must be a number from 1 to 65535")
+    tasks = [task for where in given.where for task in _tasks(where)]
     directories = [Path(where) for where in given.where if Path(where).is_dir()]
     directories += [local_directory(given.run_dir)] if given.run_dir is not None else []
 
-    checks = [*check_host(os.environ), *map(check_port, (0, *ports))]
-    checks += [check_task(name, address, timeout) for name, address in tasks]
+    checks = [*check_versions(), *check_shared_memory(), check_files(getrlimit(RLIMIT_NOFILE)[0])]
+    checks += [check_environment(os.environ), *check_addresses(*find_addresses())]
+    checks += [*map(check_port, (0, *map(int, given.port)))]
+    checks += [check_task(name, address, _SECONDS) for name, address in tasks]
     for directory in directories or [Path("runs")]:
         checks += check_directory(directory)
     problems = sum(check.level == "problem" for check in checks)
@@ -49,15 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def _number(option: str, text: str) -> float:
-    with suppress(ValueError):
-        number = float(text)
-        if 0 < number < 65536 and (option != "port" or number == int(number)):
-            return number
-    raise UsageError(f"--{option} is {text!r}: it must be a positive number")
-
-
-def _tasks(where: str, timeout: float) -> Iterator[tuple[str, str]]:
+def _tasks(where: str) -> Iterator[tuple[str, str]]:
     """Yields the names of tasks, and their addresses as `host:port`."""
     path = Path(where)
     if path.is_dir():
@@ -66,7 +69,7 @@ def _tasks(where: str, timeout: float) -> Iterator[tuple[str, str]]:
             if record.coordinator:
                 yield "coordinator:0", record.coordinator.partition("://")[2]
                 with suppress(TriremeError):  # the check of the coordinator says why
-                    yield from listening(query(record, timeout).tasks)
+                    yield from listening(query(record, _SECONDS).tasks)
     else:
         check_address("the task", where)
         yield "", where

@@ -10,7 +10,7 @@ def _doctor() -> Parser:
         "doctor",
         "[OPTIONS] [WHERE...]",
         "Checks this host and what it reaches: versions, addresses, ports, shared memory, limits, "
-        "clock, cores, launchers. Prints a line for each check, with what to do about a warning or "
+        "launchers. Prints a line for each check, with what to do about a warning or "
         "a problem. WHERE is a task as host:port, or the run directory of a running job: each task "
         "there has to be reachable. Exit status 1 if there is a problem, else 0.",
     )
@@ -20,9 +20,6 @@ def _doctor() -> Parser:
     )
     text = "check that a task can listen at port N; may be repeated"
     parser.add_argument("--port", metavar="N", action="append", default=[], help=text)
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", default="3", help="how long to wait for a host (default 3)"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
