@@ -25,7 +25,7 @@ from trireme.cluster.view import View
 from trireme.errors import JobFailed
 from trireme.job_config import JobConfig
 from trireme.ps.client.client import Client
-from trireme.ps.client.server_links import ClientOptions
+from trireme.ps.client.lanes import ClientOptions
 from trireme.ps.flat import FlatModel
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule

@@ -1,12 +1,13 @@
 """Follows one push through the program, from `session.step` to the new values.
 
-    python docs/push_path.py    print the functions that a push passes through, and their number
+    python docs/push_path.py           print the functions that a push passes through
+    python docs/push_path.py --one     with one server, without copies
 
-A whole job runs in threads of this process: two servers with two copies of each shard, and one
-asynchronous worker, over TCP. After some steps one is traced. The path of the push is every
-function that was being executed when the push reached one of its stations (`STATIONS`): they hand
-it on from one to the next. What these functions consult on the way, such as a clock or a counter,
-is not on the path; the number of all functions that were entered is printed too.
+A whole job runs in threads of this process: one asynchronous worker, and two servers with two
+copies of each shard, or one server, over TCP. After some steps one is traced. The path of the push
+is every function that was being executed when the push reached one of its stations (`STATIONS`):
+they hand it on from one to the next. What these functions consult on the way, such as a clock or a
+counter, is not on the path; the number of all functions that were entered is printed too.
 
 The path is that of the push to shard 0, whose primary is at ps:0 and whose backup is at ps:1.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -34,7 +35,8 @@ from tests.harness import Cluster, run_job  # noqa: E402
 from trireme import Session  # noqa: E402
 
 STEPS, TRACED = 12, 8
-CLUSTER = Cluster(1, 2, strategy="async", scheme="tcp", policy={"replicas": 2})
+COPIES = Cluster(1, 2, strategy="async", scheme="tcp", policy={"replicas": 2})
+ONE = Cluster(1, 1, strategy="async", scheme="tcp")
 
 
 @dataclass(frozen=True)
@@ -46,36 +48,44 @@ class Station:
         task: in which task.
         function: the function that does it, by its qualified name.
         below: a function that must be among its callers; empty for any.
+        copied: whether it is there with copies only.
     """
 
     title: str
     task: str
     function: str
     below: str = ""
+    copied: bool = False
 
 
 STATIONS = (
     Station("the push is given its sequence number", "worker:0", "ClientProtocol.push"),
     Station("the gradient is sent", "worker:0", "SocketStream.write"),
     Station("the gradient arrives", "ps:0", "SocketStream.read_into", "Connection.poll"),
-    Station("the push becomes an entry of the log", "ps:0", "ReplicationLog.append"),
-    Station("the entry is sent to the backup", "ps:0", "SocketStream.write"),
+    Station("the push becomes an entry of the log", "ps:0", "ReplicationLog.append", copied=True),
+    Station("the entry is sent to the backup", "ps:0", "SocketStream.write", copied=True),
     Station("the update is applied", "ps:0", "SegmentOptimizer.step", "Replica.request"),
     Station("the verdict is remembered", "ps:0", "PushTable.decide", "Replica.request"),
-    Station("the answer is withheld", "ps:0", "ReplicationLog.hold"),
-    Station("the entry arrives", "ps:1", "SocketStream.read_into", "Connection.poll"),
-    Station("the backup applies the update", "ps:1", "SegmentOptimizer.step", "Replica.replicate"),
+    Station("the answer is withheld", "ps:0", "ReplicationLog.hold", copied=True),
+    Station("the entry arrives", "ps:1", "SocketStream.read_into", "Connection.poll", True),
     Station(
-        "the backup confirms the entry", "ps:1", "SocketStream.write", "ShardHandler.turn_over"
+        "the backup applies the update", "ps:1", "SegmentOptimizer.step", "Replica.replicate", True
     ),
-    Station("the confirmation releases the answer", "ps:0", "ReplicationLog.confirm"),
-    Station("the new values are sent", "ps:0", "SocketStream.write", "ShardHandler._replicate"),
+    Station(
+        "the backup confirms the entry",
+        "ps:1",
+        "SocketStream.write",
+        "ShardHandler.turn_over",
+        copied=True,
+    ),
+    Station("the confirmation releases the answer", "ps:0", "ReplicationLog.confirm", copied=True),
+    Station("the new values are sent", "ps:0", "SocketStream.write"),
     Station("the values arrive", "worker:0", "SocketStream.read_into", "Connection.poll"),
     Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
 )
 """In the order of time, within each task: the primary and its backup work at the same time."""
 
-STARTS = {"worker:0": "Session.step", "ps:0": "Service._serve", "ps:1": "Service._serve"}
+STARTS = {"worker:0": "Session.step", "ps:0": "Service._turn", "ps:1": "Service._turn"}
 """The functions at which the path begins in each task."""
 
 
@@ -120,7 +130,8 @@ class PushPath:
 class _Tracer:
     """Notes the calls within the package while it is on."""
 
-    def __init__(self) -> None:
+    def __init__(self, stations: Sequence[Station]) -> None:
+        self.stations = stations
         self.on = False
         self.begun = 0
         self.path = PushPath()
@@ -129,7 +140,7 @@ class _Tracer:
     @property
     def is_complete(self) -> bool:
         """Whether the push has come by every station."""
-        return all(station in self.path.legs for station in STATIONS)
+        return all(station in self.path.legs for station in self.stations)
 
     def begin(self) -> None:
         """Begins to note the calls of a step."""
@@ -155,7 +166,7 @@ class _Tracer:
                 self.path.legs[station] = [call for call in calls if call not in known]
 
     def _next(self, task: str) -> Station | None:
-        mine = (station for station in STATIONS if station.task == task)
+        mine = (station for station in self.stations if station.task == task)
         return next((station for station in mine if station not in self.path.legs), None)
 
 
@@ -181,13 +192,14 @@ def _calls(task: str, frame: FrameType) -> Iterator[Hop]:
             yield hop
 
 
-def follow() -> PushPath:
+def follow(cluster: Cluster = COPIES) -> PushPath:
     """Runs a job, and returns the path of one of its pushes.
 
     Raises:
         RuntimeError: the push did not come by a station.
     """
-    tracer = _Tracer()
+    stations = [each for each in STATIONS if cluster is COPIES or not each.copied]
+    tracer = _Tracer(stations)
     model = torch.nn.Linear(4, 2)
     data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
 
@@ -205,12 +217,12 @@ def follow() -> PushPath:
 
     threading.setprofile(tracer)
     try:
-        ran = run_job(CLUSTER, make, program)
+        ran = run_job(cluster, make, program)
     finally:
         threading.setprofile(None)
     if ran.raised:
         raise ran.raised[0]
-    missing = [station for station in STATIONS if station not in tracer.path.legs]
+    missing = [station for station in stations if station not in tracer.path.legs]
     if missing:
         tasks = [hop.task for hop in tracer.path.entered]
         seen = ", ".join(f"{tasks.count(task)} in {task}" for task in STARTS)
@@ -219,7 +231,7 @@ def follow() -> PushPath:
             f"{tracer.begun} steps were traced, and the last one entered functions: {seen}"
         )
     path = tracer.path
-    path.legs = {station: path.legs[station] for station in STATIONS}
+    path.legs = {station: path.legs[station] for station in stations}
     return path
 
 
@@ -230,9 +242,11 @@ WHERE = {"worker:0": "worker", "ps:0": "primary", "ps:1": "backup"}
 def count(path: PushPath) -> str:
     """Returns one sentence with the number of functions and files."""
     functions = {(hop.file, hop.function) for hop in path.hops}
+    copies = any(station.copied for station in path.legs)
+    how = "two copies of each shard" if copies else "one server"
     return (
         f"These are {len(functions)} functions in {len(path.files)} files: asynchronous training "
-        "over TCP with two copies of each shard."
+        f"over TCP with {how}."
     )
 
 
@@ -250,7 +264,7 @@ def listing(path: PushPath) -> str:
 
 def main() -> None:
     """Prints the path, and how much is entered beside it, which timing changes a little."""
-    path = follow()
+    path = follow(ONE if "--one" in sys.argv[1:] else COPIES)
     entered = {(hop.file, hop.function) for hop in path.entered}
     print(listing(path))
     print(f"With what they consult, such as counters, the step entered {len(entered)} functions.")

@@ -48,7 +48,8 @@ def main() -> None:
     if "--push" in sys.argv[1:]:
         import push_path
 
-        print(f"\nthe way of a push: {push_path.count(push_path.follow())}")
+        counted = push_path.count(push_path.follow(push_path.ONE))
+        print(f"\nthe way of a push: {counted} At most 30 in 16.")
 
 
 def part_of(path: str) -> str:

@@ -284,7 +284,7 @@ class Proxies:
         self._prepare = prepare
         self._lock = threading.Lock()
         self.by_server: dict[str, Proxy] = {}
-        self._patch = mock.patch("trireme.ps.client.server_links.connect", self._connect)
+        self._patch = mock.patch("trireme.ps.dialing.connect", self._connect)
 
     def __enter__(self) -> Proxies:
         self._patch.start()

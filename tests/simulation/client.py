@@ -1,8 +1,7 @@
 """A process's connections to all shards, over a network in virtual time.
 
 What is said is `ClientProtocol`'s, what is sent when `Lanes`': the same as in a worker's process.
-As there, what the network brings is looked at while somebody waits for it, and where the shards are
-divided anew, the model is laid out over the new ones and shown to them.
+As there, what the network brings is looked at while somebody waits for it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,18 +27,15 @@ from tests.simulation.server import Server
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import CopiesLost, Fenced, PeerClosed, Rejected, TriremeError, WaitTimeout
 from trireme.ps.client.lanes import Answer, Divided, Lanes, Request, Transmit
-from trireme.ps.client.operations import PUBLISH, Ask, Operation, Pause
+from trireme.ps.client.operations import DIVIDE, PUBLISH, PUSH, Ask, Operation, Pause
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.extra import ShownExtension, bytes_in
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
-    Attach,
-    Attached,
     OptimizerSpec,
     PulledExtra,
     PullReply,
     PushReply,
-    Waiting,
 )
 from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.rule import Rule
@@ -133,14 +130,12 @@ class Client:
         self.protocol = protocol
         self.lanes = lanes(waiting=self._take_notice)
         self.draining = False
-        self.lost = False  # whether all copies of a shard were lost since
         self._place = place
         self._network = place.network
         self._process = process
         self._view = view
         self._levels = levels
         self._closed = False
-        self._shown: tuple[OptimizerSpec, Rule, ShownExtension | None] | None = None
         self._pushed: Made | None = None
         self._steps: dict[int, int] = {}  # by shard: of the values that it has sent last
         self._happened: deque[Callable[[], Sequence[Transmit] | None]] = deque()
@@ -163,9 +158,7 @@ class Client:
         self, optimizer: OptimizerSpec, rule: Rule, extension: ShownExtension | None = None
     ) -> _Steps[bool]:
         """Shows every shard the model; returns whether all have values."""
-        self._shown = optimizer, rule, extension
-        if self.lost:
-            self.lost = False
+        if self.lanes.lost:
             self._lay_out()
             self.protocol.renew()
         attach = self.protocol.attach(self.layout.spec, optimizer, rule, extension)
@@ -175,7 +168,7 @@ class Client:
         """Begins again as another incarnation."""
         self._hang_up_all()
         self.identity = Identity("", self.identity.task, incarnation, self.identity.epoch)
-        self.lanes.incarnation = incarnation
+        self.lanes.options = replace(self.lanes.options, incarnation=incarnation)
         self.protocol.renew()
 
     def run(self, operation: Operation[_T]) -> _Steps[_T]:
@@ -193,8 +186,12 @@ class Client:
                 failed = isinstance(result, (Fenced, Divided))
                 wanted = operation.throw(result) if failed else operation.send(result)
                 if wanted == PUBLISH:
-                    self._check_published()
-                    result = None
+                    result = self._check_published()
+                elif wanted == DIVIDE:
+                    self._lay_out()
+                    result = self.layout.spec
+                elif wanted == PUSH:
+                    result = self._send_push(range(self.layout.spec.shards))
                 elif isinstance(wanted, Pause):
                     result = yield partial(self._pause, wanted.seconds)
                 else:
@@ -207,38 +204,25 @@ class Client:
         except TriremeError as error:
             raise Violation(f"{self.name}: {type(error).__name__}: {error}") from error
 
-    def push(self, made: Made, shards: Sequence[int]) -> _Steps[None]:
+    def push(self, made: Made, shards: Sequence[int]) -> None:
         """Sends a push, shard by shard.
 
         Raises:
             CopiesLost: all copies of a shard were lost.
         """
         self._pushed = made
-        requests = self._requests_of(made)
-        try:
+        self._send_push(shards)
+
+    def _send_push(self, shards: Sequence[int]) -> None:
+        assert self._pushed is not None
+        requests = self._requests_of(self._pushed)
+        with suppress(Divided):
             self._ask({s: requests[s] for s in shards if s in requests})
-        except Divided:
-            yield from self._push_again(made)
-        except CopiesLost:
-            self.lost = True
-            raise
 
     def send(self, message: Message, shards: Sequence[int]) -> None:
         """Asks shards something, whose answers nobody waits for."""
         with suppress(Divided, CopiesLost):
             self._ask({s: Request(message) for s in shards if s < self.layout.spec.shards})
-
-    def _push_again(self, made: Made) -> _Steps[None]:
-        """Sends a push, as the shards were divided anew."""
-        try:
-            while True:
-                yield from self._divide()
-                with suppress(Divided):
-                    self._ask(self._requests_of(made))
-                    return
-        except CopiesLost:
-            self.lost = True
-            raise
 
     def close(self) -> None:
         """Ends all connections, as the end of a process does."""
@@ -250,39 +234,9 @@ class Client:
     def _answers(self, wanted: Any) -> _Steps[Any]:
         """Asks, and waits for the answers; or returns why there are none."""
         result = yield partial(self._carry_out, wanted)
-        while isinstance(result, Divided):
-            try:
-                yield from self._divide()
-                if isinstance(wanted, Ask):
-                    return result
-                assert self._pushed is not None
-                requests = self._requests_of(self._pushed)
-            except Fenced as fence:
-                result = fence
-            else:
-                result = yield partial(self._carry_out, Ask(requests))
-        if isinstance(result, Fenced):
-            self.lost = self.lost or isinstance(result, CopiesLost)
-        elif isinstance(result, TriremeError):
+        if isinstance(result, TriremeError) and not isinstance(result, Fenced):
             raise result
         return result
-
-    def _divide(self) -> _Steps[None]:
-        """Lays all out over the shards of the newest view, and shows them the model."""
-        while True:
-            self._lay_out()
-            if self._shown is None:
-                return
-            attach = Request(Attach(0, self.layout.spec, *self._shown))
-            asked = Ask(dict.fromkeys(range(self.layout.spec.shards), attach))
-            result = yield partial(self._carry_out, asked)
-            if isinstance(result, Divided):
-                continue
-            if isinstance(result, Exception):
-                raise result
-            if not all(isinstance(m, Attached) and m.loaded for m, _ in result.values()):
-                raise Fenced("the shards were divided anew before values were loaded", 0)
-            return
 
     def _lay_out(self) -> None:
         view = self._view()
@@ -310,13 +264,13 @@ class Client:
 
     def _carry_out(self, wanted: Any, resume: Callable[[Any], None]) -> None:
         self._resume = resume
-        if isinstance(wanted, Ask):
-            self._happen(partial(self._asks, wanted))
-        self.lanes.wait(self._network.loop.now)
+        self._happen(partial(self._begin, wanted))
         self._look()
 
-    def _asks(self, wanted: Ask) -> None:
-        self._ask(wanted.requests, again=wanted.again)
+    def _begin(self, wanted: Any) -> None:
+        if isinstance(wanted, Ask):
+            self._ask(wanted.requests, again=wanted.again)
+        self.lanes.wait(self._network.loop.now)
 
     def _ask(self, requests: dict[int, Request] | Any, *, again: bool = True) -> None:
         now = self._asked = self._network.loop.now
@@ -400,8 +354,8 @@ class Client:
             self._happened.append(event)
             self._look()
 
-    def _take_notice(self, notice: Waiting) -> None:
-        if self.draining and self.identity.task in notice.names:
+    def _take_notice(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        if self.draining and self.identity.task in names:
             raise Fenced(f"the servers wait for {self.name}, which has retired", 0)
 
     # -- connections ------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Worker:
     def _begins_anew(self, fence: Fenced) -> bool:
         """Returns whether a fence means that the shards have no values any more, or not yet."""
         self.place.checker.counts["begun anew"] += 1
-        return self.client.lost or "divided anew before" in str(fence)
+        return self.client.lanes.lost or "divided anew before" in str(fence)
 
     def _drain(self) -> Any:
         """Waits for the end; returns whether all that was learned is there then."""
@@ -213,7 +213,11 @@ class Worker:
                 return
             except Fenced as fence:
                 newest = self.member.view
-                if not client.lost and newest.number >= fence.view and not self._takes_part(newest):
+                if (
+                    not client.lanes.lost
+                    and newest.number >= fence.view
+                    and not self._takes_part(newest)
+                ):
                     raise
             yield self.place.network.loop.sleep(_BACK_OFF)
 
@@ -249,7 +253,7 @@ class Worker:
         crash, order = place.crash_of(self.index), self._order()
         if crash is not None:
             order = order[: crash.reached]
-        yield from client.push(Made(update, spans, gradient), order)
+        client.push(Made(update, spans, gradient), order)
         if crash is not None:
             self.end("crashed", crash.restart)
             yield place.network.loop.sleep(0)  # nobody comes back from here

@@ -34,6 +34,7 @@ from trireme.cluster.member_protocol import MemberProtocol
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import LastChief, View
 from trireme.errors import Fenced, Rejected, WaitTimeout
+from trireme.ps.client.lanes import ClientOptions, Lanes
 from trireme.ps.client.operations import Copy
 from trireme.ps.messages import PushReply, Span
 from trireme.ps.replication.dispatcher import Dispatcher
@@ -246,15 +247,11 @@ class World:
         patience: float = 1800.0,
     ) -> Client:
         makers = self._makers
-        lanes = partial(
-            makers.lanes,
-            who.index,
-            who.incarnation,
-            1,
-            view,
-            retry_seconds=30.0,
-            patience_seconds=1800.0,
-        )
+
+        def lanes(waiting: Callable[..., None]) -> Lanes:
+            options = ClientOptions("", b"", who.index, who.incarnation, waiting=waiting)
+            return makers.lanes(options, 1, view)
+
         protocol = makers.protocol(who.index, 1, patience_seconds=patience, rng=self.rng)
         levels = self.schedule.rule.synchronous
         return Client(who, self, process, protocol, lanes, view, levels=levels)

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from trireme.ps.client.server_links import ClientOptions, Membership
+from trireme.ps.client.lanes import ClientOptions
+from trireme.ps.client.server_links import Membership
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import OptimizerSpec, PushTerms, Span
 from trireme.ps.optimizers import check_optimizer, export_state, restore_state

@@ -311,8 +311,11 @@ class Connection(AbstractContextManager["Connection", None]):
             ready = self._wait(select.POLLIN, deadline - self.clock.now())
         raise WireTimeout(f"{self.peer} sent no complete message within {timeout:g} s")
 
+    def wait(self, seconds: float) -> bool:
+        """Waits until more may be received; returns whether it may, within that time."""
+        return self._wait(select.POLLIN, seconds)
+
     def _wait(self, events: int, seconds: float) -> bool:
-        """Waits until the stream is ready; returns whether it is, within that time."""
         if events == select.POLLIN and self.stream.pending:
             return True
         if seconds <= 0:

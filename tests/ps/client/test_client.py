@@ -20,9 +20,8 @@ from tests.ps.peers import peer_links
 from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout, WireTimeout
 from trireme.ps.client.client import Client
-from trireme.ps.client.lanes import Lanes, Request
+from trireme.ps.client.lanes import ClientOptions, Lanes, Request
 from trireme.ps.client.operations import Ask, Operation, Pause, expect
-from trireme.ps.client.server_links import ClientOptions
 from trireme.ps.flat import FlatModel, PartBuffer
 from trireme.ps.messages import (
     Applied,
@@ -228,7 +227,7 @@ def test_who_waits_for_a_step_that_does_not_come_is_told_for_whom() -> None:
         worker = Worker(made, 0, SYNC, patience_seconds=1.5)
         worker.begin()
         waiting = lambda reason, names, seconds: told.append((reason, tuple(names)))  # noqa: E731
-        worker.client._servers.options = replace(worker.client.options, waiting=waiting)
+        worker.client._servers.lanes.options = replace(worker.client.options, waiting=waiting)
         with pytest.raises(WaitTimeout, match=r"until worker:0, worker:1 had pushed"):
             worker.client.pull(train=False, at_least=1)
         assert ("step 1", ("worker:0", "worker:1")) in told
@@ -264,7 +263,7 @@ def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
 def test_who_is_waited_for_too_long_is_named() -> None:
     entries = (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b"))
     view = View(1, entries, ())
-    lanes = Lanes(3, 1, 2, lambda: view, retry_seconds=30.0, patience_seconds=10.0)
+    lanes = Lanes(ClientOptions("job", b"", 3, 1, patience_seconds=10.0), 2, lambda: view)
     ask = {server: Request(Status()) for server in range(2)}
     lanes.ask(0.0, ask)
     lanes.heard(1.0, 0, 1, Waiting("x", ("worker:1", "worker:2"), 1.0), ())
@@ -283,7 +282,7 @@ def test_who_is_waited_for_too_long_is_named() -> None:
 
 def test_the_end_of_the_others_is_waited_for_as_long_as_a_server_says_so() -> None:
     view = View(1, (ServerEntry(0, 1, "tcp://a"),), ())
-    lanes = Lanes(3, 1, 1, lambda: view, retry_seconds=30.0, patience_seconds=10.0)
+    lanes = Lanes(ClientOptions("job", b"", 3, 1, patience_seconds=10.0), 1, lambda: view)
     lanes.ask(0.0, {0: Request(Drain())})
     for now in (9.0, 18.0, 27.0):
         lanes.heard(now, 0, 1, Waiting("the last updates", ("worker:1",), now), ())
@@ -381,7 +380,7 @@ def test_an_operation_that_fails_has_ended_when_the_error_is_raised() -> None:
 
     with servers(1) as made:
         worker = Worker(made, 0, SYNC)
-        lost = mock.patch.object(worker.client, "_answers", side_effect=WireTimeout("lost"))
+        lost = mock.patch.object(worker.client._servers, "finish", side_effect=WireTimeout("lost"))
         waits = operation()
         with lost, pytest.raises(WireTimeout, match="lost"):
             worker.client._run(waits)

@@ -13,7 +13,7 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
-from trireme.ps.client.lanes import Lanes, Request
+from trireme.ps.client.lanes import ClientOptions, Lanes, Request
 from trireme.ps.messages import Pull, Status, Stopping, Waiting
 
 SILENCE = ConnectTimeout("no answer in time")
@@ -32,17 +32,16 @@ class Trial:
         self.view = view(1, 0, 3)
         self.notices: list[Waiting] = []
         self.now = 0.0
-        self.lanes = Lanes(
+        options = ClientOptions(
+            "job",
+            b"",
             3,
             1,
-            2,
-            lambda: self.view,
-            retry_seconds=30.0,
-            rejoin_seconds=600.0,
             patience_seconds=50.0,
-            waiting=self.notices.append,
+            waiting=lambda *notice: self.notices.append(Waiting(*notice)),
             hurries=lambda: hurries,
         )
+        self.lanes = Lanes(options, 2, lambda: self.view)
         self.lanes.ask(0.0, {0: Request(Status())})
 
     def meets(self, error: WireError, until: float) -> None:

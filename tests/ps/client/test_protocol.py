@@ -10,12 +10,13 @@ import pytest
 
 from tests.ps.bench import PARAMETER, SGD, SYNC
 from trireme.ps.client.lanes import Answer, Divided
-from trireme.ps.client.operations import AWAIT, PUBLISH, Ask, Operation, Pause
+from trireme.ps.client.operations import AWAIT, DIVIDE, PUBLISH, PUSH, Ask, Operation, Pause
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.extra import Extra, ExtraParts, ExtraRequest, Space, bytes_in
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,
+    Attach,
     Attached,
     GroupSpec,
     Lease,
@@ -65,6 +66,13 @@ def asked(operation: Operation[Any], result: Any = None) -> dict[int, Message]:
     return {shard: request.message for shard, request in wanted.requests.items()}
 
 
+def divide(operation: Operation[Any], servers: int) -> None:
+    """Has an operation find other shards, to which it shows the model."""
+    assert operation.throw(Divided()) == DIVIDE
+    shown = asked(operation, Layout.of([PARAMETER], servers=servers).spec)
+    assert [*shown] == [*range(servers)] and isinstance(shown[0], Attach)
+
+
 def test_values_are_brought_to_one_step_before_the_next_request_may_find_other_shards() -> None:
     protocol = pushed(3)
     lease = protocol.lease("examples", 50, 1, 1)
@@ -72,8 +80,8 @@ def test_values_are_brought_to_one_step_before_the_next_request_may_find_other_s
     assert asked(lease, applied(2, 2, 1)) == {2: Pull(0, False, 2)}
     behind = {2: (PullReply(2, False), ())}
     assert asked(lease, behind) == {0: Lease(0, "examples", 50, 1, 1, 1)}
-    protocol.divide(2)  # the lease has found two shards, which are at step 5 now
-    again = lease.throw(Divided())
+    divide(lease, 2)  # the lease has found two shards, which are at step 5 now
+    again = lease.send(answers(Attached(True, 5, 2), Attached(True, 5, 2)))
     assert isinstance(again, Ask)
     with pytest.raises(StopIteration):
         lease.send(answers(Leased(())))
@@ -118,8 +126,8 @@ def test_a_worker_that_waits_for_first_values_pulls_from_the_shards_that_come_me
     pull = protocol.pull()
     assert list(asked(pull)) == [0]
     assert list(asked(pull, answers(PullReply(0, False)))) == [1]
-    protocol.divide(3)
-    again = pull.throw(Divided())
+    divide(pull, 3)
+    again = pull.send(answers(*[Attached(True, 0, 2)] * 3))
     assert isinstance(again, Ask)
     assert list(again.requests) == [0, 1, 2]
 
@@ -129,7 +137,9 @@ def test_a_request_is_made_for_the_shards_that_a_push_has_found_meanwhile(shards
     protocol = pushed(2)
     status = protocol.status()
     assert next(status) == AWAIT
-    protocol.divide(shards)  # the push has gone to them by itself
+    divide(status, shards)
+    assert status.send(answers(*[Attached(True, 1, 2)] * shards)) == PUSH
+    assert next(status) == AWAIT
     assert asked(status, applied(*[1] * shards)) == dict.fromkeys(range(shards), Status())
     with pytest.raises(StopIteration) as ended:
         status.send(answers(*[ServerStatus(1, True, 1, (), {})] * shards))

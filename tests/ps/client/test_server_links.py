@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from unittest import mock
 
@@ -26,8 +26,8 @@ from trireme.errors import (
     WaitTimeout,
     WireError,
 )
-from trireme.ps.client.lanes import Lane, Request
-from trireme.ps.client.server_links import ClientOptions, ServerLink, ServerLinks
+from trireme.ps.client.lanes import ClientOptions, Lane, Request
+from trireme.ps.client.server_links import ServerLink, ServerLinks
 from trireme.ps.messages import (
     Applied,
     FencedVerdict,
@@ -153,9 +153,12 @@ class Rig:
     def view(self, number: int, *workers: WorkerEntry) -> View:
         return View(number, self.entries, workers)
 
+    def send(self, requests: Mapping[int, Request], *, again: bool = True) -> None:
+        self.links.transmit(self.links.lanes.ask(time.monotonic(), requests, again=again))
+
     def ask(self, *, again: bool = True) -> Message:
         """Asks server 0 with the number of the view, and returns its answer."""
-        self.links.ask({0: Request(Pull(0))}, again=again)
+        self.send({0: Request(Pull(0))}, again=again)
         return self.links.finish()[0][0]
 
     def ask_all(self) -> list[Message]:
@@ -163,7 +166,7 @@ class Rig:
         return self.finish()
 
     def start_all(self) -> None:
-        self.links.ask({link.index: Request(Pull(0)) for link in self.links.links})
+        self.send({link.index: Request(Pull(0)) for link in self.links.links})
 
     def finish(self) -> list[Message]:
         answers = self.links.finish()
@@ -328,11 +331,11 @@ def test_what_a_stopped_server_does_not_take_goes_to_the_one_that_has_its_place(
     goes_on = threading.Event()
     two.made(retry_seconds=30.0)
     two.servers[0].script.append(lambda *_: goes_on.wait(10) and None)
-    two.links.ask({0: Request(Pull(0))})  # it hangs over this
+    two.send({0: Request(Pull(0))})  # it hangs over this
     shards = (ShardEntry(0, 1, 1), ShardEntry(1, 2, 1))
     two.membership.views.append(View(2, two.entries, (ME,), shards))
     try:
-        two.links.ask({0: Request(Pull(0), [bytes(32 << 20)])})
+        two.send({0: Request(Pull(0), [bytes(32 << 20)])})
         assert two.finish() == [Stopping(1)]
     finally:
         goes_on.set()
@@ -391,7 +394,7 @@ def test_a_notice_is_passed_on_and_is_no_answer(one: Rig) -> None:
     assert one.ask() == Stopping(4)
     assert one.notices == [("round 4", ("worker:1",), 7.5)]
     assert one.membership.checked > before, "whether the job goes on"
-    one.links.options = ClientOptions(JOB, SECRET, ME.index, ME.incarnation)
+    one.links.lanes.options = ClientOptions(JOB, SECRET, ME.index, ME.incarnation)
     one.servers[0].script.append(after(says(notice), says(Stopping(4))))
     assert one.ask() == Stopping(4)
 
@@ -464,7 +467,8 @@ def test_several_links_are_looked_at_before_sleeping_where_all_lead_through_memo
         one.send(b"x")
         assert links._readable(lanes)
         assert looks == [True, False, False, False]
-        assert not links._readable(lanes[1:]), "one alone has been waited on already"
+        links.links[1].connection.wait = lambda seconds: False
+        assert not links._readable(lanes[1:]), "one alone waits by itself"
         assert len(looks) == 4
         links.links[0].connection = None
         assert links._readable(lanes), "the one that is there is looked at"
@@ -552,7 +556,7 @@ def test_a_job_that_is_over_is_not_connected_to_again(one: Rig) -> None:
 
 
 def test_a_wrong_secret_is_said_at_once(one: Rig) -> None:
-    one.links.options = ClientOptions(JOB, b"x" * 32, 3, 5)
+    one.links.lanes.options = ClientOptions(JOB, b"x" * 32, 3, 5)
     with pytest.raises(AuthenticationError):
         one.ask()
     assert one.servers[0].heard == []

@@ -23,7 +23,7 @@ from trireme.cluster.view import ServerEntry, View, WorkerEntry
 from trireme.errors import WireError
 from trireme.job_config import JobConfig
 from trireme.ps.client.client import Client
-from trireme.ps.client.server_links import ClientOptions
+from trireme.ps.client.lanes import ClientOptions
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, Push
 from trireme.ps.optimizers import spec_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,22 +255,23 @@ def test_rows_lie_in_lent_memory_and_come_again_over_another_connection(
 ) -> None:
     """Every seventh connection breaks when a request has gone over it: the rows are sent again."""
     seen, sent = Counter[str](), itertools.count(1)
-    transmit, received = ServerLinks._transmit, LentMemory.received
+    transmit, received = ServerLinks.transmit, LentMemory.received
 
-    def breaking(links: ServerLinks, order: Transmit) -> None:
-        transmit(links, order)
-        with_rows = isinstance(order.message, Push | PullExtra) and links.lends_extra
-        if with_rows and next(sent) % 7 == 0:
-            seen["broken"] += 1
-            links._broke(order.shard, ConnectionBroken("the test has cut it"))
-            assert links.links[order.shard].lent is None, "its memory is given up"
+    def breaking(links: ServerLinks, orders: Sequence[Transmit]) -> None:
+        for order in orders:
+            transmit(links, [order])
+            with_rows = isinstance(order.message, Push | PullExtra) and links.lends_extra
+            if with_rows and next(sent) % 7 == 0:
+                seen["broken"] += 1
+                links._broke(order.shard, ConnectionBroken("the test has cut it"))
+                assert links.links[order.shard].lent is None, "its memory is given up"
 
     def reading(memory: LentMemory, extra: Extra) -> Extra:
         for each in extra:
             seen["lent" if isinstance(each, Place) else "sent"] += 1
         return received(memory, extra)
 
-    monkeypatch.setattr(ServerLinks, "_transmit", breaking)
+    monkeypatch.setattr(ServerLinks, "transmit", breaking)
     monkeypatch.setattr(LentMemory, "received", reading)
     keys, steps = np.arange(500), 40
 

@@ -10,31 +10,28 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from trireme.errors import CopiesLost, Fenced
-from trireme.ps.client.lanes import Answer, Divided, Request
+from trireme.errors import Fenced
+from trireme.ps.client.lanes import ClientOptions, Divided, Request
 from trireme.ps.client.model_parts import ModelParts
-from trireme.ps.client.operations import PUBLISH, Ask, Operation, Pause
+from trireme.ps.client.operations import DIVIDE, PUBLISH, PUSH, Ask, Operation, Parts, Pause
 from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.client.server_links import (
-    ClientOptions,
     Membership,
     ServerLinks,
     SharedBuffer,
 )
 from trireme.ps.extension import Extension
-from trireme.ps.extra import ShownExtension
 from trireme.ps.flat import FlatModel, as_bytes
 from trireme.ps.messages import (
-    Attach,
-    Attached,
+    LayoutSpec,
     OptimizerSpec,
-    Push,
     PushTerms,
     Traced,
     Verdict,
@@ -46,6 +43,9 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import Mark, ModelState, assemble, disassemble, values_of
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Message
+
+if TYPE_CHECKING:
+    pass
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -77,11 +77,8 @@ class Client:
         self.bytes_sent = self.bytes_received = 0
         self._membership = membership
         self._parts = ModelParts(flat)
-        self._shown: tuple[OptimizerSpec, Rule, ShownExtension | None] | None = None
         self._extension: Extension | None = None
-        self._pushed: Push | None = None  # whose answers are missing
         self._written = 0  # a digest of the values that were written since the last push
-        self._lost = False  # whether all copies of a shard were lost since
         self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
         self._protocol = ClientProtocol(
             options.worker,
@@ -90,13 +87,12 @@ class Client:
             rng=random.Random(),
             space=self._servers.space,
         )
-        view = membership.view
-        self._lay_out(flat.layout.spec.bounds if view is None or not view.shards else view.bounds)
+        self._lay_out()
 
     @property
     def options(self) -> ClientOptions:
         """The worker's identity and timeouts; `renew` changes the incarnation."""
-        return self._servers.options
+        return self._servers.lanes.options
 
     @property
     def residuals(self) -> Residuals:
@@ -137,19 +133,16 @@ class Client:
             ModelMismatchError: another worker showed another model; names the first difference.
             UnsupportedOptimizerError: the server has no such optimizer.
         """
+        self._extension, self._servers.lends_extra = extension, extension is not None
         shown = None if extension is None else extension.shown
-        self._shown, self._extension = (optimizer, rule, shown), extension
-        self._servers.lends_extra = extension is not None
-        if self._lost:
-            self._begin_anew()
-        if not self._parts.packers:
-            self._pack_by(rule)
-        return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, shown))
-
-    def _pack_by(self, rule: Rule) -> None:
+        if self._servers.lanes.lost:  # begins anew with empty shards
+            self._parts.packers = []
+            self._lay_out()
+            self._protocol.renew()
         self._parts.pack_by(rule)
         if self._parts.packers:
             self._servers.shared_buffers = ()  # packed gradients lie elsewhere
+        return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, shown))
 
     def load(self, state: ModelState) -> None:
         """Gives every server its part of the first values, or of a checkpoint.
@@ -157,12 +150,12 @@ class Client:
         Raises:
             CheckpointError: the state is of another model.
         """
-        layout, shards = self._parts.layout, range(len(self._parts.values))
-        tensors = [
-            [*disassemble(layout, state, shard), *self._extra_tensors(state, shard)]
-            for shard in shards
-        ]
-        self._run(self._protocol.load(state, [*map(_payload_of, tensors)]))
+        layout, bounds = self._parts.layout, self._parts.layout.spec.bounds
+        parts = [[*disassemble(layout, state, shard)] for shard in range(layout.spec.shards)]
+        if self._extension is not None and state.extra:
+            for shard, part in enumerate(parts):
+                part += self._extension.tensors(state.extra, bounds, shard)
+        self._run(self._protocol.load(state, [*map(_payload_of, parts)]))
 
     def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
         """Replaces values of parameters on the servers by those that the program has written.
@@ -175,14 +168,14 @@ class Client:
             Rejected: the servers take no such values.
         """
         self._written = digest
-        while True:
-            layout, shards = self._parts.layout, range(len(self._parts.values))
-            parts = [_payload_of(values_of(layout, values, shard)) for shard in shards]
-            try:
-                self._run(self._protocol.write_values(parts))
-                return
-            except Divided:
-                continue
+
+        def parts() -> Parts:
+            layout = self._parts.layout
+            return [
+                _payload_of(values_of(layout, values, shard)) for shard in range(layout.spec.shards)
+            ]
+
+        self._run(self._protocol.write_values(parts))
 
     # -- training --------------------------------------------------------------------------------
 
@@ -208,31 +201,18 @@ class Client:
         """
         protocol = self._protocol
         terms.setdefault("absent", self._parts.flat.absent)
-        made = protocol.next_push(weight, self._written, **terms)
+        protocol.push(protocol.next_push(weight, self._written, **terms))
         self._written = 0
-        protocol.push(made)
-        self._pushed = made
         self._parts.flat.collect_gradients()
-        try:
-            while not self._asked(made):
-                self._divide()
-        except CopiesLost:
-            self._lost = True
-            raise
+        with suppress(Divided):  # else it is sent to other shards when it is waited for
+            self._servers.transmit(self._servers.lanes.ask(time.monotonic(), self._push_requests()))
 
-    def _asked(self, made: Push) -> bool:
-        """Sends a push to all servers; returns False where the shards were divided anew."""
-        try:
-            self._servers.ask(self._requests_of(made))
-        except Divided:
-            return False
-        return True
-
-    def _requests_of(self, made: Push) -> dict[int, Request]:
-        """Returns the requests of a push, whose gradients are packed where they must be."""
+    def _push_requests(self) -> dict[int, Request]:
+        """Returns the requests of the push under way, whose gradients are packed if need be."""
         requests = {}
+        assert self._protocol.pushed is not None
         for server in range(len(self._parts.values)):
-            message = self._protocol.message(made, server)
+            message = self._protocol.message(self._protocol.pushed, server)
             payload, nbytes = self._parts.payload_of(server, message)
             requests[server] = Request(message, payload)
             self.bytes_sent += nbytes
@@ -308,12 +288,6 @@ class Client:
             mark=Mark(parts[0][0].step, min(cut.view for cut, _ in parts)),
         )
 
-    def _extra_tensors(self, state: ModelState, shard: int) -> Tensors:
-        """Returns a shard's part of the extra values of a state."""
-        if self._extension is None or not state.extra:
-            return []
-        return self._extension.tensors(state.extra, self._parts.layout.spec.bounds, shard)
-
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.
 
@@ -321,8 +295,7 @@ class Client:
         applied.
         """
         self.close()
-        self._servers.options = replace(self.options, incarnation=incarnation)
-        self._servers.lanes.incarnation = incarnation
+        self._servers.lanes.options = replace(self.options, incarnation=incarnation)
         self._protocol.renew()
 
     def close(self) -> None:
@@ -334,18 +307,32 @@ class Client:
     def _run(self, operation: Operation[_T]) -> _T:
         """Carries out an operation of the protocol; returns its result."""
         result: Any = None
+        servers, lanes = self._servers, self._servers.lanes
         try:
             while True:
                 failed = isinstance(result, (Fenced, Divided))
                 wanted = operation.throw(result) if failed else operation.send(result)
+                result = None
                 if wanted == PUBLISH:
                     self._parts.flat.publish_values()
-                    result = None
+                elif wanted == DIVIDE:
+                    result = self._lay_out()
                 elif isinstance(wanted, Pause):
                     time.sleep(wanted.seconds)
                     result = time.monotonic()
                 else:
-                    result = self._answers(wanted)
+                    try:
+                        if wanted == PUSH:
+                            with suppress(Divided):  # else it is sent when it is waited for
+                                servers.transmit(lanes.ask(time.monotonic(), self._push_requests()))
+                            continue
+                        if isinstance(wanted, Ask):
+                            asked = lanes.ask(time.monotonic(), wanted.requests, again=wanted.again)
+                            servers.transmit(asked)
+                        result = servers.finish()
+                        self.bytes_received += self._parts.received(result)
+                    except (Fenced, Divided) as gone:
+                        result = gone
         except StopIteration as ended:
             value: _T = ended.value
             return value
@@ -353,90 +340,21 @@ class Client:
             # One that is left behind by an error would end when the interpreter has gone.
             operation.close()
 
-    def _answers(self, wanted: Ask | Literal["await"]) -> Mapping[int, Answer] | Exception:
-        """Asks, and waits for the answers; or returns why there are none."""
-        try:
-            if isinstance(wanted, Ask):
-                self._servers.ask(wanted.requests, again=wanted.again)
-            answers = self._servers.finish()
-        except Fenced as fence:
-            self._lost = self._lost or isinstance(fence, CopiesLost)
-            return fence
-        except Divided:
-            return self._ask_anew(wanted)
-        self.bytes_received += self._parts.bytes_in(answers)
-        return answers
-
-    def _ask_anew(self, wanted: Ask | Literal["await"]) -> Mapping[int, Answer] | Exception:
-        """Asks the new shards, as those before were divided; or returns why that cannot be.
-
-        What is under way is a push: each shard decides it if none has before. Other requests are
-        made anew by the protocol.
-        """
-        try:
-            self._divide()
-            if isinstance(wanted, Ask):
-                return Divided()
-            return self._ask_again(wanted)
-        except Fenced as fence:
-            self._lost = self._lost or isinstance(fence, CopiesLost)
-            return fence
-
-    def _ask_again(self, wanted: Literal["await"]) -> Mapping[int, Answer] | Exception:
-        """Pushes once more what the shards before may not have decided."""
-        assert self._pushed is not None
-        try:
-            self._servers.ask(self._requests_of(self._pushed))
-        except Divided:
-            return self._ask_anew(wanted)
-        return self._answers(wanted)
-
-    def _divide(self) -> None:
-        """Lays all out over the shards of the newest view, and shows them the model.
-
-        Raises:
-            Fenced: no values were loaded yet: the chief may be another worker now.
-        """
-        if self._pushed is not None and self._protocol.waits:
-            for packer in self._parts.packers:
-                packer.take_back()
-        while True:
-            residuals = self.residuals.export() if self._parts.packers else None
-            self._lay_out(self._servers.lanes.known_view().bounds)
-            if self._shown is None:
-                return
-            self._pack_by(self._shown[1])
-            if residuals is not None:
-                self.residuals.restore(residuals)
-            attach = Attach(0, self._parts.layout.spec, *self._shown)
-            try:
-                self._servers.ask(dict.fromkeys(range(len(self._parts.values)), Request(attach)))
-                answers = self._servers.finish()
-            except Divided:
-                continue
-            attached = [message for message, _ in answers.values()]
-            if not all(isinstance(each, Attached) and each.loaded for each in attached):
-                raise Fenced("the shards were divided anew before values were loaded", 0)
-            return
-
-    def _begin_anew(self) -> None:
-        """Begins anew with empty shards, as all copies of one were lost."""
-        self._lost = False
-        self._lay_out(self._servers.lanes.known_view().bounds)
-        self._protocol.renew()
-
-    def _lay_out(self, bounds: tuple[int, ...]) -> None:
-        """Lays messages out over shards that begin at these slots."""
-        parts, shards = self._parts, len(bounds) - 1
+    def _lay_out(self) -> LayoutSpec:
+        """Lays the model out over the shards of the newest view; returns how."""
+        parts, view = self._parts, self._membership.view
+        bounds = parts.layout.spec.bounds if view is None or not view.shards else view.bounds
         parts.divide(bounds)
-        self._servers.divide(shards)
+        self._servers.divide(len(bounds) - 1)
         memory = parts.flat.memory
-        if memory is not None and self.options.share_memory:
+        self._servers.shared_buffers = ()
+        if memory is not None and self.options.share_memory and not parts.packers:
             self._servers.shared_buffers = [
                 SharedBuffer(memory, gradients.views, values.views)
                 for gradients, values in zip(parts.gradients, parts.values, strict=True)
             ]
-        self._protocol.divide(shards, bounds)
+        self._protocol.divide(len(bounds) - 1, bounds)
+        return parts.layout.spec
 
     def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
         return self._parts.place(server, message, length, self._servers.lanes.task(server))

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
 
+from trireme.certificates import Certificates
 from trireme.cluster.view import ServerEntry, View
 from trireme.errors import (
     ConnectTimeout,
@@ -61,6 +63,31 @@ _NOTICE_SECONDS = 5.0
 
 Answer = tuple[Message, Sequence[Any]]
 """A server's answer, and its payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """The identity of a client, and its timeouts."""
+
+    job: str  # the job's id
+    secret: bytes = field(repr=False)  # the job's
+    worker: int  # the worker's index
+    incarnation: int  # the worker's incarnation
+    epoch: str = ""  # the job's epoch
+    # how long a server may refuse connections, or break them off, before that is an error
+    retry_seconds: float = 30.0
+    rejoin_seconds: float = 600.0  # how long a server may be out of reach before that is an error
+    # how long an answer may be withheld, for instance until a slow worker's update is in, before
+    # that is an error
+    patience_seconds: float = 1800.0
+    share_memory: bool = True  # whether to lend memory to servers of this host
+    # is called with the reason for a withheld answer, or why servers are out of reach; with the
+    # tasks that it waits for; and with the seconds so far
+    waiting: Callable[[str, Sequence[str], float], None] = lambda *notice: None
+    # returns whether this worker is asked to stop: then a server that is out of reach is given up
+    # sooner
+    hurries: Callable[[], bool] = lambda: False
+    certificates: Certificates | None = None  # the task's, where the job uses TLS
 
 
 class Request(msgspec.Struct):
@@ -100,45 +127,23 @@ class Divided(Exception):
 
 
 class Lanes:
-    """The requests of one client to the primaries of all shards, one lane for each.
-
-    Args:
-        retry_seconds: how long a server may refuse connections, or break them off.
-        waiting: is called with each notice of a withheld answer, and every few seconds while
-            servers are out of reach.
-        hurries: returns whether a server that is out of reach is given up sooner.
-    """
+    """The requests of one client to the primaries of all shards, one lane for each."""
 
     def __init__(
-        self,
-        worker: int,
-        incarnation: int,
-        servers: int,
-        view: Callable[[], View | None],
-        *,
-        retry_seconds: float,
-        rejoin_seconds: float = 600.0,
-        patience_seconds: float,
-        waiting: Callable[[Waiting], None] = lambda notice: None,
-        hurries: Callable[[], bool] = lambda: False,
+        self, options: ClientOptions, servers: int, view: Callable[[], View | None]
     ) -> None:
-        self.incarnation = incarnation  # may be replaced while no answer is waited for
+        self.options = options  # may be replaced while no answer is waited for
         # the generation of the shards; None takes that of the first view
         self.generation: int | None = None
         # since when nothing answers at servers, and their names; None where all are within reach.
         # Any thread may read it.
         self.silent: tuple[float, str] | None = None
-        self._life: int | None = None
         self.lanes = [Lane(shard) for shard in range(servers)]  # by shard
         self.waiting: list[Lane] = []  # the lanes whose answers are missing
         self.answers: dict[int, Answer] = {}  # the answers to the last requests, by shard
-        self._worker = worker
+        self.lost = False  # whether all copies of a shard were lost since the last `divide`
         self._view = view
-        self._notify = waiting
-        self._retry_seconds = retry_seconds
-        self._rejoin_seconds = rejoin_seconds
-        self._patience_seconds = patience_seconds
-        self._hurries = hurries
+        self._life: int | None = None
         self._again = True
         self._chief: int | None = None  # as the waiting requests were made
         self._since = 0.0
@@ -177,6 +182,7 @@ class Lanes:
 
     def wait(self, now: float) -> None:
         """Begins to wait for the answers: the patience counts from now on."""
+        self._check_generation()
         self._since = now
 
     def heard(
@@ -201,7 +207,7 @@ class Lanes:
                     # Others may train for as long as they like: the coordinator watches them.
                     self._since = now
                 self._check_patience(now)
-                self._notify(message)
+                self.options.waiting(message.reason, message.names, message.seconds)
                 return
             error, lane.fenced = _error_of(message), None
             if isinstance(error, Fenced) and self._again and not lane.request.pinned:
@@ -222,7 +228,7 @@ class Lanes:
             ConnectTimeout, NetworkLost, WireTimeout: it was out of reach too long. Whether its
                 process lives is not known.
         """
-        lane = self.lanes[shard]
+        lane, options = self.lanes[shard], self.options
         if lane.request is None:
             return
         silent = isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
@@ -234,34 +240,28 @@ class Lanes:
         if lane.failing_since is None:
             lane.failing_since = lane.due = now
             return
-        refusing = lane.refusing_since
-        since = lane.failing_since if refusing is None else refusing
-        patience = self._rejoin_seconds if refusing is None else self._retry_seconds
-        if self._hurries():
+        since, patience = lane.refusing_since, options.retry_seconds
+        if since is None:
+            since, patience = lane.failing_since, options.rejoin_seconds
+        if options.hurries():
             since, patience = lane.failing_since, min(patience, _HURRIED_SECONDS)
         if now - since > patience:
             lost = type(error)(
-                f"worker:{self._worker} could not reach {self.task(shard)} for {patience:.0f} s: "
-                f"{error}"
+                f"worker:{options.worker} could not reach {self.task(shard)} for {patience:.0f} "
+                f"s: {error}"
             )
             if not silent:
                 lost.server = self.task(shard)
             self._give_up(lost, error)
         lane.due = now + (_SILENT_BACK_OFF if silent else BACK_OFF)
-        self.silent = (lane.failing_since, ", ".join(self._failing())) if silent else None
-        self._say_out_of_reach(now, lane.failing_since, since + patience - now, error)
-
-    def _say_out_of_reach(self, now: float, since: float, left: float, error: WireError) -> None:
-        """Says every few seconds which servers are out of reach, and for how long to try."""
-        if now - max(since, self._noticed) >= _NOTICE_SECONDS:
-            self._noticed = now
-            reason = f"out of reach, tried for {left:.0f} s more: {error}"
-            self._notify(Waiting(reason, self._failing(), now - since))
-
-    def _failing(self) -> tuple[str, ...]:
-        """Returns the names of the servers that are out of reach."""
         failing = [lane for lane in self.waiting if lane.failing_since is not None]
-        return tuple(self.task(lane.index) for lane in failing)
+        names = tuple(self.task(lane.index) for lane in failing)
+        self.silent = (lane.failing_since, ", ".join(names)) if silent else None
+        if now - max(lane.failing_since, self._noticed) >= _NOTICE_SECONDS:
+            self._noticed = now
+            left = since + patience - now
+            reason = f"out of reach, tried for {left:.0f} s more: {error}"
+            options.waiting(reason, names, now - lane.failing_since)
 
     def tick(self, now: float) -> list[Transmit]:
         """Sends again what is due, and checks how long the answers have been withheld.
@@ -285,6 +285,7 @@ class Lanes:
     def divide(self, shards: int) -> None:
         """Begins anew with other shards, as the newest view names them. Nothing is waited for."""
         self._forget()
+        self.lost = False
         view = self._view()
         if view is not None:
             self.generation, self._life = view.generation, view.life
@@ -319,7 +320,7 @@ class Lanes:
             WaitTimeout: there is none yet.
         """
         if (view := self._view()) is None:
-            raise WaitTimeout(f"worker:{self._worker} has no view of the cluster yet")
+            raise WaitTimeout(f"worker:{self.options.worker} has no view of the cluster yet")
         return view
 
     # -- inside ----------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ class Lanes:
         if self.generation is None:
             self.generation, self._life = view.generation, view.life
         if view.life != self._life:
-            self._life, self.generation = view.life, view.generation
+            self._life, self.generation, self.lost = view.life, view.generation, True
             self._give_up(
                 CopiesLost(
                     "all copies of a part of the parameters were lost: the job goes back to its "
@@ -366,17 +367,18 @@ class Lanes:
 
     def _check_membership(self, number: int, reason: str) -> None:
         """Checks that this worker is still in the job, once another view has fenced it off."""
-        view = self.known_view()
+        view, worker = self.known_view(), self.options.worker
         known = {(entry.index, entry.incarnation) for entry in view.workers}
-        if (self._worker, self.incarnation) not in known and view.number >= number:
+        if (worker, self.options.incarnation) not in known and view.number >= number:
             said = (
-                f"worker:{self._worker} is no longer part of the job ({reason}): it was taken for "
+                f"worker:{worker} is no longer part of the job ({reason}): it was taken for "
                 "lost, or another process took its place"
             )
             self._give_up(Fenced(said, number))
 
     def _check_patience(self, now: float) -> None:
-        if now - self._since <= self._patience_seconds:
+        patience = self.options.patience_seconds
+        if now - self._since <= patience:
             return
         if self._names:
             did = "had confirmed it" if self._names[0].startswith("ps:") else "had pushed"
@@ -385,7 +387,7 @@ class Lanes:
             silent = [self.entry(lane.index) for lane in self.waiting]
             named = ", ".join(f"ps:{entry.index} at {entry.address}" for entry in silent)
             what = f"of {named}, which said nothing"
-        waited = f"worker:{self._worker} waited {self._patience_seconds:.0f} s for an answer"
+        waited = f"worker:{self.options.worker} waited {patience:.0f} s for an answer"
         self._give_up(WaitTimeout(f"{waited} {what}: see whether it still runs"))
 
     def _give_up(self, error: TriremeError, cause: Exception | None = None) -> NoReturn:

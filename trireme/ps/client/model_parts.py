@@ -25,21 +25,34 @@ class ModelParts:
         self.values: list[PartBuffer] = []
         self.gradients: list[PartBuffer] = []
         self.packers: list[Packer] = []  # one a shard, where pushes are packed
+        self._rule = Rule()
+        self._packed = False  # whether a push is under way that was packed
         # The payload of a push to each shard where nothing is packed, and its size.
         self._carried: list[tuple[Sequence[memoryview], int]] = []
 
     def divide(self, bounds: tuple[int, ...]) -> None:
         """Divides the model into shards that begin at these slots."""
+        residuals = None
+        if self.packers:
+            if self._packed:  # a push under way is packed once more, for the new shards
+                for packer in self.packers:
+                    packer.take_back()
+            residuals = self.residuals.export()
+        self._packed = False
         flat, shards = self.flat, range(len(bounds) - 1)
         flat.divide(bounds)
         self.layout, self.packers = flat.layout, []
         self.values = [flat.part_values(shard) for shard in shards]
         self.gradients = [flat.part_gradients(shard) for shard in shards]
         self._carried = [(part.views, part.nbytes) for part in self.gradients]
+        if residuals is not None:
+            self.pack_by(self._rule)
+            self.residuals.restore(residuals)
 
     def pack_by(self, rule: Rule) -> None:
-        """Makes the packed form of gradients, where a rule wants one."""
-        if rule.codec != "none":
+        """Makes the packed form of gradients, where a rule wants one and there is none."""
+        self._rule = rule
+        if rule.codec != "none" and not self.packers:
             packing = PACKING.load("codecs")
             self.packers = [packing.packer(rule.codec, g, rule.deflates) for g in self.gradients]
 
@@ -57,6 +70,7 @@ class ModelParts:
         if self.packers:
             packer = self.packers[server]
             if message.weight > 0:
+                self._packed = True
                 packer.pack(self.layout.ranges(message.absent, server) if message.absent else ())
             payload = packer.views
             nbytes = sum(view.nbytes for view in payload)
@@ -73,9 +87,9 @@ class ModelParts:
             )
         return buffer.views
 
-    def bytes_in(self, answers: Mapping[int, Answer]) -> int:
-        """Returns the bytes of the values that answers have brought."""
-        total = 0
+    def received(self, answers: Mapping[int, Answer]) -> int:
+        """Takes answers; returns the bytes of the values that they have brought."""
+        total, self._packed = 0, False
         for server, (message, _) in answers.items():
             if isinstance(message, PushReply | PulledExtra):
                 total += sum(map(len, bytes_in(message.extra)))

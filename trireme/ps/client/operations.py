@@ -3,16 +3,16 @@
 An operation is a generator: it yields what to do next, and is sent the result. A worker's client
 runs operations over real connections, the simulator in virtual time.
 
-    yielded   what to do                                             what is sent back
-    Ask       ask servers, and wait for their answers                the answers, by server
-    AWAIT     wait for the answers to the push under way             the same
-              where there are other shards now, `Divided` is raised
-              at an `Ask`, and the operation asks those; a push goes
-              to them by itself
-    PUBLISH   give the model the values, which have come completely  nothing
-    Pause     let so many seconds pass                               the time, in seconds
+    yielded   what to do                                               what is sent back
+    Ask       ask servers, and wait for their answers                  the answers, by server
+    AWAIT     wait for the answers to the push under way               the same
+    PUSH      send the push under way once more, to other shards       nothing
+    DIVIDE    lay the model out over the shards of the newest view     its layout
+    PUBLISH   give the model the values, which have come completely    nothing
+    Pause     let so many seconds pass                                 the time, in seconds
 
-A worker has one thread: it begins an operation when the one before is over.
+Where there are other shards now, `Divided` is raised at an `Ask` or `AWAIT`. A worker has one
+thread: it begins an operation when the one before is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from trireme.errors import FrameError
 from trireme.ps.client.lanes import Answer, Request
-from trireme.ps.snapshot_messages import Snapshot
+from trireme.ps.snapshot_messages import Snapshot, TensorSpec
 from trireme.wire.message import Message
 
 
@@ -42,19 +42,22 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 AWAIT: Literal["await"] = "await"
+PUSH: Literal["push"] = "push"
+DIVIDE: Literal["divide"] = "divide"
 PUBLISH: Literal["publish"] = "publish"
-
-Wanted = Ask | Pause | Literal["await", "publish"]
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
-Operation = Generator[Wanted, Any, _T]
+Operation = Generator[Ask | Pause | Literal["await", "push", "divide", "publish"], Any, _T]
 """An operation of a worker with the servers, and its result."""
 
 Answers = Mapping[int, Answer]
 
 Copy = list[tuple[Snapshot, Sequence[Any]]]
 """The servers' answers to one request for a copy, in the servers' order, with the payloads."""
+
+Parts = Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
+"""By server: descriptions of tensors, and the payload that holds them."""
 
 
 def expect(answer: Answer, wanted: type[_M]) -> _M:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import msgspec
@@ -12,11 +13,14 @@ from trireme.errors import ConfigurationError, CopiesLost, Fenced, WaitTimeout
 from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
 from trireme.ps.client.operations import (
     AWAIT,
+    DIVIDE,
     PUBLISH,
+    PUSH,
     Answers,
     Ask,
     Copy,
     Operation,
+    Parts,
     Pause,
     expect,
 )
@@ -60,7 +64,6 @@ from trireme.ps.snapshot_messages import (
     Loaded,
     Snapshot,
     TakeSnapshot,
-    TensorSpec,
     WriteValues,
 )
 from trireme.wire.message import Message
@@ -109,13 +112,12 @@ class ClientProtocol:
         # what the push under way says of extra values, and its parts
         self._extra: ExtraRequest | None = None
         self._parts: ExtraParts | None = None
-        self._pushed = False
+        self.pushed: Push | None = None  # the push that was not waited for yet
+        # What has become of it: its answers and the step of their values, or its fence.
+        self._settled: tuple[list[PushReply], int] | Fenced | None = None
+        self._shown: tuple[OptimizerSpec, Rule, ShownExtension | None] | None = None
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
-        # The answers to a push that was settled before it was waited for.
-        self._settled: list[PushReply] | None = None
-        self._settled_step = 0  # of the values that they have brought
-        self._fence: Fenced | None = None  # of such a push
 
     # -- joining the job -------------------------------------------------------------------------
 
@@ -127,10 +129,10 @@ class ClientProtocol:
         extension: ShownExtension | None = None,
     ) -> Operation[bool]:
         """Shows every server the model; returns whether all have values loaded already."""
-        self._rule = rule
+        self._rule, self._shown = rule, (optimizer, rule, extension)
         self._bounds, self._parts = layout.bounds, None
         self._hyper = None  # the servers may use what an earlier worker has shown
-        attach = Request(Attach(0, layout, optimizer, rule, extension))
+        attach = Request(Attach(0, layout, *self._shown))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
         except Divided:
@@ -140,16 +142,11 @@ class ClientProtocol:
         self._waits_for_load = not all(answer.loaded for answer in attached)
         return not self._waits_for_load
 
-    def load(
-        self, state: ModelState, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
-    ) -> Operation[None]:
+    def load(self, state: ModelState, parts: Parts) -> Operation[None]:
         """Gives every server its part of the first values, or of a checkpoint.
 
         Another chief may come and load other values: this one loads in the view in which it has
         attached, or not at all, and shard 0 last.
-
-        Args:
-            parts: by server: the tensors, and the payload that holds them.
 
         Raises:
             Fenced: the view has changed since: the chief may be another one now.
@@ -171,31 +168,47 @@ class ClientProtocol:
         except Divided:
             return  # and the new shards have values
 
-    def write_values(
-        self, parts: Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
-    ) -> Operation[None]:
+    def write_values(self, parts: Callable[[], Parts]) -> Operation[None]:
         """Gives every server its part of values that the program has written.
 
         Args:
-            parts: as of `load`; a server without tensors is not asked.
+            parts: returns the parts; a server without tensors is not asked.
+        """
+        while True:
+            requests = {
+                server: Request(WriteValues(0, tensors), payload)
+                for server, (tensors, payload) in enumerate(parts())
+                if tensors
+            }
+            try:
+                for answer in (yield from self._ask(requests)).values() if requests else ():
+                    expect(answer, Done)
+                return
+            except Divided:
+                continue
+
+    def _divide(self) -> Operation[None]:
+        """Lays the model out over the shards of the newest view, and shows them the model.
 
         Raises:
-            Divided: there are other shards now: nothing, or not all, was written.
+            Fenced: no values were loaded yet: the chief may be another worker now.
         """
-        requests = {
-            server: Request(WriteValues(0, tensors), payload)
-            for server, (tensors, payload) in enumerate(parts)
-            if tensors
-        }
-        for answer in (yield from self._ask(requests)).values() if requests else ():
-            expect(answer, Done)
+        while True:
+            layout: LayoutSpec = yield DIVIDE
+            self.divide(layout.shards, layout.bounds)
+            if self._shown is None:
+                return
+            attach = Request(Attach(0, layout, *self._shown))
+            try:
+                answers: Answers = yield Ask(dict.fromkeys(range(self._servers), attach))
+            except Divided:
+                continue
+            if not all(each.loaded for each in self._all(answers, Attached)):
+                raise Fenced("the shards were divided anew before values were loaded", 0)
+            return
 
     def divide(self, servers: int, bounds: Sequence[int] = ()) -> None:
-        """Goes on with other shards.
-
-        Args:
-            bounds: the slots at which they begin, and the number of slots.
-        """
+        """Goes on with other shards, which begin at these slots."""
         self._servers = servers
         self._bounds, self._parts = bounds, None
         self._divisions += 1
@@ -204,8 +217,7 @@ class ClientProtocol:
         """Begins again as another incarnation: this worker had been taken for lost."""
         self._sequence = self._acknowledged = 0
         self._extra = self._parts = None
-        self._pushed = False
-        self._settled = self._fence = None
+        self.pushed = self._settled = None
 
     # -- training --------------------------------------------------------------------------------
 
@@ -228,7 +240,7 @@ class ClientProtocol:
     @property
     def waits(self) -> bool:
         """Whether a push is under way whose answers are missing."""
-        return self._pushed and self._settled is None and self._fence is None
+        return self.pushed is not None and self._settled is None
 
     def next_push(self, weight: float, written: int = 0, **terms: Unpack[PushTerms]) -> Push:
         """Returns the message of the next push without the view; see `Push`."""
@@ -256,11 +268,11 @@ class ClientProtocol:
         """
         if self.stopping:
             raise after_the_end(self._worker, self.step)
-        if self._pushed:
+        if self.pushed is not None:
             raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
         self._sequence = push.sequence
         self._hyper = push.hyper if push.hyper is not None else self._hyper
-        self._pushed = True
+        self.pushed = push
 
     def message(self, push: Push, server: int) -> Push:
         """Returns the message of a push to one server, without the view."""
@@ -276,18 +288,16 @@ class ClientProtocol:
     def wait(self) -> Operation[PushResult]:
         """Waits for the answers to the push, and publishes the values that they bring."""
         yield from self.settle()
-        if self._fence is not None:
-            raise self._fence
-        replies, self._settled = self._settled, None
-        assert replies is not None, "there was no push to wait for"
-        self._pushed = False
+        if isinstance(self._settled, Fenced):
+            raise self._settled
+        assert self._settled is not None, "there was no push to wait for"
+        self.replies, self.step = self._settled
+        self.pushed = self._settled = None
         self._acknowledged = self._sequence
-        self.replies = replies
-        first = replies[0]
+        first = self.replies[0]
         verdict = first.verdict
         if type(verdict) is not Applied and isinstance(decided(verdict), Stale):
             self._hyper = None  # the servers have dropped them with the stale update
-        self.step = self._settled_step
         yield PUBLISH
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
 
@@ -314,42 +324,46 @@ class ClientProtocol:
         Raises:
             TriremeError: as `wait`, but for `Fenced`.
         """
-        if self._pushed and self._settled is None and self._fence is None:
-            try:
-                self._settled = replies = self._all((yield AWAIT), PushReply)
-                extra = [reply.extra for reply in replies]
-                brought = self._parts is not None and all(extra)  # else they were divided anew
-                self.brought = self._parts.united(extra) if self._parts and brought else None
-                self.stopping = replies[0].stop
-                # At once: the next request may find other shards, which these steps are not of.
-                self._settled_step = yield from self.level([reply.step for reply in replies])
-            except CopiesLost:
-                raise
-            except Fenced as fence:
-                self._fence = fence
+        if not self.waits:
+            return
+        try:
+            while True:
+                try:
+                    replies = self._all((yield AWAIT), PushReply)
+                    break
+                except Divided:  # each of the new shards decides it if none has before
+                    yield from self._divide()
+                    yield PUSH
+            extra, parts = [reply.extra for reply in replies], self._parts
+            # None of what it wanted comes where the shards were divided anew.
+            self.brought = parts.united(extra) if parts is not None and all(extra) else None
+            self.stopping = replies[0].stop
+            self._settled = replies, replies[0].step
+            # At once: the next request may find other shards, which these steps are not of.
+            step = yield from self.level([reply.step for reply in replies])
+            self._settled = replies, step
+        except CopiesLost:
+            raise
+        except Fenced as fence:
+            self._settled = fence
 
     def level(self, steps: list[int]) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
-            for server, step in enumerate(steps):
-                if step < target:
-                    try:
-                        answers = yield Ask({server: Request(Pull(0, False, target))})
-                    except Divided:  # the new shards are of one step
-                        steps = yield from self._steps_anew()
-                        break
-                    reply = expect(answers[server], PullReply)
-                    steps[server] = reply.step
-                    if server == 0:  # the job may have ended since its first answer
-                        self.stopping = self.stopping or reply.stop
+            behind = [server for server, step in enumerate(steps) if step < target]
+            pull = Request(Pull(0, False, target))
+            try:
+                answers = yield from self._ask(dict.fromkeys(behind, pull))
+                replies = [expect(answers[server], PullReply) for server in behind]
+            except Divided:  # the new shards are of one step
+                replies = yield from self._ask_all(Pull(0, False), PullReply)
+                behind, steps = [*range(self._servers)], [0] * self._servers
+            for server, reply in zip(behind, replies, strict=True):
+                steps[server] = reply.step
+            if behind[0] == 0:  # the job may have ended since its first answer
+                self.stopping = self.stopping or replies[0].stop
         return steps[0]
-
-    def _steps_anew(self) -> Operation[list[int]]:
-        """Pulls the values of all shards; returns their steps."""
-        replies = yield from self._ask_all(Pull(0, False), PullReply)
-        self.stopping = self.stopping or replies[0].stop
-        return [reply.step for reply in replies]
 
     def _pull_all(self, request: Pull, *, again: bool) -> Operation[list[PullReply]]:
         """Pulls from all shards; from shard 0 first where this worker has found no values.
@@ -429,12 +443,11 @@ class ClientProtocol:
         """Returns the bytes that each worker has shared under a topic."""
         answers = yield from self._ask_until({0: Request(Collect(topic))})
         message, joined = expect(answers[0], Collected), b"".join(answers[0][1])
-        left: dict[int, bytes] = {}
-        offset = 0
-        for worker, size in zip(message.workers, message.sizes, strict=True):
-            left[worker] = joined[offset : offset + size]
-            offset += size
-        return left
+        ends = [*accumulate(message.sizes)]
+        return {
+            worker: joined[end - size : end]
+            for worker, size, end in zip(message.workers, message.sizes, ends, strict=True)
+        }
 
     # -- a consistent copy -----------------------------------------------------------------------
 
@@ -482,12 +495,20 @@ class ClientProtocol:
     # -- inside ----------------------------------------------------------------------------------
 
     def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[Answers]:
-        if self._pushed:
-            divisions = self._divisions
-            yield from self.settle()
-            if self._divisions != divisions:
-                raise Divided  # the requests are for the shards before
-        answers: Answers = yield Ask(requests, again)
+        """Asks shards.
+
+        Raises:
+            Divided: there are other shards now, which know the model.
+        """
+        divisions = self._divisions
+        yield from self.settle()
+        if self._divisions != divisions:
+            raise Divided  # the requests are for the shards before
+        try:
+            answers: Answers = yield Ask(requests, again)
+        except Divided:
+            yield from self._divide()
+            raise
         return answers
 
     def _ask_until(self, requests: Mapping[int, Request]) -> Operation[Answers]:

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Unpack
 
 from trireme.ps.client.client import Client
-from trireme.ps.client.server_links import ClientOptions, Membership
+from trireme.ps.client.lanes import ClientOptions
+from trireme.ps.client.server_links import Membership
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms
 from trireme.ps.results import PushResult

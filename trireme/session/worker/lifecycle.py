@@ -27,7 +27,7 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
-from trireme.ps.client.server_links import ClientOptions
+from trireme.ps.client.lanes import ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
 from trireme.session.backends.parameter_server import ParameterServer
