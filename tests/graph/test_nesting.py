@@ -33,7 +33,11 @@ def test_nested_inputs_and_outputs() -> None:
         values = self.linear(pair[0] + more["x"]) * factor
         return {"values": values, "rest": (pair[1], [values.sum(), None, 3])}
 
-    model = Calling(forward)
+    class Named(Calling):
+        def forward(self, pair: Any, *, more: Any, factor: float) -> Any:
+            return self.function(self, pair, more=more, factor=factor)
+
+    model = Named(forward)
     captured = capture(
         model,
         [(torch.ones(3, 4), torch.zeros(3))],

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import (
-    BUILTIN_TYPES,
-    tree_flatten,
-    tree_leaves,
-    tree_map_only,
-    tree_unflatten,
-)
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.rehearsal import restored
@@ -79,58 +72,19 @@ def _depends_on_values(error: Exception) -> bool:
     return isinstance(error, GuardOnDataDependentSymNode)
 
 
-def _dynamic_shapes(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
-) -> dict[str, Any]:
-    """Returns the sizes of the inputs that may vary, nested as torch.export takes them."""
-
-    def sizes(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size:
-            # AUTO gives each input a size of its own, and finds out which ones are the same.
-            return {0: Dim.AUTO}
-        parts, nesting = tree_flatten(value, is_leaf=lambda each: each is not value)
-        if nesting.is_leaf():
-            return None
-        found = [sizes(part) for part in parts]
-        # Of classes that a program has registered, torch.export takes the list of their parts.
-        return tree_unflatten(found, nesting) if nesting.type in BUILTIN_TYPES else found
-
-    arguments = signature.bind(*args, **kwargs).arguments
-    return {name: sizes(value) for name, value in arguments.items()}
-
-
-def _signature(model: nn.Module, names: Iterable[str]) -> inspect.Signature:
-    """Returns the signature of a model's `forward`, where `**kwargs` are parameters by name.
-
-    torch.export takes dynamic sizes of keyword arguments only if they are parameters by name.
-    """
-    found = inspect.signature(model.forward)
-    kinds = inspect.Parameter
-    parameters = [each for each in found.parameters.values() if each.kind != kinds.VAR_KEYWORD]
-    if len(parameters) < len(found.parameters):
-        known = {each.name for each in parameters}
-        others = [name for name in names if name not in known]
-        parameters += [kinds(name, kinds.KEYWORD_ONLY) for name in others]
-    return found.replace(parameters=parameters)
-
-
 def _exported(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int | None
 ) -> ExportedProgram:
-    signature = _signature(model, kwargs)
-    dynamic = None if size is None else _dynamic_shapes(signature, args, kwargs, size)
+    dynamic = None
+    if size is not None:
+        sizes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
+        for tensor in tensors((args, kwargs)):
+            if tensor.dim() > 0 and tensor.shape[0] == size:
+                # AUTO gives each input a size of its own, and finds out which ones are the same.
+                sizes[tensor] = {0: Dim.AUTO}
+        dynamic = sizes.dynamic_shapes(model, args, kwargs)
     with restored(model), torch.enable_grad(), quiet(), noting():
-        if signature != inspect.signature(model.forward):
-            model.__dict__["forward"] = _with_signature(model.forward, signature)
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-
-
-def _with_signature(function: Callable[..., Any], signature: inspect.Signature) -> Any:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    forward.__signature__ = signature  # type: ignore[attr-defined]
-    return forward
 
 
 @contextmanager

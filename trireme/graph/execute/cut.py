@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -339,33 +339,15 @@ def fingerprint(cut: Cut) -> str:
     shapes and dtypes, the inputs and the structure of the outputs. The contents of parameters are
     no part of it.
     """
-    names: dict[Any, str] = {}
-    digest = hashlib.sha256()
-
-    def add(*parts: object) -> None:
-        digest.update(repr(parts).encode())
-
-    for given in cut.inputs:
-        add(_tensor(given.shape, given.dtype, names) if isinstance(given, torch.Tensor) else given)
-    for segment in cut.segments:
-        add(segment.place, segment.depth, segment.part)
-        add(segment.receives, segment.inputs, segment.outputs)
-        add(segment.module.code)
-    for value in cut.values.values():
-        add(value.name, value.place, value.readers, value.differentiable, value.attribute)
-        add(_tensor(value.shape, value.dtype, names))
-    add(str(cut.nesting))
-    return digest.hexdigest()
-
-
-def _tensor(shape: Any, dtype: torch.dtype, names: dict[Any, str]) -> str:
-    sizes = []
-    for size in shape:
-        if isinstance(size, torch.SymInt):
-            expression = size.node.expr
-            for symbol in sorted(expression.free_symbols, key=str):
-                names.setdefault(symbol, f"n{len(names)}")
-            sizes.append(str(expression.subs(names)))
-        else:
-            sizes.append(str(int(size)))
-    return f"{dtype}[{', '.join(sizes)}]"
+    segments = [
+        (each.place, each.depth, each.part, each.receives, each.inputs, each.outputs)
+        for each in cut.segments
+    ]
+    code = [each.module.code for each in cut.segments]
+    # torch names sizes by the inputs that they are of.
+    inputs = [
+        (str(getattr(each, "shape", each)), str(getattr(each, "dtype", ""))) for each in cut.inputs
+    ]
+    values = [(str(each.shape), replace(each, shape=())) for each in cut.values.values()]
+    parts = (segments, code, inputs, values, str(cut.nesting))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
