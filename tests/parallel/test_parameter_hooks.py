@@ -32,9 +32,9 @@ def hook(model: nn.Module, name: str, kind: str, fired: list[int]) -> None:
         assert parameter.grad is not None
         parameter.grad.mul_(0.25)
 
-    if kind == "register_hook":
+    if kind != "post-accumulate":
         parameter.register_hook(change)
-    else:
+    if kind != "register_hook":
         parameter.register_post_accumulate_grad_hook(clear)
 
 
@@ -83,30 +83,26 @@ def loop(name: str, kind: str) -> tuple[list[float], int]:
     return found
 
 
-KINDS = ["register_hook", "post-accumulate"]
-PROGRAMS = {"session": session, "loop": loop}
+ALLREDUCE = ProcessGroup(workers=2, strategy="allreduce")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize(
-    ("group", "name"),
+    ("group", "program", "name"),
     [
-        (ProcessGroup(), "0.weight"),
-        (ProcessGroup(workers=2, strategy="allreduce"), "0.weight"),
-        (ProcessGroup(servers=1, strategy="sync"), "0.weight"),
-        (ProcessGroup(servers=1, mesh="dp=2", inside=2), "0.weight"),
-        (ProcessGroup(workers=2, strategy="tensor"), "1.weight"),
+        (ProcessGroup(), session, "0.weight"),
+        (ALLREDUCE, session, "0.weight"),
+        (ALLREDUCE, loop, "0.weight"),
+        (ProcessGroup(servers=1, strategy="sync"), session, "0.weight"),
+        (ProcessGroup(servers=1, mesh="dp=2", inside=2), session, "0.weight"),
+        (ProcessGroup(workers=2, strategy="tensor"), loop, "1.weight"),
     ],
-    ids=["alone", "allreduce", "sync", "replicas in a worker", "tensor, not split"],
+    ids=["alone", "allreduce", "a loop", "sync", "replicas in a worker", "tensor, not split"],
 )
-def test_hooks_run_as_in_plain_pytorch(
-    group: ProcessGroup, name: str, program: str, kind: str
-) -> None:
-    want = plain(name, kind)
-    for found, fired in run_process_group(group, PROGRAMS[program], name, kind).values:
+def test_hooks_run_as_in_plain_pytorch(group: ProcessGroup, program: Any, name: str) -> None:
+    want = plain(name, "both")
+    for found, fired in run_process_group(group, program, name, "both").values:
         assert found == pytest.approx(want, abs=1e-5)
-        assert fired == 3
+        assert fired == 6
 
 
 CUT = {
@@ -118,16 +114,26 @@ CUT = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", [way for way in CUT if not CUT[way].servers])
-def test_hooks_of_parameters_that_are_cut_are_refused_by_name(way: str, kind: str) -> None:
-    for program in (session, loop) if way not in ("pipeline", "graph") else (session,):
-        ran = run_process_group(CUT[way], program, "0.weight", kind)
-        assert len(ran.raised) == 2
-        assert all("parameter '0.weight' has a hook" in said for said in ran.raised.values())
+@pytest.mark.parametrize(
+    ("way", "program", "kind"),
+    [
+        ("fsdp", loop, "register_hook"),
+        ("fsdp", session, "post-accumulate"),
+        pytest.param("tensor", session, "register_hook", marks=pytest.mark.thorough),
+        ("pipeline", session, "post-accumulate"),
+        ("graph", session, "register_hook"),
+    ],
+)
+def test_hooks_of_parameters_that_are_cut_are_refused_by_name(
+    way: str, program: Any, kind: str
+) -> None:
+    ran = run_process_group(CUT[way], program, "0.weight", kind)
+    assert len(ran.raised) == 2
+    assert all("parameter '0.weight' has a hook" in said for said in ran.raised.values())
 
 
+@pytest.mark.thorough(but=("shards in a worker", "graph"))
 @pytest.mark.parametrize("way", CUT)
 def test_hooks_that_come_later_are_refused_likewise(way: str) -> None:
-    ran = run_process_group(CUT[way], session, "0.weight", KINDS[0], True)
+    ran = run_process_group(CUT[way], session, "0.weight", "register_hook", True)
     assert any("parameter '0.weight' has a hook" in said for said in ran.raised.values())

@@ -90,19 +90,20 @@ def loop(replicas: int, clip: float, accumulate: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("group", "replicas"),
+    ("group", "program", "replicas", "accumulate"),
     [
-        (ProcessGroup(workers=2, strategy="fsdp"), 2),
-        (ProcessGroup(mesh="dp=2,fsdp=2", inside=4), 4),
-        (ProcessGroup(servers=1, strategy="sync", mesh="fsdp=2", inside=2), 2),
+        (ProcessGroup(workers=2, strategy="fsdp"), loop, 2, 1),
+        (ProcessGroup(mesh="dp=2,fsdp=2", inside=4), session, 4, 1),
+        (ProcessGroup(servers=1, strategy="sync", mesh="fsdp=2", inside=2), session, 2, 2),
     ],
     ids=["fsdp", "dp and fsdp", "in a worker"],
 )
-def test_numbers_without_dimensions_are_kept_whole(group: ProcessGroup, replicas: int) -> None:
+def test_numbers_without_dimensions_are_kept_whole(
+    group: ProcessGroup, program: Any, replicas: int, accumulate: int
+) -> None:
     want = plain(0.5)
-    for program, accumulate in ((session, 1), (session, 2), (loop, 1)):
-        for found in run_process_group(group, program, replicas, 0.5, accumulate).values:
-            assert found == pytest.approx(want, abs=1e-5)
+    for found in run_process_group(group, program, replicas, 0.5, accumulate).values:
+        assert found == pytest.approx(want, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])

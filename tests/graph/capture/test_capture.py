@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from images.networks import CifarNetwork, LeNet5
+from images.networks import CifarNetwork
 from language.networks import LSTMLanguageModel, Transformer
 from torch import nn
 
@@ -19,7 +19,7 @@ from tests.graph.equality import assert_same
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
 from trireme.graph.capture.source import scope, source_line
-from trireme.models import MLP, DigitsNetwork
+from trireme.models import MLP
 
 
 class Calling(nn.Module):
@@ -61,8 +61,6 @@ def tokens(batch: int) -> tuple[torch.Tensor]:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[torch.Tensor]]]] = {
     "mlp": (lambda: MLP(48, 8, 4), lambda batch: images(batch, 3, 4)),
-    "lenet": (LeNet5, lambda batch: images(batch, 1, 28)),
-    "digits": (DigitsNetwork, lambda batch: images(batch, 1, 8)),
     "cifar": (lambda: CifarNetwork(size=8), images),
     "lstm": (lambda: LSTMLanguageModel(20, 8, 2, 0.3), tokens),
     "transformer": (lambda: Transformer(20, 8, 2, 2, 6, 0.3), tokens),
@@ -76,8 +74,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[torch.Ten
 }
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "training"), [*((name, True) for name in MODELS), ("lstm", False), ("normed", False)]
+)
 def test_models_equal_eager_with_any_batch_size(name: str, training: bool) -> None:
     torch.manual_seed(0)
     build, batch = MODELS[name]

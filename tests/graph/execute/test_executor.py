@@ -25,7 +25,7 @@ from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.place.requests import merged
 
 TASKS = 4
-EXAMPLES = 30
+EXAMPLES = 8
 MANY_EXAMPLES = 400
 CPU = torch.device("cpu")
 OTHER_CPU = torch.device("cpu", 0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from language.networks import LSTMLanguageModel, Transformer
+from language.networks import Transformer
 from torch import nn
 
 from trireme.graph.capture.capture import Capture, capture
@@ -98,7 +98,6 @@ def test_values_memory_and_parameters_are_together_with_their_operators() -> Non
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "lstm": (lambda: LSTMLanguageModel(50, 16, 2), torch.zeros(4, 6, dtype=torch.int64)),
     "transformer": (lambda: Transformer(50, 16, 2, 2, 6), torch.zeros(4, 6, dtype=torch.int64)),
     "network": (Network, torch.randn(4, 8)),
 }
@@ -156,7 +155,7 @@ def test_the_state_of_optimizers(
 
 def test_a_model_too_large_for_one_device_is_placed_on_two() -> None:
     inputs = torch.zeros(4, 6, dtype=torch.int64)
-    graph = capture(Transformer(50, 32, 2, 4, 6), (inputs,), verify=False)
+    graph = capture(Transformer(50, 32, 2, 2, 6), (inputs,), verify=False)
     measured = measure(graph, (inputs,), loss=lambda outputs: outputs.sum(), repeats=1)
     costs = cost_graph(graph, measured, state_factor=2)
     total = sum(each.resident_bytes for each in costs.operations)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from images.networks import CifarNetwork, LeNet5
-from language.networks import LSTMLanguageModel, Transformer
+from images.networks import CifarNetwork
+from language.networks import Transformer
 from torch import nn
 from torch.nn import functional as F
 
@@ -59,13 +59,12 @@ def costs_of(function: Callable[..., Any], *args: torch.Tensor) -> dict[str, Cos
 
 TOKENS = torch.zeros(16, 32, dtype=torch.int64)
 MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
-    "LeNet-5": (LeNet5, torch.randn(128, 1, 28, 28)),
     "CIFAR": (CifarNetwork, torch.randn(16, 3, 24, 24)),
-    "LSTM": (lambda: LSTMLanguageModel(500, 128, 2, 0.1), TOKENS),
     "transformer": (lambda: Transformer(500, 128, 4, 2, 32, 0.1), TOKENS),
 }
 
 
+@pytest.mark.thorough(but=("transformer",))
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sum_of_the_operators_is_the_model(name: str) -> None:
     make, inputs = MODELS[name]

@@ -9,7 +9,7 @@ import torch
 
 from tests.process_groups import SPAWNER
 from trireme.mesh import Mesh
-from trireme.parallel.backends.tensor_stream import TensorStream, spread
+from trireme.parallel.backends.tensor_stream import TensorStream
 from trireme.parallel.processes.process_group import ProcessGroupConfig, TorchProcessGroup
 
 _SECONDS = 60.0
@@ -69,23 +69,5 @@ def _stream(group: TorchProcessGroup) -> list[bool]:
         stream.close()
 
 
-def _spread(group: TorchProcessGroup) -> list[str]:
-    shapes = _TENSORS if group.is_chief else None
-    reads: list[str] = []
-
-    def read(name: str) -> torch.Tensor:
-        reads.append(name)
-        return _TENSORS[name]
-
-    wanted = ("a", "b") if group.is_chief else ("a", "d", "e")
-    got = dict(spread(group, shapes, read, lambda name: name in wanted))
-    assert all(torch.equal(tensor, _TENSORS[name]) for name, tensor in got.items())
-    return [*got, "|", *reads]
-
-
 def test_the_chief_reads_what_others_hold_in_any_order() -> None:
     assert _run(_stream) == [[True] * 6, []]
-
-
-def test_each_process_gets_what_it_wants() -> None:
-    assert _run(_spread) == [["a", "b", "|", "a", "b", "d", "e"], ["a", "d", "e", "|"]]

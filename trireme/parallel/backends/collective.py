@@ -17,7 +17,7 @@ import torch
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.backends.neighbours import Neighbours
-from trireme.parallel.backends.tensor_stream import TensorStream, spread
+from trireme.parallel.backends.tensor_stream import Described, TensorStream, described, metas
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
@@ -100,17 +100,28 @@ class Collective(Local):
         self._watch.start()
 
     def _agreed(self, state: ModelState | None) -> ModelState:
-        """Hands the chief's state to every process: of the tensors, what the process holds."""
-        header: bytes | None = None
+        """Hands the chief's state to every process, one tensor at a time: each keeps its part."""
         named: Mapping[str, torch.Tensor] = {}
+        head = b""
         if state is not None:
-            header = msgspec.msgpack.encode(replace(state, values={}, average={}, optimizer={}))
-            named = _packed(state)
-        head = msgspec.msgpack.decode(self.group.broadcast(header), type=ModelState)
-        shapes = None if state is None else shapes_of(named)
-        mine = dict(spread(self.group, shapes, named.__getitem__, self._holds))
-        values, average, optimizer = unpacked(mine)
-        return replace(head, values=values, average=average, optimizer=optimizer)
+            kinds = zip(KINDS, (state.values, state.average, state.optimizer), strict=True)
+            named = joined(
+                *(renamed(of, {f"{kind}/{name}": name for name in of}) for kind, of in kinds)
+            )
+            bare = replace(state, values={}, average={}, optimizer={})
+            head = msgspec.msgpack.encode((bare, described(shapes_of(named))))
+        data = self.group.broadcast(head if self.group.is_chief else None)
+        found, about = msgspec.msgpack.decode(data, type=tuple[ModelState, Described])
+        held: dict[str, torch.Tensor] = {}
+        for key, shape in metas(about).items():
+            chief = self.group.is_chief
+            tensor = named[key].contiguous() if chief else torch.empty_like(shape, device="cpu")
+            if tensor.numel():  # as bytes: not every dtype can be sent
+                self.group.broadcast_tensor(tensor.detach().view(-1).view(torch.uint8))
+            if self._holds(key):
+                held[key] = tensor
+        values, average, optimizer = unpacked(held)
+        return replace(found, values=values, average=average, optimizer=optimizer)
 
     def _holds(self, key: str) -> bool:
         """Returns whether a tensor, by `KIND/NAME`, is of a parameter of this process."""
@@ -317,11 +328,3 @@ class Collective(Local):
 
     def close(self) -> None:
         self._watch.close()  # the lifecycle closes the process group
-
-
-def _packed(state: ModelState) -> Mapping[str, torch.Tensor]:
-    """Returns the tensors of a state by `KIND/NAME`, without reading those that are streamed."""
-    kinds = zip(KINDS, (state.values, state.average, state.optimizer), strict=True)
-    return joined(
-        *(renamed(named, {f"{kind}/{name}": name for name in named}) for kind, named in kinds)
-    )

@@ -5,7 +5,7 @@ No process holds more than its own part and one whole tensor meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -16,7 +16,7 @@ from trireme.tensors import full_tensor
 
 _END = -1
 
-_Described: TypeAlias = list[tuple[str, str, tuple[int, ...]]]
+Described: TypeAlias = list[tuple[str, str, tuple[int, ...]]]
 """The name, dtype and shape of each tensor."""
 
 
@@ -37,9 +37,9 @@ class TensorStream:
         self._owners: dict[str, int] = {}
         self.shapes: dict[str, torch.Tensor] = {}
         # Sorted, as names read from a file may be in another order than in the other processes.
-        described = msgspec.msgpack.encode(_described({name: mine[name] for name in sorted(mine)}))
-        for rank, data in enumerate(process_group.exchange(described)):
-            for name, tensor in _metas(data).items():
+        about = msgspec.msgpack.encode(described({name: mine[name] for name in sorted(mine)}))
+        for rank, data in enumerate(process_group.exchange(about)):
+            for name, tensor in metas(msgspec.msgpack.decode(data, type=Described)).items():
                 self._owners.setdefault(name, rank)
                 self.shapes.setdefault(name, tensor)
         self._names = list(self.shapes)
@@ -74,54 +74,17 @@ class TensorStream:
         self._group.broadcast_tensor(torch.tensor([_END]))
 
 
-def spread(
-    process_group: TorchProcessGroup,
-    shapes: Mapping[str, torch.Tensor] | None,
-    read: Callable[[str], torch.Tensor],
-    wants: Callable[[str], bool],
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields to each process the tensors that it wants, of those that the chief reads one by one.
-
-    All processes iterate to the end.
-    """
-    described = None if shapes is None else msgspec.msgpack.encode(_described(shapes))
-    known = _metas(process_group.broadcast(described))
-    own = bytes(wants(name) for name in known)
-    everyone = process_group.exchange(own)
-    for number, (name, shape) in enumerate(known.items()):
-        ranks = [rank for rank, wanted in enumerate(everyone) if wanted[number]]
-        if not ranks or not (process_group.is_chief or own[number]):
-            continue
-        if process_group.is_chief:
-            tensor = read(name).contiguous()
-        else:
-            tensor = torch.empty_like(shape, device="cpu")
-        if len(ranks) == process_group.size:
-            _broadcast(process_group, tensor)
-        elif not process_group.is_chief:
-            process_group.receive_tensor(tensor, 0)
-        else:
-            for rank in ranks:
-                if rank:
-                    process_group.send_tensor(tensor, rank)
-        if own[number]:
-            yield name, tensor
-
-
-def _broadcast(process_group: TorchProcessGroup, tensor: torch.Tensor) -> None:
-    if tensor.numel():  # as bytes: not every dtype can be sent
-        process_group.broadcast_tensor(tensor.detach().view(-1).view(torch.uint8))
-
-
-def _described(tensors: Mapping[str, torch.Tensor]) -> _Described:
+def described(tensors: Mapping[str, torch.Tensor]) -> Described:
+    """Returns the name, dtype and shape of each tensor."""
     return [
         (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()
     ]
 
 
-def _metas(data: bytes) -> dict[str, torch.Tensor]:
+def metas(about: Described) -> dict[str, torch.Tensor]:
+    """Returns meta tensors of what is described."""
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-        for name, dtype, shape in msgspec.msgpack.decode(data, type=_Described)
+        for name, dtype, shape in about
     }
