@@ -1,12 +1,12 @@
 """Runs the core's tests without a plug-in: `make test-without`, or with PLUGIN=graph for one.
 
-    python -m tests.without [PLUGIN ...] [-- ARGUMENTS OF PYTEST]
+    python -m tests.without [PLUGIN ... | all] [-- ARGUMENTS OF PYTEST]
 
-For each plug-in of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's
-files, its tests, its entry points, and the plug-ins that need it, and runs pytest there, in an
-environment that has nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all
-files that import it. A test of the core that has cases of the plug-in skips them, see
-`tests/without/skips.py`.
+`all` runs them once without any plug-in; without a name they run once for each. For each plug-in
+of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's files, its tests,
+its entry points, and the plug-ins that need it, and runs pytest there, in an environment that has
+nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all files that import it.
+A test of the core that has cases of the plug-in skips them, see `tests/without/skips.py`.
 """
 
 from __future__ import annotations
@@ -43,17 +43,25 @@ def main(arguments: Sequence[str]) -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     names, options = arguments[:cut], arguments[cut + 1 :]
     plugins = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["plugins"]
+    if list(names) == ["all"]:
+        return 0 if _passes(list(plugins), plugins, options) else 1
     unknown = sorted(set(names) - plugins.keys())
     if unknown:
         sys.exit(f"there is no plug-in {unknown[0]}: there are {', '.join(plugins)}")
-    failed = [name for name in names or plugins if not _passes(name, plugins, options)]
+    failed = [name for name in names or plugins if not _passes([name], plugins, options)]
     for name in names or plugins:
         print(f"without {name}: {'FAILED' if name in failed else 'passed'}")
     return 1 if failed else 0
 
 
-def _passes(name: str, plugins: dict[str, dict[str, list[str]]], options: Sequence[str]) -> bool:
-    gone = [name, *(each for each, about in plugins.items() if name in about.get("needs", ()))]
+def _passes(
+    names: Sequence[str], plugins: dict[str, dict[str, list[str]]], options: Sequence[str]
+) -> bool:
+    gone = [
+        each
+        for each, about in plugins.items()
+        if each in names or set(names) & set(about.get("needs", ()))
+    ]
     with tempfile.TemporaryDirectory(prefix="trireme-without-") as temporary:
         tree = Path(temporary, "tree")
         _copy(tree)

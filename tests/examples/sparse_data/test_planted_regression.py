@@ -18,8 +18,9 @@ from sparse_data.ranking import area_under_curve
 
 from tests.examples.sparse_data.ftrl import Regression
 from trireme.data.loading import Loading
-from trireme.data.stream import Stream, is_stream, shards_of
+from trireme.data.streams import is_stream
 from trireme.errors import ConfigurationError
+from trireme.streams.stream import Stream, shards_of
 
 SMALL = PlantedRegression(bits=12, entries=6, active=100, seed=3)
 

@@ -18,8 +18,9 @@ from sparse_data import CsvReader, LibsvmReader, SparseBatch
 import trireme
 from tests.examples.sparse_data.rows import rows_of, written
 from trireme.data.loading import Loading
-from trireme.data.stream import Stream, is_stream, shards_of
+from trireme.data.streams import is_stream
 from trireme.errors import ConfigurationError, DataError
+from trireme.streams.stream import Stream, shards_of
 
 
 @pytest.fixture

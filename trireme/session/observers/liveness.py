@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 import threading
@@ -18,7 +19,7 @@ _LIBRARIES = (
     sysconfig.get_path("purelib"),
     "<frozen",
 )
-_LOADERS = ("trireme.data.loader", "trireme.data.stream")
+_LOADER = re.compile(r"trireme\.\w+\.loader")  # of a data set, or of a plug-in's
 _DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy", "IPython")
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._export", "triton")
 
@@ -112,7 +113,7 @@ def _place_of(frame: FrameType) -> str:
         if _is_own(each):
             shown = each
             break
-        loads = loads or str(each.f_globals.get("__name__", "")).startswith(_LOADERS)
+        loads = loads or bool(_LOADER.match(str(each.f_globals.get("__name__", ""))))
     place = f"{_line(shown)} in {shown.f_code.co_name}"
     return f"{place}, where it waits for its next batch" if loads else place
 
