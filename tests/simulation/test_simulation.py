@@ -26,19 +26,13 @@ from tests.simulation import (
 from tests.simulation.__main__ import main
 from tests.simulation.schedule import Schedule
 
-PART = 30
-"""A test runs so many schedules of a mode, so that one that fails shows soon."""
+PART = 10
+"""A test runs so many schedules of a mode; `make test` one such test of each."""
 
-PARTS = 1
-"""Of each mode, in `make test`."""
+PARTS = 90
+"""Of each mode, in `make test-slow`: 10,000 schedules. `make soak` goes on from there."""
 
-ALL_PARTS = 3
-"""In `make test-all`, beside the planted bugs' own schedules."""
-
-MORE_PARTS = 30
-"""With those of `make test-slow`: 10,000 schedules. `make soak` goes on from there."""
-
-REFUSALS = 20
+REFUSALS = 4
 """So many schedules of a mode have pushes that cannot be applied."""
 
 PLENTY = 400
@@ -58,13 +52,9 @@ def small_tensors() -> Iterator[None]:
 
 
 def parts() -> list[Any]:
-    made = []
-    for part in range(MORE_PARTS):
-        marks = [] if part < PARTS else [pytest.mark.thorough]
-        if part >= ALL_PARTS:
-            marks = [pytest.mark.slow]
-        made.append(pytest.param(part * PART, marks=marks))
-    return made
+    return [
+        pytest.param(part * PART, marks=[pytest.mark.slow] if part else []) for part in range(PARTS)
+    ]
 
 
 @pytest.mark.parametrize("first", parts())
@@ -83,26 +73,31 @@ def test_every_invariant_holds(mode: str, first: int) -> None:
 
 def enough_happened(mode: str, counts: Counter[str]) -> None:
     """That nothing went wrong means little if little happened."""
-    for event in ("applied", "duplicate", "fenced", "crashed", "evictions", "broken", "cuts"):
+    for event in ("applied", "broken", "cuts"):
         assert counts[event] > 2, f"{event}: {counts}"
-    for event in ("resumed", "equal copies", "resumed shards", "kill server"):
+    for event in ("resumed", "equal copies"):
         assert counts[event] > 0, f"{event}: {counts}"
-    # Each of these alone is in too few of thirty schedules.
-    assert counts["stop server"] + counts["silence server"] > 0, f"{counts}"
+    assert counts["duplicate"] + counts["fenced"] > 2, f"{counts}"
     assert (counts["seen"] > 500) == (mode == "counts")
     assert (counts["rows told"] > 100) == ("rows" in mode)
     assert (counts["rows pulled"] > 20) == ("rows" in mode)
     assert mode not in ("backup", "clip") or counts["stale"] > 2
     assert (counts["clipped"] > 2) == (mode == "clip")
-    for event in ("cut pair", "stick server"):
-        assert (counts[event] > 0) == ("links" in mode)
-    assert counts["cut worker"] == 0 or "links" in mode
+    for event in ("cut pair", "stick server", "cut worker"):
+        assert counts[event] == 0 or "links" in mode
 
 
-def test_workers_are_cut_off_in_schedules_of_links() -> None:
-    """In too few of thirty to ask whether it happened."""
-    faults = [fault for seed in range(ALL_PARTS * PART) for fault in draw("links", seed).faults]
-    assert sum(fault.kind == "cut worker" for fault in faults) > 2
+@pytest.mark.parametrize("mode", MODES)
+def test_schedules_have_faults_of_every_kind(mode: str) -> None:
+    """In too few of ten to ask whether they happened."""
+    drawn = [draw(mode, seed) for seed in range(100)]
+    kinds = Counter(fault.kind for schedule in drawn for fault in schedule.faults)
+    wanted = ["kill server", "stop server", "silence server", "add server", "remove server"]
+    if "links" in mode:
+        wanted += ["cut pair", "stick server", "cut worker"]
+    assert all(kinds[kind] > 2 for kind in wanted), kinds
+    assert sum(len(schedule.crashes) for schedule in drawn) > 10
+    assert sum(len(schedule.evictions) for schedule in drawn) > 10
 
 
 @pytest.mark.thorough(but=("sync", "rows"))
@@ -115,7 +110,7 @@ def test_a_push_that_cannot_be_applied_is_refused_by_all_copies(mode: str) -> No
             counts += simulate(schedule)
         except Violation as violation:
             pytest.fail(f"{violation}\n{schedule}")
-    for event in ("refused", "applied", "duplicate", "equal copies"):
+    for event in ("refused", "applied"):
         assert counts[event] > 0, f"{event}: {counts}"
 
 

@@ -124,18 +124,15 @@ class FlatModel:
         # less than zeros and sums, but at the end of backward twice the memory of the gradients.
         self.keeps_views = True
         self._copied_out = self._staged and self.device.type == "cpu"
-        self._lay_out(groups)
+        self.lay_out(groups)
         for parameter, view in self._bound:
             parameter.grad = view
 
-    def lay_out_anew(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
-        """Goes on with other parameters, in new memory; parts that were returned stay as they are.
+    def lay_out(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
+        """Moves the values of these parameters into new flat vectors.
 
-        All keep their values and gradients.
+        Parts that were returned stay as they are. All keep their values and gradients.
         """
-        self._lay_out(groups)
-
-    def _lay_out(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
         _one_device(by_name)
@@ -208,9 +205,7 @@ class FlatModel:
         self._known_writes = self._flat_writes
 
     def restore_gradients(self, absent: Collection[int] = ()) -> None:
-        """Makes every gradient a view of the flat gradients again, whatever is there.
-
-        It is for callers that have written to the flat gradients.
+        """Makes every gradient a view of the flat gradients, which callers have written, but some.
 
         Args:
             absent: the positions of the parameters that have no gradient.
@@ -301,11 +296,7 @@ class FlatModel:
         )
 
     def divide(self, bounds: tuple[int, ...]) -> None:
-        """Divides the vectors into other shards; parts that were returned before stay as they are.
-
-        Args:
-            bounds: the slots at which shards begin, and the number of slots.
-        """
+        """Divides the vectors into other shards; parts from before stay as they are."""
         self.layout = self.layout.divided(bounds)
 
     def publish_values(self) -> None:

@@ -114,7 +114,7 @@ class TrainingSetup:
         before = flat.parameters
         every = named_groups(self.model, self.optimizer, frozen=True)
         groups = [[(n, p) for n, p in group if p.requires_grad or n in before] for group in every]
-        flat.lay_out_anew(groups)
+        flat.lay_out(groups)
         if self.reducer is not None:
             self.reducer.lay_out()
         added = [each for name, each in flat.parameters.items() if name not in before]
