@@ -44,6 +44,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},
+    "trireme.exporters": {"prometheus": "prometheus"},
     "trireme.environments": {"launchers": "environments"},
     "trireme.hooks": {"profile": "tracking"},
     "trireme.packing": {"codecs": "compression"},

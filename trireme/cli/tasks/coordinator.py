@@ -14,12 +14,12 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import LostTask, Membership
 from trireme.launch.output import Console
 from trireme.monitor.background_writer import BackgroundWriter
+from trireme.monitor.exporter import expose
 from trireme.printable import printable
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
-
     from trireme.cluster.journal import Journal
+    from trireme.cluster.messages import ClusterStatus
     from trireme.cluster.state import Policy, State
 
 _HEARTBEATS = 5
@@ -108,10 +108,11 @@ class ServedCoordinator:
     def run(self, say: Callable[[str], None]) -> None:
         """Serves until it is stopped, or the job is over."""
         from trireme.cluster.state import cluster_status
-        from trireme.monitor.prometheus import MembershipMetrics
 
-        metrics = MembershipMetrics(lambda: cluster_status(time.monotonic(), self.state))
-        with serve_metrics(self._task, (metrics,), say):
+        def status() -> ClusterStatus:
+            return cluster_status(time.monotonic(), self.state)
+
+        with serve_metrics(self._task, (status,), say):
             self._service.run()
 
     def stop_job(self, reason: str, *, final: bool = True) -> None:
@@ -197,13 +198,11 @@ def membership(state: State, done: bool) -> Membership:
 
 def serve_metrics(
     task: TaskConfig,
-    collectors: Sequence[Collector],
+    sources: Sequence[object],
     say: Callable[[str], None],
 ) -> AbstractContextManager[object]:
     """Serves a task's metrics while the block runs, if --metrics-port is given."""
-    from trireme.monitor.prometheus import expose
-
-    exposition = expose(collectors, task.name, task.config.output.metrics_host, task.scrape_port)
+    exposition = expose(sources, task)
     if exposition is None:
         return nullcontext()
     say(f"metrics: {exposition.address}")

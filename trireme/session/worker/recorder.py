@@ -14,7 +14,7 @@ from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
 from trireme.location import RemotePath
 from trireme.monitor.board import Board, open_board
-from trireme.monitor.prometheus import expose
+from trireme.monitor.exporter import expose
 from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
 from trireme.plugins import not_installed
 from trireme.ps.messages import Applied, Verdict
@@ -111,9 +111,7 @@ class Recorder:
             self._journal = RecordWriter(Path(records), begun)
         self._flushed = worker.storage.submitted
         self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
-        self._exposition = expose(
-            (self,), task.name, task.config.output.metrics_host, task.scrape_port
-        )
+        self._exposition = expose((self,), task)
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self, get_args
+from threading import Thread
+from typing import Any, NamedTuple, Self, get_args
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from trireme.cluster.messages import ClusterStatus, TaskState
 from trireme.cluster.placement import missing_copies
 from trireme.cluster.spec import task_name
-
-if TYPE_CHECKING:
-    from threading import Thread
-    from wsgiref.simple_server import WSGIServer
-
-    from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import Collector
 
 _log = logging.getLogger(__name__)
 
@@ -47,33 +47,21 @@ class Exposition:
         self._server.server_close()
 
 
-def expose(
-    collectors: Sequence[Collector], task: str, host: str, port: int | None
-) -> Exposition | None:
-    """Serves metrics if a port is given; returns None, with a warning, if that fails.
+def expose(sources: Sequence[Any], task: str, host: str, port: int) -> Exposition | None:
+    """Serves metrics; returns None, with a warning, if that fails.
 
     Args:
-        collectors: yield the metrics, in the thread of the HTTP server.
+        sources: collectors, which yield the metrics in the thread of the HTTP server, or functions
+            that return the status of the job.
         task: the task's name, the label `task` of each metric.
         host: the address to listen on.
-        port: 0 lets the system choose, None serves nothing.
+        port: 0 lets the system choose.
     """
-    if port is None:
-        return None
+    registry = CollectorRegistry()
+    for each in sources:
+        registry.register(_Labelled(MembershipMetrics(each) if callable(each) else each, task))
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
-
-        registry = CollectorRegistry()
-        for collector in collectors:
-            registry.register(_Labelled(collector, task))
         server, thread = start_http_server(port, addr=host, registry=registry)
-    except ImportError as error:
-        _log.warning(
-            "no metrics for Prometheus: they need prometheus-client, which cannot be imported here "
-            "(%s): pip install 'prometheus-client>=0.20'",
-            error,
-        )
-        return None
     except (OSError, OverflowError) as error:
         _log.warning(
             "no metrics for Prometheus: %s cannot serve metrics at %s:%d: %s. Choose another "
@@ -109,8 +97,6 @@ class MembershipMetrics(NamedTuple):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics for Prometheus."""
-        from prometheus_client.core import GaugeMetricFamily
-
         status = self.status()
         missing = sum(missing_copies(status.shards, status.servers, status.replicas))
         for name, text, value in (
