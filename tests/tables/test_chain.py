@@ -140,7 +140,7 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
 
 def test_each_checkpoint_stands_by_itself(tmp_path: Path) -> None:
     paths = chain(tmp_path)
-    assert [describe(path).chain for path in paths] == [(), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+    assert [describe(path)[0].chain for path in paths] == [(), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
     first, last = (path / "tables.safetensors" for path in (paths[0], paths[-1]))
     assert os.stat(first).st_ino == os.stat(last).st_ino, "written once"
     assert_same(load(paths[1]), replace(SECOND, tables=AFTER_SECOND))
@@ -208,7 +208,7 @@ def saved(saver: Saver, step: int, **options: Any) -> CheckpointData:
 
 
 def followed(run: Path) -> list[tuple[int, ...]]:
-    return [describe(path).chain for path in list_checkpoints(run)]
+    return [describe(path)[0].chain for path in list_checkpoints(run)]
 
 
 def test_all_rows_are_saved_now_and_then(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def _list(given: Namespace) -> int:
     status = 0
     for path in _listed(given):
         try:
-            known = describe(path)
+            known, _ = describe(path)
         except CheckpointError as error:
             status = 1
             print(printable(f"{path.name}  DAMAGED: {error}"))
@@ -42,20 +42,19 @@ def _of(chain: Sequence[int]) -> str:
 
 
 def _show(given: Namespace) -> int:
-    description = describe(_chosen(given))
-    versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
-    print(f"{description.path}")
-    saved = f"saved {description.saved_at} by {versions}"
-    print(printable(f"  global step {description.step}, {saved}"))
-    for title in ("model", "optimizer", "average", "local", "tables"):
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = getattr(description, title)
+    path = _chosen(given)
+    known, groups = describe(path)
+    versions = ", ".join(f"{name} {version}" for name, version in known.versions.items())
+    print(f"{path}")
+    print(printable(f"  global step {known.step}, saved {known.saved_at} by {versions}"))
+    for title, tensors in groups.items():
         if tensors:
             print(f"  {title}: {len(tensors)} tensors")
         for name, (dtype, shape) in tensors.items():
             print(printable(f"    {name}  {dtype} {list(shape)}"))
-    if description.chain:
-        print(f"  {_of(description.chain).strip()}")
-    print(f"  {size(description.nbytes)} in all")
+    if known.chain:
+        print(f"  {_of(known.chain).strip()}")
+    print(f"  {size(known.nbytes)} in all")
     return 0
 
 
@@ -79,7 +78,7 @@ def _export(given: Namespace) -> int:
         return 0
     output = export(path, Path(given.output or "model.safetensors"))
     print(f"{output}: the model of {path}")
-    tables = {key.rpartition("/")[0]: None for key in describe(path).tables}
+    tables = {key.rpartition("/")[0]: None for key in describe(path)[1]["tables"]}
     if tables:
         names = printable(", ".join(tables))
         print(

@@ -56,7 +56,7 @@ def _row(path: Path | RemotePath) -> CheckpointRow:
     from trireme.session.checkpoint import describe
 
     try:
-        known = describe(path)
+        known, _ = describe(path)
     except CheckpointError as error:
         return CheckpointRow(path.name, damage=str(error))
     return CheckpointRow(path.name, known.saved_at, known.nbytes, chain=known.chain)

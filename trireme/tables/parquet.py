@@ -6,18 +6,51 @@ Rows are read, merged and written piece by piece, so that a table need not fit i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
 
 from trireme.atomic_file import make_directory, sync_directory
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import Location
 from trireme.session.checkpoint.manifest import Manifest, read_manifest, verify_files
 from trireme.session.checkpoint.place import place_of_checkpoint
-from trireme.session.checkpoint.tensors import TensorSlices, slice_tensors
+from trireme.session.checkpoint.tensors import each_tensor
 from trireme.tables.chain import DROPPED, ROWS, WAITING, Part, check_lengths, merge
+
+_NUMPY_DTYPES = {"F64": "float64", "F32": "float32", "I64": "int64", "I32": "int32"}
+
+
+class TensorSlices(NamedTuple):
+    """A tensor in a file, of which some entries are read at a time.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        read: returns entries [start, stop) of its first dimension.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[int, int], npt.NDArray[Any]]
+
+
+def slice_tensors(directory: Path, group: str, files: Iterable[str]) -> dict[str, TensorSlices]:
+    """Returns the tensors of a group, of which parts are read."""
+
+    def sliced(file: Any, name: str) -> TensorSlices:
+        part = file.get_slice(name)
+        shape = tuple(part.get_shape())
+        empty = np.empty(0, _NUMPY_DTYPES[part.get_dtype()])
+        if not all(shape):
+            return TensorSlices(shape, empty.dtype, lambda *_: empty.reshape(shape))
+        return TensorSlices(shape, empty.dtype, lambda start, stop: part[start:stop].numpy())
+
+    return each_tensor(directory, group, files, sliced)
 
 
 def export_tables(path: str | Location, output: str | Path, *, state: bool = False) -> list[Path]:

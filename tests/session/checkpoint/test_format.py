@@ -349,11 +349,11 @@ def test_a_format_of_the_future_is_not_called_damaged(tmp_path: Path) -> None:
 
 def test_describe_says_what_is_there(tmp_path: Path) -> None:
     path = save(tmp_path, sample(12))
-    found = describe(path)
-    assert (found.path, found.step) == (path, 12)
-    assert found.model == {"fc.weight": ("F32", (3, 2)), "fc.bias": ("F32", (3,))}
-    assert found.optimizer["fc.weight/step"] == ("F32", ())
-    assert found.average == {"fc.weight": ("F32", (3, 2))}
+    found, shapes = describe(path)
+    assert found.step == 12
+    assert shapes["model"] == {"fc.weight": ("F32", (3, 2)), "fc.bias": ("F32", (3,))}
+    assert shapes["optimizer"]["fc.weight/step"] == ("F32", ())
+    assert shapes["average"] == {"fc.weight": ("F32", (3, 2))}
     assert found.state == sample(12).state
     assert found.saved_at.endswith("+00:00")
     files = [file for file in path.iterdir() if file.name != "state.json"]

@@ -167,7 +167,7 @@ def test_a_stored_checkpoint_of_an_earlier_version_is_resumed(
     (path,) = list_checkpoints(tmp_path)
     verify(path)
     assert {"weight/published", "bias/published"} == set(load(path).optimizer)
-    assert converted(load(path))[0].optimizer == {}
+    assert converted(load(path)).optimizer == {}
     inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     session = trireme.Session(
         nn.Linear(4, 2),
@@ -185,8 +185,6 @@ def test_a_stored_checkpoint_of_an_earlier_version_is_resumed(
             session.step(batch)
     assert session.restored_from == 6
     assert spans == [(48, 52), (52, 56)]
-    said = capsys.readouterr()
-    assert "had in int8 beside those of the servers: they are dropped" in said.out + said.err
     assert [path.name for path in list_checkpoints(tmp_path)] == [
         "step-000000006",
         "step-000000008-writer-1",

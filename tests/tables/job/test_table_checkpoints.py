@@ -79,9 +79,9 @@ def test_changes_are_what_all_rows_would_be(cluster: Cluster, tmp_path: Path) ->
             ),
             lambda ps: clocks(ps, 0, 30),  # type: ignore[arg-type]
         ).values
-    chains = [describe(path).chain for path in list_checkpoints(tmp_path / "changes")]
+    chains = [describe(path)[0].chain for path in list_checkpoints(tmp_path / "changes")]
     assert sum(map(bool, chains)) >= 5, "some saves were of changes"
-    assert not any(describe(path).chain for path in list_checkpoints(tmp_path / "whole"))
+    assert not any(describe(path)[0].chain for path in list_checkpoints(tmp_path / "whole"))
     changes, whole = contents(tmp_path / "changes"), contents(tmp_path / "whole")
     assert len(changes) == len(whole) > 8
     for found, expected in zip(changes, whole, strict=True):
@@ -100,7 +100,7 @@ def test_a_job_goes_on_from_changes_on_other_servers_bit_for_bit(tmp_path: Path)
         ).values
 
     part("parts", 2, 0, 10)
-    assert describe(list_checkpoints(tmp_path / "parts")[-1]).chain, "it goes on from changes"
+    assert describe(list_checkpoints(tmp_path / "parts")[-1])[0].chain, "it goes on from changes"
     part("parts", 3, 10, 17)
     part("parts", 1, 17, 30)
     part("once", 2, 0, 30)

@@ -2,7 +2,6 @@
 
 from trireme.session.checkpoint.format import (
     CheckpointData,
-    Description,
     describe,
     export,
     load,
@@ -13,7 +12,6 @@ from trireme.session.checkpoint.history import latest, list_checkpoints, prune, 
 
 __all__ = [
     "CheckpointData",
-    "Description",
     "describe",
     "export",
     "latest",

@@ -74,6 +74,9 @@ _NOTHING = "/nothing"
 
 _SHARD_BYTES = 2 << 30
 
+Shapes = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+"""The dtype (as `F32`) and shape of each tensor by group and name; of tables, of the whole save."""
+
 
 @dataclass(frozen=True)
 class CheckpointData:
@@ -105,25 +108,6 @@ class CheckpointData:
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     since: int | None = None
     mark: Mark | None = None
-
-
-@dataclass(frozen=True)
-class Description:
-    """The description of a checkpoint, which is read without its values."""
-
-    path: Location
-    step: int
-    saved_at: str  # in UTC and ISO 8601
-    nbytes: int  # of all files
-    versions: dict[str, str]  # of `trireme` and `torch` that wrote it
-    # The dtype (as `F32`) and shape of each tensor by name; of tables, those of the whole save.
-    model: dict[str, tuple[str, tuple[int, ...]]]
-    optimizer: dict[str, tuple[str, tuple[int, ...]]]
-    average: dict[str, tuple[str, tuple[int, ...]]]
-    local: dict[str, tuple[str, tuple[int, ...]]]
-    tables: dict[str, tuple[str, tuple[int, ...]]]
-    state: dict[str, Any]
-    chain: tuple[int, ...] = ()  # see `Manifest`
 
 
 def save(
@@ -230,7 +214,7 @@ def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:
 
 
 def verify(path: str | Location) -> None:
-    """Verifies the checksum of every file of a checkpoint, and its indexes."""
+    """Verifies the checksum of every file of a checkpoint, and that its tensors can be read."""
     place, path = place_of_checkpoint(path)
     with place.fetched(path) as directory:
         manifest = read_manifest(directory)
@@ -238,25 +222,17 @@ def verify(path: str | Location) -> None:
         _shapes(directory, manifest)
 
 
-def describe(path: str | Location) -> Description:
-    """Returns the description of a checkpoint, without reading its values.
+def describe(path: str | Location) -> tuple[Manifest, Shapes]:
+    """Returns the manifest of a checkpoint, and the dtype and shape of each tensor of each group.
 
-    It verifies `state.json`, the indexes, and the size of every file; see `verify` for the rest.
+    No values are read. It verifies `state.json`, the indexes, and the size of every file; see
+    `verify` for the rest.
     """
     place, path = place_of_checkpoint(path)
     with place.fetched(path, content=False) as directory:
         manifest = read_manifest(directory)
         verify_files(directory, manifest, lambda name: name.endswith(INDEX))
-        return Description(
-            path=path,
-            step=manifest.step,
-            saved_at=manifest.saved_at,
-            nbytes=sum(record.size for record in manifest.files.values()),
-            versions=manifest.versions,
-            state=manifest.state,
-            chain=manifest.chain,
-            **_shapes(directory, manifest),
-        )
+        return manifest, _shapes(directory, manifest)
 
 
 def export(path: str | Location, output: str | Path) -> Path:
@@ -275,5 +251,5 @@ def export(path: str | Location, output: str | Path) -> Path:
     return output
 
 
-def _shapes(path: Path, manifest: Manifest) -> dict[str, Any]:
-    return {group: tensor_shapes(path, group, manifest.files) for group in _GROUPS}
+def _shapes(directory: Path, manifest: Manifest) -> Shapes:
+    return {group: tensor_shapes(directory, group, manifest.files) for group in _GROUPS}

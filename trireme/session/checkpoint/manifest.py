@@ -61,24 +61,23 @@ class Manifest(msgspec.Struct, frozen=True):
     """The content of `state.json`, without its checksum.
 
     Attributes:
-        format: the version of the format: 1, or 2 with `chain`.
-        step: the global step.
-        saved_at: the time of writing, in UTC and ISO 8601.
-        versions: of `trireme` and `torch` that wrote the checkpoint.
-        files: the size and checksum of every other file.
-        state: other state; see `CheckpointData`.
         chain: the steps of the saves that the tables are of: of the one that has all rows, and of
             those that have what had changed since the one before, up to this one. Empty where all
             rows are of this save.
     """
 
-    format: int
+    format: int  # 1, or 2 with `chain`
     step: Number
-    saved_at: str
-    versions: dict[str, str]
+    saved_at: str  # in UTC and ISO 8601
+    versions: dict[str, str]  # of `trireme` and `torch` that wrote the checkpoint
     files: dict[_FileName, FileRecord]
     state: dict[str, Any]
     chain: tuple[Number, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files."""
+        return sum(record.size for record in self.files.values())
 
     @property
     def changes(self) -> list[str]:

@@ -49,10 +49,6 @@ class Place(ABC):
     """Where a run's checkpoints live.
 
     A checkpoint appears whole or not at all, and once published it does not change.
-
-    Attributes:
-        run_dir: the run directory.
-        lock: the right to write there.
     """
 
     run_dir: Location
@@ -81,14 +77,8 @@ class Place(ABC):
     def write(self, name: str, fill: Fill) -> Location:
         """Writes a checkpoint, publishes it, and returns where it is.
 
-        What the writer, or one before it, has left unfinished is deleted before.
-
-        Args:
-            name: the name of the save; of one writer only one process at a time writes.
-            fill: writes the files, `state.json` last.
-
-        Raises:
-            OSError: it cannot be written; nothing is published.
+        What the writer, or one before it, has left unfinished is deleted before. Raises `OSError`
+        where it cannot be written; then nothing is published.
         """
 
     @abstractmethod
@@ -99,14 +89,9 @@ class Place(ABC):
     def fetched(self, path: Location, *, content: bool = True) -> AbstractContextManager[Path]:
         """Provides a checkpoint as a local directory, which a `CheckpointError` does not name.
 
-        Args:
-            path: the checkpoint.
-            content: whether the values of tensors are needed. Without them a file of tensors may
-                have zeros in their place.
-
-        Raises:
-            CheckpointError: there is no such checkpoint.
-            ConfigurationError: the place cannot be read now.
+        Without `content` a file of tensors may have zeros in the place of values. Raises
+        `CheckpointError` where there is none, and `ConfigurationError` where the place cannot be
+        read now.
         """
 
 

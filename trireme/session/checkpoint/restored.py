@@ -1,8 +1,4 @@
-"""What a job takes over from a checkpoint, checked before anything is changed.
-
-The checksums of a checkpoint say that it is what somebody has written. They do not say that it is
-of this model and this optimizer, or that a program has written it which means the same by it.
-"""
+"""What a job takes over from a checkpoint: is it of this model? Nothing is changed before."""
 
 from __future__ import annotations
 
@@ -48,12 +44,12 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> dict[str, bytes]:
-        """Where reading streams may begin, by data set; what cannot be read is left out."""
+        """Where reading streams may begin, by data set."""
         return _decoded(self.streams)
 
     @property
     def states(self) -> dict[str, bytes]:
-        """The states that the program keeps, by name; what cannot be read is left out."""
+        """The states that the program keeps, by name."""
         return _decoded(self.kept)
 
     @property
@@ -67,6 +63,7 @@ class JobState(msgspec.Struct, frozen=True):
 
 
 def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
+    """Returns what can be read of texts in base64."""
     found: dict[str, bytes] = {}
     for name, text in texts.items():
         with suppress(ValueError):
@@ -74,33 +71,29 @@ def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
     return found
 
 
-def converted(data: CheckpointData) -> tuple[CheckpointData, str]:
-    """Returns a checkpoint that an earlier version may have written as this one writes it."""
-    dropped = {name for name in data.optimizer if name.endswith("/published")}
-    if not dropped:
-        return data, ""
-    kept = renamed(data.optimizer, {n: n for n in data.optimizer if n not in dropped})
-    return replace(data, optimizer=kept), (
-        f"the checkpoint of step {data.step} has the values that workers had in int8 beside those "
-        "of the servers: they are dropped, as workers get the servers' values now"
-    )
+def converted(data: CheckpointData) -> CheckpointData:
+    """Returns a checkpoint that an earlier version may have written as this one writes it.
+
+    Those had the values that workers had in int8 beside those of the servers.
+    """
+    kept = {name: name for name in data.optimizer if not name.endswith("/published")}
+    return replace(data, optimizer=renamed(data.optimizer, kept))
 
 
 def job_state(data: CheckpointData) -> JobState:
     """Returns the part of a checkpoint's `state` from which a job continues."""
     try:
         state = msgspec.convert(dict(data.state), JobState)
-    except (msgspec.ValidationError, RecursionError) as error:
+        for span in state.spans:
+            if span.stop < span.start:
+                raise ValueError(
+                    f"[{span.start}, {span.stop}) of data set {span.dataset!r} is not a range"
+                )
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"the state of the checkpoint of step {data.step} is not that of a job: {error}. "
             "Another program has written it; choose another checkpoint or run directory"
         ) from error
-    for span in state.spans:
-        if span.stop < span.start:
-            raise CheckpointError(
-                f"the state of the checkpoint of step {data.step} is not that of a job: "
-                f"[{span.start}, {span.stop}) of data set {span.dataset!r} is not a range"
-            )
     return state
 
 
@@ -152,14 +145,13 @@ def _check_shape(
 
 def local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:
     """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`."""
-    states: dict[int, dict[str, torch.Tensor]] = {worker: {} for worker in range(workers)}
-    indices = {str(worker): worker for worker in states}
+    states: dict[str, dict[str, torch.Tensor]] = {str(worker): {} for worker in range(workers)}
     for name, tensor in data.local.items():
         worker, _, key = name.partition("/")
-        if worker not in indices:
+        if worker not in states:
             raise CheckpointError(
                 f"the checkpoint of step {data.step} has state {name!r} of a worker's optimizer, "
                 f"and it was saved by {workers} workers"
             )
-        states[indices[worker]][key] = tensor
-    return states
+        states[worker][key] = tensor
+    return {int(worker): state for worker, state in states.items()}

@@ -43,30 +43,17 @@ _POLL_SECONDS = 0.05
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that writes to a run directory.
-
-    Attributes:
-        task: the task's name, such as `worker:0`.
-        job: the job's id.
-        epoch: the job's epoch, which no other job has.
-        view: the number of the view in which the task is chief; 0 where there are no views.
-        host: the host of the process.
-        pid: the process id on the host.
-        birth: what no other process of this id has; see `process_birth`. Empty where unknown.
-        since: when it took the lock, in seconds since 1970.
-        stop: the command that stops it.
-        released: whether it has released the lock.
-    """
+    """A process that writes to a run directory."""
 
     task: str
     job: str
-    epoch: str
-    view: int = 0
+    epoch: str  # of the job, which no other job has
+    view: int = 0  # in which the task is chief; 0 where there are no views
     host: str
     pid: int
-    birth: str = ""
-    since: float
-    stop: str
+    birth: str = ""  # what no other process of this id has; see `process_birth`
+    since: float  # when it took the lock, in seconds since 1970
+    stop: str  # the command that stops it
     released: bool = False
 
     @property
@@ -110,25 +97,18 @@ def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "
 
 
 class RunLock(ABC):
-    """The right to write to a run directory, from `claim` to `release` or the end of the process.
-
-    Attributes:
-        run_dir: the run directory.
-        number: the number of this process's entry; 0 while it has none.
-    """
+    """The right to write to a run directory, from `claim` to `release` or the process's end."""
 
     run_dir: Location
-    number = 0
+    number = 0  # of this process's entry; 0 while it has none
 
     def claim(self, writer: Writer, *, first: bool = True, above: int = 0) -> Self:
         """Takes the run directory for this process; returns itself.
 
         Args:
             writer: this process, with the view in which it is chief.
-            first: whether the job begins. One that goes on does not take back what another job has
-                taken since.
-            above: the number of the entry is higher: checkpoints of other directories may have been
-                put into this one.
+            first: whether the job begins. One that goes on takes nothing back from another job.
+            above: the number of the entry is higher than that of any checkpoint there.
 
         Raises:
             ConfigurationError: another process writes to the directory, or a later chief of this
@@ -164,10 +144,7 @@ class RunLock(ABC):
 
     @abstractmethod
     def newest(self) -> tuple[int, Writer | None]:
-        """Returns the newest entry's number and writer; 0 where there is none.
-
-        The writer is None where it cannot be read.
-        """
+        """Returns the newest entry's number, or 0, and its writer, if that can be read."""
 
     @abstractmethod
     def add(self, number: int, writer: Writer) -> bool:
@@ -266,9 +243,8 @@ def _refusal(run_dir: Location, holder: Writer | None) -> str:
     """Returns why another process cannot write to a run directory, and what to do."""
     if holder is None:
         return (
-            f"another process is about to write to the run directory {run_dir}: the newest "
-            f"entry of its {WRITERS} is locked; end that process, or choose another directory "
-            "(run_dir= or --run-dir)"
+            f"the newest entry of {run_dir}/{WRITERS} is locked by another process: end that, or "
+            "choose another directory (run_dir= or --run-dir)"
         )
     if (holder.host, holder.pid) == (socket.gethostname(), os.getpid()):
         return (

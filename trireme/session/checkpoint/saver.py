@@ -35,12 +35,7 @@ class Schedule:
         self._retry_at: float | None = None
 
     def due(self, now: float, step: int) -> bool:
-        """Returns whether to save the global step `step` now.
-
-        A step is due when `every_seconds` have passed since the last call of `saved`, or when a
-        multiple of `every_steps` has been reached since; never when no step has been made since.
-        After `failed`, it is also due when `RETRY_SECONDS` have passed.
-        """
+        """Returns whether to save a global step now; never one that is no later than the last."""
         if self._retry_at is not None and now >= self._retry_at:
             return True
         if step <= self._saved_step:
@@ -58,38 +53,22 @@ class Schedule:
 
 
 class SaveResult(NamedTuple):
-    """The result of a save.
-
-    Attributes:
-        step: the global step.
-        path: the directory of the checkpoint; None where it could not be written.
-        error: why it could not be written, or why old checkpoints could not be deleted after it;
-            None for no failure.
-    """
+    """The result of a save."""
 
     step: int
-    path: Location | None
-    error: Exception | None
+    path: Location | None  # None where it could not be written
+    error: Exception | None  # or why old checkpoints could not be deleted after it
 
 
 class Base(NamedTuple):
-    """A checkpoint that another one may follow, with what has changed in the tables.
-
-    Attributes:
-        step: the global step.
-        path: where it is.
-        mark: the point of the tables' history.
-        links: how many saves of changes it is made of.
-        whole: the bytes of the last save of all rows.
-        changed: the bytes of the changes since.
-    """
+    """A checkpoint that another one may follow, with what has changed in the tables."""
 
     step: int
     path: Location
-    mark: Mark
-    links: int = 0
-    whole: int = 0
-    changed: int = 0
+    mark: Mark  # the point of the tables' history
+    links: int = 0  # how many saves of changes it is made of
+    whole: int = 0  # the bytes of the last save of all rows
+    changed: int = 0  # the bytes of the changes since
 
 
 class _Waiting(NamedTuple):
@@ -107,9 +86,8 @@ class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
     Where checkpoints are submitted faster than the disk takes them, the newest waits, and those in
-    between are dropped. `results` returns how saves ended; after a failure later saves are tried.
-    Only `wait` raises, if the last submitted checkpoint is not on the disk. There is a thread only
-    while there is something to write; it ends with the process, and an unfinished write is lost.
+    between are dropped. There is a thread only while there is something to write; it ends with the
+    process, and an unfinished write is lost.
     """
 
     def __init__(
@@ -133,10 +111,7 @@ class Saver:
         self._history = 0  # of the tables: counts the calls of `forget_base`
 
     def base(self) -> Base | None:
-        """Returns the checkpoint that the next one may follow; it stays until the next call.
-
-        None if the next one is to have all rows of the tables.
-        """
+        """Returns the checkpoint that the next one may follow, which stays until the next call."""
         with self._lock:
             base, most = self._base, self._options.whole_tables_every
             if base is not None and (base.links + 1 >= most or base.changed > base.whole):
@@ -151,13 +126,7 @@ class Saver:
             self._history += 1
 
     def submit(self, data: CheckpointData, writer: int, delays: Sequence[float] = ()) -> None:
-        """Submits a checkpoint and returns at once; see `wait` and `results`.
-
-        Args:
-            data: the checkpoint.
-            writer: the number of the writer's claim.
-            delays: the seconds before each further attempt where the disk refuses it.
-        """
+        """Submits a checkpoint and returns at once; `delays` come before further attempts."""
         with self._lock:
             self._waiting = _Waiting(data, writer, delays, self._history)
             if self._writing is None:
@@ -174,7 +143,7 @@ class Saver:
         return ended
 
     def wait(self, timeout: float) -> None:
-        """Waits until all submitted checkpoints are on the disk."""
+        """Waits until all submitted checkpoints are on the disk; raises why the last is not."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():

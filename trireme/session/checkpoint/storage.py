@@ -27,24 +27,14 @@ _SAVE_SECONDS = 600.0
 
 
 class Storage:
-    """The run directory, for a worker that is chief or may become chief.
-
-    Attributes:
-        epoch: the epoch of the job; set when it is known.
-        scheduled: whether checkpoints are to be written at all.
-        completed: the checkpoints that were completed and that the session has not announced.
-        saved: the number of checkpoints that this process has completed.
-        failed: the number of checkpoints that it could not write.
-        submitted: the step of the last save that was begun, unless it was lost; None for none.
-        alarm: why the last checkpoint is not saved, and what the newest is; "" while all is well.
-    """
+    """The run directory, for a worker that is chief or may become chief."""
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.epoch = ""
-        self.completed: list[Location] = []
-        self.saved = self.failed = 0
-        self.submitted: int | None = None
-        self.alarm = ""
+        self.epoch = ""  # of the job; set when it is known
+        self.completed: list[Location] = []  # that the session has not announced
+        self.saved = self.failed = 0  # checkpoints that this process has written, or could not
+        self.submitted: int | None = None  # the step of the last save, unless it was lost
+        self.alarm = ""  # why the last checkpoint is not saved, and what the newest is
         self._newest: int | None = None  # the step of the newest checkpoint that it knows of
         self._run_dir = settings.home
         self._options = settings.options.checkpoint
@@ -80,18 +70,14 @@ class Storage:
             ) from error
 
     def follow(self, view: int, *, chief: bool) -> None:
-        """Takes the directory over from the previous chief, or releases it, after a new view.
-
-        A directory that cannot be taken now is tried again at the next save.
-        """
-        if self._place is not None:
-            if chief:
-                self._take_over(self._place, view)
-            else:
-                self._release()
+        """Takes the directory over from the previous chief, or releases it, after a new view."""
+        if not chief:
+            self._release()
+        elif self._place is not None:
+            self._take_over(self._place, view)
 
     def _take_over(self, place: Place, view: int) -> bool:
-        """Takes the directory, or warns; returns whether this process has it."""
+        """Takes the directory, or warns: it is tried again at the next save."""
         try:
             self._take(place, view)
         except (OSError, ConfigurationError) as error:
@@ -135,7 +121,6 @@ class Storage:
         return known
 
     def base(self) -> Base | None:
-        """Returns the checkpoint that the next one may follow; see `Saver.base`."""
         return None if self._saver is None else self._saver.base()
 
     def forget_base(self) -> None:
@@ -222,11 +207,9 @@ class Storage:
         if options is None or self._run_dir is None:
             why = "there is no run_dir" if self._run_dir is None else "checkpoint=None"
             return f"nothing is saved ({why}): if {lost}, the whole run can be lost"
-        bounds = []
-        if options.every_steps is not None:
-            bounds.append(f"{options.every_steps} step{'s' * (options.every_steps > 1)}")
-        if options.every_seconds is not None:
-            bounds.append(f"{options.every_seconds:g} s")
+        steps, seconds = options.every_steps, options.every_seconds
+        bounds = [] if steps is None else [f"{steps} step{'s' * (steps > 1)}"]
+        bounds += [] if seconds is None else [f"{seconds:g} s"]
         if not bounds:
             return f"only the end is saved: if {lost}, all steps of this run can be lost"
         return (

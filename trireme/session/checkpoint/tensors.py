@@ -16,11 +16,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
@@ -45,7 +43,6 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_NUMPY_DTYPES = {"F64": "float64", "F32": "float32", "I64": "int64", "I32": "int32"}
 _HEADER_ALIGNMENT = 8
 
 SUFFIX = ".safetensors"
@@ -149,6 +146,21 @@ def _checked_shapes(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.T
     return shapes
 
 
+def held(
+    group: str, tensors: Mapping[str, torch.Tensor], lacks: list[str]
+) -> Mapping[str, torch.Tensor]:
+    """Returns the tensors that a checkpoint can hold; adds to `lacks` which it cannot."""
+    odd: dict[str, str] = {}
+    for name, tensor in shapes_of(tensors).items():
+        try:
+            check_held(name, tensor, streamed=isinstance(tensors, StreamedTensors))
+        except CheckpointError:
+            odd[name] = f"{name!r} of {tensor.dtype}"
+    if odd:
+        lacks.append(f"what it cannot hold of the {group}: {', '.join(odd.values())}")
+    return renamed(tensors, {name: name for name in tensors if name not in odd})
+
+
 def check_held(name: str, tensor: torch.Tensor, *, streamed: bool = False) -> None:
     """Checks that a checkpoint can hold a tensor."""
     if name == "__metadata__" or any("\ud800" <= letter <= "\udfff" for letter in name):
@@ -178,47 +190,19 @@ def _shards(tensors: Mapping[str, torch.Tensor], shard_bytes: int) -> Iterator[l
 def read_tensors(directory: Path, group: str, files: Iterable[str]) -> dict[str, torch.Tensor]:
     """Reads what `write_tensors` wrote; the bytes of the files are taken to be right."""
     # A copy: memory that is mapped from a file changes, or faults, when the file is changed.
-    return _each(directory, group, files, lambda file, name: file.get_tensor(name).clone())
+    return each_tensor(directory, group, files, lambda file, name: file.get_tensor(name).clone())
 
 
 def stream_tensors(directory: Path, group: str, files: Iterable[str]) -> StreamedTensors:
     """As `read_tensors`, but reads each tensor, of a file that stays open, when it is asked for."""
-    opened = _each(directory, group, files, lambda file, name: file)
-    shapes = _each(directory, group, files, lambda file, name: _shape(file.get_slice(name)))
+    opened = each_tensor(directory, group, files, lambda file, name: file)
+    shapes = each_tensor(directory, group, files, lambda file, name: _shape(file.get_slice(name)))
     return StreamedTensors(shapes, lambda name: opened[name].get_tensor(name).clone())
 
 
 def _shape(part: Any) -> torch.Tensor:
     dtype = next(dtype for dtype, short in _DTYPES.items() if short == part.get_dtype())
     return torch.empty(part.get_shape(), dtype=dtype, device="meta")
-
-
-class TensorSlices(NamedTuple):
-    """A tensor in a file, of which some entries are read at a time.
-
-    Attributes:
-        shape: its shape.
-        dtype: its dtype.
-        read: returns entries [start, stop) of its first dimension.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[int, int], npt.NDArray[Any]]
-
-
-def slice_tensors(directory: Path, group: str, files: Iterable[str]) -> dict[str, TensorSlices]:
-    """As `stream_tensors`, for tensors of dtypes that NumPy has, of which parts are read."""
-
-    def sliced(file: Any, name: str) -> TensorSlices:
-        part = file.get_slice(name)
-        shape = tuple(part.get_shape())
-        empty = np.empty(0, _NUMPY_DTYPES[part.get_dtype()])
-        if not all(shape):
-            return TensorSlices(shape, empty.dtype, lambda *_: empty.reshape(shape))
-        return TensorSlices(shape, empty.dtype, lambda start, stop: part[start:stop].numpy())
-
-    return _each(directory, group, files, sliced)
 
 
 def tensor_shapes(
@@ -230,14 +214,14 @@ def tensor_shapes(
         part = file.get_slice(name)
         return part.get_dtype(), tuple(part.get_shape())
 
-    return _each(directory, group, files, shape)
+    return each_tensor(directory, group, files, shape)
 
 
 def _names(file: Any) -> list[str]:
     return list(file.keys())
 
 
-def _each(
+def each_tensor(
     directory: Path, group: str, files: Iterable[str], read: Callable[[Any, str], _T]
 ) -> dict[str, _T]:
     """Returns what `read` returns for each tensor of a group, given its open file."""

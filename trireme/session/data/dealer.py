@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from trireme.data.batch import Span
 from trireme.data.intervals import joined
 from trireme.data.ledger import MOST_POSITIONS, EpochEnd
 from trireme.ps.messages import Leased
 from trireme.session.backends.base import Backend
 
-Span = tuple[int, int]
-
 _MOST_PAIRS = 1 << 16  # in a request
 
 
+@dataclass
 class Dealer:
-    """Leases the positions of one data set, epoch by epoch or without end."""
+    """Leases the positions of one data set, epoch by epoch or without end.
 
-    def __init__(
-        self,
-        backend: Backend,
-        name: str,
-        size: int,
-        batch_size: int,
-        *,
-        end: EpochEnd,
-        resized: bool = False,
-        whole: bool = False,
-        order: int = 0,
-    ) -> None:
-        self.name = name
-        self.size = size
-        self.until = 0  # positions from here on are not wanted now; 0 for no limit
-        self.left: list[Span] = []  # leased and not handed out
-        self._backend = backend
-        self.batch_size = batch_size
-        self._batch = MOST_POSITIONS if whole else batch_size
-        self._end, self._resized, self._whole = end, resized, whole
-        self.order = order
-        self._lacks: list[Span] = []
-        self._left_out: list[Span] = []
-        self._compared = False
+    Attributes:
+        size: the number of positions in a part of an epoch.
+        end: what becomes of the batch that crosses the end of an epoch.
+        resized: whether the size may be another than before.
+        whole: whether a span may have all of an epoch, of which batches are cut.
+        order: the fingerprint of the order of examples; 0 where there is none.
+        until: positions from here on are not wanted now; 0 for no limit.
+        left: positions that are leased and not handed out.
+    """
+
+    backend: Backend
+    name: str
+    size: int
+    batch_size: int
+    end: EpochEnd
+    resized: bool = False
+    whole: bool = False
+    order: int = 0
+    until: int = 0
+    left: list[Span] = field(default_factory=list)
+    _lacks: list[Span] = field(default_factory=list)
+    _left_out: list[Span] = field(default_factory=list)
+    _compared: bool = False
+
+    @property
+    def _batch(self) -> int:
+        return MOST_POSITIONS if self.whole else self.batch_size
 
     def begin(self) -> None:
         if not self._compared:
-            self._backend.compare_data(self.name, self.size, self._batch, self.order)
+            self.backend.compare_data(self.name, self.size, self._batch, self.order)
             self._compared = True
 
     def spans(self, count: int) -> list[Span]:
@@ -55,35 +59,31 @@ class Dealer:
         wanted = [span for span in self.left if not self.until or span[0] < self.until]
         if wanted:
             self.left = [span for span in self.left if span not in wanted]
-            return wanted if self._whole else [p for span in wanted for p in self._pieces(span)]
-        return self.taken(self.ask(1 if self._whole else count))
+            return wanted if self.whole else [p for span in wanted for p in self._pieces(span)]
+        return self.taken(self.ask(1 if self.whole else count))
 
     def ask(self, count: int, until: int | None = None) -> Leased:
         """Asks for spans, and tells which positions have no examples."""
         lacks, self._lacks = tuple(self._lacks), []
         left_out = joined(self._left_out)
         left_out, self._left_out = left_out[:_MOST_PAIRS], left_out[_MOST_PAIRS:]
-        return self._backend.lease(
+        return self.backend.lease(
             self.name,
             self.size,
             self._batch,
             count,
-            resized=self._resized,
-            end=int(self._end),
+            resized=self.resized,
+            end=int(self.end),
             until=self.until if until is None else until,
             lacks=lacks,
             order=self.order,
             left_out=left_out,
         )
 
-    @property
-    def crosses(self) -> bool:
-        """Whether a batch may take the rest from the next epoch."""
-        return self._end == EpochEnd.CROSS
-
     def end_epochs(self) -> None:
-        if self.crosses:
-            self._end = EpochEnd.SHORT
+        """Has batches end with the epoch, and not take the rest from the next."""
+        if self.end == EpochEnd.CROSS:
+            self.end = EpochEnd.SHORT
 
     def taken(self, leased: Leased) -> list[Span]:
         return [(span.start, span.stop) for span in leased.spans]
@@ -91,7 +91,7 @@ class Dealer:
     def lack(self, start: int, stop: int) -> None:
         """Notes that positions have no examples; the next request tells it."""
         self._lacks.append((start, stop))
-        if self._backend.together:  # each process tells its own copy of the ledger
+        if self.backend.together:  # each process tells its own copy of the ledger
             self.ask(0)
 
     def leave_out(self, spans: Sequence[Span]) -> None:

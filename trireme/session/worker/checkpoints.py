@@ -17,7 +17,6 @@ from trireme.ps.messages import OptimizerSpec
 from trireme.ps.optimizers import members, name_of
 from trireme.ps.snapshot import ModelState
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load
-from trireme.session.checkpoint.parts import Parts
 from trireme.session.checkpoint.restored import (
     JobState,
     check_model,
@@ -27,6 +26,7 @@ from trireme.session.checkpoint.restored import (
 )
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.streamed import joined, renamed, shapes_of
+from trireme.session.checkpoint.tensors import held
 from trireme.session.model.module_names import named_parameters, state_of
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.lifecycle import Lifecycle
@@ -147,9 +147,7 @@ class WorkerCheckpoints:
         """Returns the state of the servers from a checkpoint, and restores this worker's part."""
         flat = self._setup.flat
         self._storage.forget_base()
-        data, dropped = converted(data)
-        if dropped:
-            self._progress.warn(dropped)
+        data = converted(data)
         check_model(data, flat.parameters, state_of(self._setup.model))
         then = job_state(data)
         tables = shapes_of(data.tables)
@@ -328,7 +326,7 @@ class WorkerCheckpoints:
 
     def _checkpoint_of(self, state: ModelState) -> CheckpointData:
         """Returns a checkpoint of a state, complete but for the workers' own optimizers."""
-        parts = Parts(state.lacks)
+        lacks = list(state.lacks)
         consumed: dict[str, list[list[int]]] = {}  # positions by data set
         for span in state.consumed:
             consumed.setdefault(span.dataset, []).append([span.start, span.stop])
@@ -350,17 +348,17 @@ class WorkerCheckpoints:
         tied = renamed(state.values, self._aliases(state.values))
         data = CheckpointData(
             state.step,
-            parts.held("model", joined(constants, averages, state.values, tied)),
-            parts.held("optimizer", state.optimizer),
+            held("model", joined(constants, averages, state.values, tied), lacks),
+            held("optimizer", state.optimizer, lacks),
             state.average,
             described,
             tables=state.extra,
             mark=state.mark,
         )
-        if parts.lacks:
-            described[LACKS] = parts.lacks
+        if lacks:
+            described[LACKS] = lacks
             self._progress.warn(
-                f"the checkpoint of step {data.step} is saved without {'; '.join(parts.lacks)}. "
+                f"the checkpoint of step {data.step} is saved without {'; '.join(lacks)}. "
                 "The values are in it. Please report this"
             )
         return data
