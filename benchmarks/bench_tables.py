@@ -20,8 +20,8 @@ from benchmarks.processes import cpu_seconds
 from benchmarks.results import Goal, Kind, Result
 from benchmarks.table_rows import AHEAD, NEVER
 from trireme.ps.layout import equal_bounds
-from trireme.tables.job.requests import Divided
-from trireme.tables.keys import SLOTS, unique
+from trireme.tables.job.requests import slots_of_shard
+from trireme.tables.keys import SLOTS, slots_of, unique
 from trireme.wire.transport import local_memory
 
 TCP, SHM = "Trireme tcp", "Trireme shm"
@@ -180,7 +180,9 @@ def _busiest(condition: str, contender: ForkedExchange, draw: Draw, rows: int, s
     spent = [cpu_seconds([pid]) - was for pid, was in zip(pids, before, strict=True)]
     batch = draw(np.random.default_rng(3), rows)
     bounds = equal_bounds(SLOTS, servers)
-    touches, keys = (np.diff(Divided.of(each, bounds).ends) for each in (batch, unique(batch)[0]))
+    starts = [slots_of_shard(bounds, shard)[0] for shard in range(servers)]
+    drawn = [slots_of(each) for each in (batch, unique(batch)[0])]
+    touches, keys = (np.histogram(each, [*starts, SLOTS])[0] for each in drawn)
     shares = (max(each) / sum(each) for each in (touches, keys, spent))
     of_touches, of_keys, of_time = (f"{share:.1%}" for share in shares)
     return (

@@ -142,19 +142,6 @@ def test_a_pull_changes_no_row() -> None:
     rows = table.pull(batch)
     assert np.array_equal(rows[0], rows[2]) and not np.array_equal(rows[0], rows[4])
     assert contents(table) == before
-    out = np.empty((5, 2), np.float32)
-    assert table.pull(batch, out) is out
-    assert np.array_equal(out, rows)
-
-
-@pytest.mark.parametrize(
-    "out",
-    [np.empty((3, 2)), np.empty((2, 2), np.float32), np.empty((3, 4), np.float32)[:, ::2]],
-    ids=["dtype", "shape", "strides"],
-)
-def test_a_pull_into_something_else_is_refused(out: Any) -> None:
-    with pytest.raises(Rejected, match="the rows to write"):
-        table_of().pull(KEYS, out)
 
 
 def test_arrays_with_gaps_are_taken() -> None:

@@ -129,12 +129,15 @@ class ExtensionType:
 
     Attributes:
         held: makes a `HeldExtension` of the shown parts, the bounds of shards and a shard's number.
+        trained: makes what a worker trains of a model's `ExtensionLayer`s, by their paths in it,
+            and the program's optimizer.
         merged: returns the values that a checkpoint's tensors and changes of them are.
         exported: writes the values of a checkpoint to files, for other programs.
         connect: the function `trireme.ps.connect`.
     """
 
     held: str
+    trained: str
     merged: str
     exported: str
     connect: str

@@ -7,23 +7,16 @@ rows; their gradients become the update of the table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from trireme.errors import ConfigurationError
-from trireme.session.model.extension import ExtensionLayer, TrainedExtension
+from trireme.session.model.extension import ExtensionLayer
 from trireme.tables.table_spec import Initializer, Optimizer
-
-
-class RowSource(Protocol):
-    """Where the rows of an embedding come from: a session, which has opened its table."""
-
-    def rows(self, module: TableModule, keys: Any) -> torch.Tensor:
-        """Returns the rows of distinct keys, as a leaf whose gradients update the table."""
 
 
 class TableModule(ExtensionLayer):
@@ -51,6 +44,8 @@ class TableModule(ExtensionLayer):
     Raises:
         ConfigurationError: an argument is out of range.
     """
+
+    kind = "tables"
 
     def __init__(
         self,
@@ -97,20 +92,12 @@ class TableModule(ExtensionLayer):
         self.left_rows = False  # in the table of a session that this module was trained in
         self._forget_session()
 
-    @classmethod
-    def trained(
-        cls, layers: Mapping[str, Any], optimizer: torch.optim.Optimizer
-    ) -> TrainedExtension:
-        from trireme.tables.job.layer_rows import rows_of_layers  # needs numba
-
-        return rows_of_layers(layers, optimizer)
-
     def _forget_session(self) -> None:
-        self._source: RowSource | None = None
+        self._source: Any = None
         self._ahead: tuple[Any, Any, Any] | None = None  # ids, their keys, and places among these
         self._find = self._looked_up
 
-    def bind(self, source: RowSource | None) -> None:
+    def bind(self, source: Any) -> None:
         """Takes the rows from a source from now on; a session calls it. None for none.
 
         `torch.compile` leaves the look-up out: it cannot trace it. Loading the compiler only for
@@ -136,16 +123,6 @@ class TableModule(ExtensionLayer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._forget_session()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "weight":
-            raise AttributeError(
-                f"{type(self).__name__} has no weight: its rows are in a table, which has only the "
-                "keys that were trained. Call the module with ids to get their rows; "
-                "requires_grad_(False) of the module freezes them; a layer that shares all rows "
-                "with it needs torch.nn.Embedding"
-            )
-        return super().__getattr__(name)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Takes the dtype of `double()`, `float()` or `to(dtype)`; rows follow ids to a device."""

@@ -1,4 +1,4 @@
-"""All kernels of tables, compiled ahead of their first use."""
+"""The kernels of a table, compiled ahead of their first use."""
 
 from __future__ import annotations
 
@@ -8,26 +8,15 @@ from msgspec.structs import replace
 
 from trireme.tables.bags import gather, sum_bags
 from trireme.tables.keys import SLOTS, put_rows, slots_of, split, sum_rows, unique
-from trireme.tables.row_optimizers import ROW_OPTIMIZERS
 from trireme.tables.table import Table
-from trireme.tables.table_spec import FLOATS, ITEM_SIZES, Add, TableSpec
+from trireme.tables.table_spec import FLOATS, TableSpec
 
 
-def prepare(spec: TableSpec | None = None) -> None:
-    """Compiles the kernels of a table, or of all tables, or loads them from the cache.
+def prepare(spec: TableSpec) -> None:
+    """Compiles the kernels of a table, or loads them from the cache, by calling each once.
 
-    Each is called once, for a table of one column. On a core of 2025 those of one table take
-    7 seconds to compile and half a second to load; all of them 15 seconds and 1 second.
+    On a core of 2025 they take 7 seconds to compile and half a second to load.
     """
-    if spec is not None:
-        _use(spec)
-        return
-    for dtype in ITEM_SIZES:
-        for optimizer in ROW_OPTIMIZERS if dtype in FLOATS else (Add,):
-            _use(TableSpec("all", 1, Add() if optimizer is Add else optimizer(0.1), dtype))
-
-
-def _use(spec: TableSpec) -> None:
     table = Table(replace(spec, width=1, admit_after=1, drop_after=1))
     keys, inverse = unique(np.arange(2))
     rows = table.pull(keys)

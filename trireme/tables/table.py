@@ -83,20 +83,14 @@ class Table:
         rows, waiting = self._rows.storage.counts, self._waiting.storage.counts
         return rows * size + waiting * 24
 
-    def pull(self, keys: Keys, out: Rows | None = None) -> Rows:
+    def pull(self, keys: Keys) -> Rows:
         """Returns the rows of keys; of a key without one its first values. Changes no row.
 
         Args:
             keys: int64 of shape (n,), in any order; keys may repeat.
-            out: where to write the rows: contiguous, of the dtype of the table and of shape
-                (n, width); None for a new array.
         """
         keys = self._checked_keys(keys)
-        if out is None:
-            out = np.empty((keys.size, self.spec.width), self.spec.dtype)
-        elif not out.flags.carray:
-            raise Rejected(f"{self._name}: the rows to write are not contiguous, or read-only")
-        self._check_rows("the rows to write", out, keys.size)
+        out = np.empty((keys.size, self.spec.width), self.spec.dtype)
         addresses, missing = self._recent.find(keys), 0
         if addresses is None:
             addresses = np.empty(keys.size, np.uint64)
@@ -116,11 +110,9 @@ class Table:
         update is the first that is applied to it; those of earlier touches are only counted.
 
         Args:
-            keys: int64 of shape (n,). Each key once: `trireme.tables.keys.unique` and `sum_rows`
-                make them so.
+            keys: int64 of shape (n,), each once: `unique` and `sum_rows` make them so.
             updates: gradients, or what is added; of the dtype of the table and of shape (n, width).
-            step: the global step of the updates, from 1. It is the rows' last step from now on, and
-                the step of Adam's bias correction.
+            step: the global step of the updates, from 1; also that of Adam's bias correction.
             hyper: hyper-parameters by name, where they have changed since the last push.
 
         Raises:
@@ -128,7 +120,7 @@ class Table:
             MemoryError: there is no memory for new rows. Nothing has changed, in either case.
         """
         keys = self._checked_keys(keys)
-        self._check_rows("updates", updates, keys.size)
+        self._check_rows(updates, keys.size)
         self._check_step(step)
         updates = plain(updates)
         optimizer = changed(self.optimizer, hyper) if hyper else self.optimizer
@@ -321,11 +313,11 @@ class Table:
             )
         return plain(keys)
 
-    def _check_rows(self, what: str, rows: Rows, count: int) -> None:
+    def _check_rows(self, rows: Rows, count: int) -> None:
         shape = (count, self.spec.width)
         if rows.dtype != self.spec.dtype or rows.shape != shape:
             raise Rejected(
-                f"{self._name}: {what} are of {rows.dtype} and of shape {rows.shape}; for {count} "
+                f"{self._name}: updates are of {rows.dtype} and of shape {rows.shape}; for {count} "
                 f"keys they should be of {self.spec.dtype} and of shape {shape}"
             )
 

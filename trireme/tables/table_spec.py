@@ -259,7 +259,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         name: object = self.name  # what a program gave: types are checked when a message is read
-        named = isinstance(name, str) and 0 < len(name) <= MOST_NAME and _can_be_sent(name)
+        named = isinstance(name, str) and 0 < len(name) <= MOST_NAME
         _check(named, "a table's name", name, f"it is a text of 1 to {MOST_NAME} characters")
         table = f"table {self.name!r}: "
         close = suggestion(str(self.dtype), ITEM_SIZES)
@@ -296,11 +296,6 @@ class TableSpec(msgspec.Struct, frozen=True):
     def item_size(self) -> int:
         """Bytes of one element."""
         return ITEM_SIZES[self.dtype]
-
-
-def _can_be_sent(text: str) -> bool:
-    """Returns whether a text has no half of a surrogate pair, which UTF-8 does not know."""
-    return text.isprintable() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def changed(optimizer: Optimizer, hyper: Mapping[str, float]) -> Optimizer:

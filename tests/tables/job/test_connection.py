@@ -134,7 +134,6 @@ def test_a_job_ends_at_its_last_step() -> None:
         (lambda ps: ps.pull("table"), "say which keys"),
         (lambda ps: ps.pull("table", [0.5]), "keys are integers"),
         (lambda ps: ps.pull("table", [[1], [2, 3]]), "keys and updates are arrays of numbers"),
-        (lambda ps: make().create_table("\ud800", 1), "a table's name"),
         (lambda ps: ps.pull("vector", [1]), "a vector: pull and push it whole"),
         (lambda ps: ps.pull("matrix", [10]), "has 10 rows"),
         (lambda ps: ps.push("vector", np.ones(2)), r"its shape is \(3000,\), and the update's"),

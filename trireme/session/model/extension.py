@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from trireme.ps.extension import Extension
+from trireme.ps.extension import Extension, of_extension
 from trireme.ps.extra import ExtraRequest
 
 Fetch = Callable[[ExtraRequest], Any]
@@ -66,15 +66,10 @@ class TrainedExtension(Extension):
         """
 
 
-class ExtensionLayer(nn.Module, ABC):
+class ExtensionLayer(nn.Module):
     """A layer that computes with extra values of the job."""
 
-    @classmethod
-    @abstractmethod
-    def trained(
-        cls, layers: Mapping[str, Any], optimizer: torch.optim.Optimizer
-    ) -> TrainedExtension:
-        """Returns the extra values of all such layers of a model, by their paths in it."""
+    kind: ClassVar[str]  # the name of the plug-in's entry point, whose `trained` takes such layers
 
 
 def extension_layers(model: nn.Module) -> dict[str, ExtensionLayer]:
@@ -87,4 +82,8 @@ def extension_layers(model: nn.Module) -> dict[str, ExtensionLayer]:
 def extension_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainedExtension | None:
     """Returns the extra values of a model; None where it has none."""
     layers = extension_layers(model)
-    return next(iter(layers.values())).trained(layers, optimizer) if layers else None
+    if not layers:
+        return None
+    kind = next(iter(layers.values())).kind
+    made: TrainedExtension = of_extension(kind, "trained")(layers, optimizer)
+    return made

@@ -65,12 +65,7 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Saves and leaves the job; an exception fails it.
-
-        Raises:
-            SystemExit: with status 130, where the job was interrupted and saved, or 143, where
-                this worker leaves it.
-        """
+        """Saves and leaves the job, as `Session`'s; an exception fails it."""
         self._closed = True
         if self._job is not None:
             self._job.leave(error)
@@ -127,13 +122,8 @@ class Connection:
         """Creates a sparse table: rows by int64 key, made when they are first updated.
 
         Args:
-            name: see `create`.
-            width: the number of columns.
-            dtype: see `create`.
-            optimizer: see `create`.
-            initializer: see `create`.
-            admit_after: see `trireme.tables.table_spec.TableSpec`.
-            drop_after: see `trireme.tables.table_spec.TableSpec`.
+            name: see `create` for this, the dtype, the optimizer and the initializer.
+            width: the number of columns; see `trireme.tables.table_spec.TableSpec` for the rest.
 
         Raises:
             ConfigurationError: an argument is out of range, or the job was joined before.

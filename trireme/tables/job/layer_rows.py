@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,40 +14,18 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.ps.optimizers import members
 from trireme.session.model.extension import Fetch
+from trireme.tables.embedding import TableModule
 from trireme.tables.job.requests import RowKeys, RowRequest, Rows, RowUpdates
 from trireme.tables.job.table_extension import TableExtension
 from trireme.tables.keys import Keys, sum_rows, unique
 from trireme.tables.table_spec import (
     SGD,
     Adagrad,
-    Initializer,
     Normal,
     Optimizer,
     SparseAdam,
     TableSpec,
 )
-
-
-class Layer(Protocol):
-    """What rows need of a layer: see `trireme.tables.embedding.TableModule`."""
-
-    table: str | None
-    embedding_dim: int
-    optimizer: Optimizer | None
-    initializer: Initializer | None
-    dtype: torch.dtype
-    admit_after: int
-    drop_after: int
-    ids: Callable[[Any], torch.Tensor] | None
-    training: bool
-    trains: bool
-    left_rows: bool
-
-    def bind(self, source: Any) -> None:
-        """Takes the rows from a source from now on; None for none."""
-
-    def keys_ahead(self, ids: torch.Tensor) -> Any:
-        """Returns the keys of the ids of the next batch."""
 
 
 class LayerRows(TableExtension):
@@ -56,7 +34,7 @@ class LayerRows(TableExtension):
     def __init__(
         self,
         specs: Sequence[TableSpec],
-        places: dict[Layer, int],
+        places: dict[TableModule, int],
         follows: Iterable[int],
         optimizer: torch.optim.Optimizer,
     ) -> None:
@@ -92,7 +70,7 @@ class LayerRows(TableExtension):
         for module in self._places:
             module.left_rows |= self._updated
 
-    def rows(self, module: Layer, keys: Keys) -> torch.Tensor:
+    def rows(self, module: TableModule, keys: Keys) -> torch.Tensor:
         """Returns the rows of distinct keys; see `RowSource`."""
         place = self._places[module]
         if self._fetch is None:
@@ -188,10 +166,12 @@ class LayerRows(TableExtension):
         return float(members(self._optimizer)[0].param_groups[0]["lr"])
 
 
-def rows_of_layers(layers: Mapping[str, Layer], optimizer: torch.optim.Optimizer) -> LayerRows:
+def rows_of_layers(
+    layers: Mapping[str, TableModule], optimizer: torch.optim.Optimizer
+) -> LayerRows:
     """Returns the rows of a model's layers, by their paths in it."""
     specs: dict[str, TableSpec] = {}
-    places: dict[Layer, int] = {}
+    places: dict[TableModule, int] = {}
     follows = set()
     for path, module in layers.items():
         name = path if module.table is None else module.table
