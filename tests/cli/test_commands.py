@@ -353,23 +353,20 @@ def test_status_and_stop_of_a_running_job(capsys) -> None:
 def test_a_job_is_found_by_the_directory_of_its_program_and_by_its_own(capsys) -> None:
     write(
         "train.py",
-        "import sys, torch, trireme\n"
+        "import signal, sys, torch, trireme\n"
         "session = trireme.Session(torch.nn.Linear(1, 1), torch.nn.MSELoss(),\n"
         "    lambda params: torch.optim.SGD(params, lr=0.1), run_dir='mine')\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.read()\n",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
+        "while True: signal.pause()\n",
     )
-    reading, writing = os.pipe()
     words = [*TRIREME, "run", "train.py"]
-    launcher = subprocess.Popen(words, stdin=reading, stdout=subprocess.DEVNULL, text=True)
-    os.close(reading)
+    launcher = subprocess.Popen(words, stdout=subprocess.DEVNULL, text=True)
     assert eventually(lambda: Path("mine/job.json").exists())
     for name in ("mine", "runs/train"):
         assert main(["status", "--json", name]) == 0
         assert json.loads(capsys.readouterr().out)["launcher"] == launcher.pid
     assert main(["stop", "mine"]) == 0
     assert "has ended: interrupted" in capsys.readouterr().out
-    os.close(writing)
     launcher.wait(timeout=30)
     for name in ("mine", "runs/train"):
         assert main(["status", "--json", name]) == 0
