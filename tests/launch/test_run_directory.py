@@ -43,7 +43,7 @@ def test_one_launcher_at_a_time(tmp_path: Path) -> None:
     directory = claim(path)
     directory.write_record(RECORD)
     assert is_running(path)
-    with pytest.raises(ConfigurationError, match=r"process 77 on h: train.py --x.*--run-dir"):
+    with pytest.raises(ConfigurationError, match=r"a job runs in .* already: end it .*--run-dir"):
         claim(path)
     assert not wait_until_free(path, 0.0)
     directory.release()

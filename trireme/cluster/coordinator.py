@@ -44,14 +44,9 @@ and does not count as silence of the tasks."""
 class Coordinator:
     """Decides who takes part in a job. A `Handler` of a `Service`, alone or beside others.
 
-    Args:
-        policy: what the job expects of its tasks.
-        epoch, term: those of this start; a new epoch by default.
-        clock: the service's clock.
-        journal: keeps each decision, before anybody hears of it. Where it holds a state, the job
-            goes on with that, and `policy`, `epoch` and `term` do not count.
-        on_done: called once, when the job is over and every task knows, or `end_grace` has passed.
-        on_change: called when `state` has changed otherwise than by a heartbeat.
+    A journal keeps each decision, before anybody hears of it. Where it holds a state, the job goes
+    on with that. `on_done` is called once, when the job is over and every task knows, or
+    `end_grace` has passed; `on_change` when `state` has changed otherwise than by a heartbeat.
 
     Attributes:
         state: the state of the job. It is immutable, so that any thread may read it.

@@ -23,7 +23,7 @@ from trireme.jobs.messages import Order
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment import check_no_task
-from trireme.launch.nameless_file import nameless_file, not_standard
+from trireme.launch.nameless_file import nameless_file
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 
 _LEAST_WAIT = 10.0
@@ -213,7 +213,7 @@ def _start(order: Order, result: IO[bytes] | None, verbose: bool) -> LaunchedJob
     It has a session of its own too: signals for the group of this process do not reach it.
     """
     errors = nameless_file("errors")
-    reader, writer = map(not_standard, os.pipe())
+    reader, writer = os.pipe()
     try:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "trireme.jobs.host", str(writer)],

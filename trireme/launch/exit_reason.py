@@ -59,18 +59,10 @@ _GONE = re.compile(
 )
 
 
-def _text(error: BaseException) -> str:
-    """Returns an error's message; its class may fail to make one."""
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"its message cannot be made: {type(failure).__name__} in __str__"
-
-
 def says_peer_is_gone(error: BaseException) -> bool:
     """Returns whether torch.distributed raised this because another process is gone."""
-    distributed = type(error).__name__.startswith("Dist") or "gloo" in _text(error).lower()
-    return isinstance(error, RuntimeError) and distributed and bool(_GONE.search(_text(error)))
+    distributed = type(error).__name__.startswith("Dist") or "gloo" in str(error).lower()
+    return isinstance(error, RuntimeError) and distributed and bool(_GONE.search(str(error)))
 
 
 class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -128,7 +120,7 @@ NO_WORKER_JOINED = ExitReason(
 
 def describe(error: BaseException, location: str = "") -> ExitReason:
     """Returns the reason of a task that ended by `error`, raised at `location` if it is known."""
-    text = _text(error).strip().splitlines()
+    text = str(error).strip().splitlines()
     first = text[0] if text else ""
     if isinstance(error, TriremeError):
         loss = error.loss if isinstance(error, JobFailed | WireError) else ""

@@ -205,7 +205,6 @@ class Launcher:
         self._started = time.time()
         self._begin = time.monotonic()
         self._events = deque[tuple[float, str]](maxlen=_KEPT_EVENTS)
-        self._unrecorded = False  # `job.json` cannot be written now
         self._named: Path | None = None  # the run directory that the program has named
         forget_named(directory.path)
         if job.authority is not None:
@@ -297,15 +296,11 @@ class Launcher:
         try:
             self._directory.write_record(record)
         except OSError as error:
-            if not self._unrecorded:
-                self._console.say(
-                    f"WARNING: {self._directory.path / RECORD} cannot be written "
-                    f"({error.strerror}): `trireme status` may show an older state",
-                    alarm=True,
-                )
-            self._unrecorded = True
-        else:
-            self._unrecorded = False
+            self._console.say(
+                f"WARNING: {self._directory.path / RECORD} cannot be written ({error.strerror}): "
+                "`trireme status` may show an older state",
+                alarm=True,
+            )
 
     def _start_coordinator(self) -> None:
         """Begins the coordinator anew: the tasks that knew the one before have all ended."""

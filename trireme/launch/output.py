@@ -166,8 +166,7 @@ class LogFile:
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             self._size = self._file.tell()
-        rest = memoryview(data)
-        while rest:  # an almost full disk takes a part first, and then refuses
-            written = self._file.write(rest)
-            self._size += written
-            rest = rest[written:]
+        written = self._file.write(data)
+        self._size += written
+        if written < len(data):  # an almost full disk takes a part first, and then refuses
+            self._size += self._file.write(data[written:])

@@ -116,7 +116,7 @@ def claim(path: Path) -> RunDirectory:
     if not _lock(lock):
         lock.close()
         raise ConfigurationError(
-            f"a job runs in {path} already{_holder(path)}: end it with `trireme stop {path}`, "
+            f"a job runs in {path} already: end it with `trireme stop {path}`, "
             "or name another directory with --run-dir"
         )
     return RunDirectory(path, lock)
@@ -212,11 +212,3 @@ def read_record(path: Path) -> JobRecord:
     if record.state == "running" and not is_running(path):
         return msgspec.structs.replace(record, state="lost")
     return record
-
-
-def _holder(path: Path) -> str:
-    try:
-        record = read_record(path)
-    except ConfigurationError:
-        return ""
-    return f" (process {record.launcher} on {record.host}: {' '.join(record.command)})"

@@ -85,7 +85,6 @@ class BackgroundHandler(logging.Handler):
         super().__init__()
         self._writer = writer
         self._stream = stream
-        self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Has a record written."""
@@ -94,9 +93,3 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: str) -> None:
         self._stream.write(f"{line}\n")
         self._stream.flush()
-        if (dropped := self._writer.dropped) > self._reported:
-            text = f"{dropped - self._reported} lines were dropped: nothing took them meanwhile"
-            self._reported = dropped
-            note = logging.makeLogRecord({"msg": text, "levelno": logging.WARNING})
-            self._stream.write(f"{self.format(note)}\n")
-            self._stream.flush()

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
 
@@ -39,33 +39,13 @@ def check_program(program: Sequence[str]) -> None:
         return
     if len(program) < 2:
         raise UsageError("name a module after -m, such as -m package.train")
-    module = program[1]
-    spec = _find_module(module)
-    if spec is None:
+    first = program[1].partition(".")[0]
+    here = first.isidentifier() and PathFinder.find_spec(first, [os.getcwd()])
+    if not here and (not first.isidentifier() or importlib.util.find_spec(first) is None):
         raise UsageError(
-            f"there is no module {module} (looked from {os.getcwd()} and in what is installed); "
-            "give its name with dots and without .py"
+            f"there is no module {program[1]} (looked from {os.getcwd()} and in what is "
+            "installed); give its name with dots and without .py"
         )
-    inside = spec.submodule_search_locations
-    if inside is not None and PathFinder.find_spec("__main__", list(inside)) is None:
-        raise UsageError(
-            f"{module} is a package without __main__.py: name the module in it, such as "
-            f"{module}.train"
-        )
-
-
-def _find_module(name: str) -> ModuleSpec | None:
-    first, *inner = name.split(".")
-    if not all(part.isidentifier() for part in (first, *inner)):
-        return None
-    spec = PathFinder.find_spec(first, [os.getcwd()]) or importlib.util.find_spec(first)
-    path = first
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        path = f"{path}.{part}"
-        spec = PathFinder.find_spec(path, list(spec.submodule_search_locations))
-    return spec
 
 
 def program_name(program: Sequence[str]) -> str:
