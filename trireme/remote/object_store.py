@@ -6,12 +6,12 @@ The one operation that a file system does not have is `create`, a conditional pu
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,9 +31,7 @@ PROBE_SECONDS = 60.0
 _DENIED = (401, 403)
 _NOT_FOUND = 404
 _MOST_SAID = 500
-_TALKATIVE = {scheme: ("gcsfs", "google.auth") for scheme in ("gs", "gcs")}
 _S3 = ("s3", "s3a")
-_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _T = TypeVar("_T")
 
 
@@ -66,14 +64,12 @@ class ObjectStore:
             return action()
         except FileExistsError:
             raise
-        except FileNotFoundError as error:
-            raise _not_found(self.root / key, what) from error
         except Exception as error:  # the libraries of file systems raise their own
-            if _status(error) == _NOT_FOUND:
-                raise _not_found(self.root / key, what) from error
-            refused = StoreError(
-                f"{self.root / key} cannot be {what}: {_why(self.root.scheme, error)}"
-            )
+            if isinstance(error, FileNotFoundError) or _status(error) == _NOT_FOUND:
+                raise FileNotFoundError(
+                    f"{self.root / key} cannot be {what}: it is not there, or its bucket is not"
+                ) from error
+            refused = StoreError(f"{self.root / key} cannot be {what}: {_why(error)}")
             refused.denied = _denied(error)
             raise refused from error
 
@@ -137,10 +133,7 @@ class ObjectStore:
         """Deletes objects; those that are gone already are no error."""
         for key in keys:
             with suppress(FileNotFoundError):
-                self._delete(key)
-
-    def _delete(self, key: str) -> None:
-        self.attempt("deleted", key, lambda: self.file_system.rm_file(self.path(key)))
+                self.attempt("deleted", key, partial(self.file_system.rm_file, self.path(key)))
 
     def check_writable(self) -> None:
         """Checks that objects can be written here, and that `create` is conditional."""
@@ -185,12 +178,6 @@ class ObjectStore:
 
 
 def _file_system(root: RemotePath) -> Any:
-    for name in _TALKATIVE.get(root.scheme, ()):
-        # Without a handler Python prints warnings, here with tracebacks, of what is reported
-        # below. What a program has set up for its loggers goes on.
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())
     try:
         import fsspec
 
@@ -198,7 +185,7 @@ def _file_system(root: RemotePath) -> Any:
         file_system, _ = fsspec.url_to_fs(str(root), use_listings_cache=False, **options)
     except Exception as error:  # such as no credentials, where a file system looks at once
         raise ConfigurationError(
-            f"the run directory {root} cannot be opened: {_why(root.scheme, error)}"
+            f"the run directory {root} cannot be opened: {_why(error)}"
         ) from error
     if root.scheme in _S3:
         file_system.retries = 2  # times the attempts below; its own 5 take minutes
@@ -216,27 +203,22 @@ _S3_OPTIONS: Mapping[str, Any] = {
 }
 
 
-def _why(scheme: str, error: Exception) -> str:
+def _why(error: Exception) -> str:
     """Returns in words why a request failed, and what to do."""
     # The answers of some servers have several lines, of which a report shows the first.
     said = " ".join((_answer(error) or str(error) or type(error).__name__).split())[:_MOST_SAID]
-    if type(error).__name__ in _CREDENTIALS:
-        return (
-            f"no credentials were found ({said}). Set them as for the other tools of {scheme}:// "
-            "(docs/file_systems.md)"
-        )
-    if _denied(error):
-        return (
-            f"the store denies it ({said}). Check the credentials, and that they may read, list, "
-            "write and delete there"
-        )
-    return said
+    if not _denied(error):
+        return said
+    return (
+        f"the store denies it ({said}). Check the credentials, which are those of other tools of "
+        "this store, and that they may read, list, write and delete there (docs/file_systems.md)"
+    )
 
 
 def _denied(error: Exception) -> bool:
     """Returns whether the store knows this user, or none, and denies it the request."""
     return (
-        type(error).__name__ in _CREDENTIALS
+        type(error).__name__.endswith("CredentialsError")
         or isinstance(error, PermissionError)
         or _status(error) in _DENIED
         or str(error).startswith("Forbidden: ")  # as gcsfs says it
@@ -252,16 +234,12 @@ def _status(error: Exception) -> int:
     return 0
 
 
-def _not_found(path: RemotePath, what: str) -> FileNotFoundError:
-    return FileNotFoundError(f"{path} cannot be {what}: it is not there, or its bucket is not")
-
-
 def _answer(error: Exception) -> str:
     """Returns the code and the message of an S3 server's refusal; "" for other errors.
 
     s3fs raises an `OSError` in its place, which may have the message's first letter only.
     """
-    for each in _chain(error):
+    for each in (error, error.__cause__, error.__context__):
         response = getattr(each, "response", None)
         if isinstance(response, Mapping) and isinstance(response.get("Error"), Mapping):
             refusal = response["Error"]
@@ -269,13 +247,3 @@ def _answer(error: Exception) -> str:
             words = [str(refusal.get(key, "")) for key in ("Code", "Message")]
             return ": ".join(dict.fromkeys(filter(None, [f"HTTP status {status}", *words])))
     return ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and those that it was raised from."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or at.__context__
