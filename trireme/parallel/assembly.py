@@ -21,7 +21,7 @@ from trireme.parallel.backends.collective import Collective
 from trireme.parallel.backends.worker_processes import WorkerProcess, WorkerProcesses
 from trireme.parallel.config import pipeline_config
 from trireme.parallel.deferred import Deferred
-from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ListMean, ShardedMean
+from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ShardedMean
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
 from trireme.parallel.pipeline import Pipeline
@@ -233,15 +233,15 @@ def point(
 
 def _reducer(process_group: TorchProcessGroup, part: MeshPart, *, in_place: bool) -> Reducer:
     mesh: Mesh = process_group.mesh
-    if mesh.dp > 1 and mesh.fsdp == 1:
-        return ListMean(process_group, part.trained)
     if mesh.replicas == 1:
         return Reducer()
+    if mesh.fsdp == 1:
+        return ShardedMean(process_group, part.trained)
     whole = [parameter for parameter in part.trained if not is_dtensor(parameter)]
     if in_place:
         return EqualBatchMean(process_group, whole)
     # A pipeline itself averages gradients after its last micro-batch.
-    return ShardedMean(process_group, () if mesh.pp > 1 else part.modules, whole)
+    return ShardedMean(process_group, whole, () if mesh.pp > 1 else part.modules)
 
 
 class ProcessGroupComputation(Computation):

@@ -38,13 +38,16 @@ class _WeightedMean(Reducer):
 
 
 class ShardedMean(_WeightedMean):
-    """The mean that FSDP computes during backward, weighted by each replica's examples."""
+    """The mean that FSDP computes during backward, weighted by each replica's examples.
+
+    That of parameters that are `whole` in each replica is computed after backward.
+    """
 
     def __init__(
         self,
         process_group: TorchProcessGroup,
+        whole: Sequence[nn.Parameter],
         modules: Sequence[nn.Module] = (),
-        whole: Sequence[nn.Parameter] = (),
     ) -> None:
         super().__init__(process_group)
         self._whole = whole
@@ -67,17 +70,8 @@ class ShardedMean(_WeightedMean):
             module.set_requires_gradient_sync(now)
 
 
-class EqualBatchMean(Reducer):
+class EqualBatchMean(ShardedMean):
     """The unweighted mean that FSDP computes in each backward pass of a program's own loop."""
-
-    def __init__(
-        self, process_group: TorchProcessGroup, whole: Sequence[nn.Parameter] = ()
-    ) -> None:
-        self._process_group = process_group
-        self._whole = whole
-
-    def finish(self) -> None:
-        _average(self._whole, self._process_group.replicas, self._process_group.mesh.replicas)
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
         """As `Reducer.scale_factor`; the factor is always 1."""
@@ -195,19 +189,6 @@ class BucketedMean(_WeightedMean):
         if absent:  # a parameter keeps a gradient if any process has one
             counts = flat.presence.tolist()
             flat.restore_gradients([position for position in absent if not counts[position]])
-
-
-class ListMean(_WeightedMean):
-    """The mean of separate gradients, or of shards: concatenates, reduces and copies them back."""
-
-    def __init__(
-        self, process_group: TorchProcessGroup, parameters: Sequence[nn.Parameter]
-    ) -> None:
-        super().__init__(process_group)
-        self._parameters = parameters
-
-    def finish(self) -> None:
-        _average(self._parameters, self._process_group.group("dp"), self._process_group.mesh.dp)
 
 
 def _average(

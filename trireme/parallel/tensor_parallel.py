@@ -15,7 +15,7 @@ heads, and each process computes attention with its own heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -35,34 +35,37 @@ from trireme.parallel.config import Plan
 from trireme.parallel.sharding import tied
 from trireme.parallel.stages import Link, chain_of, is_chain
 
-_ATTENTIONS = (
+_Block = tuple[tuple[str, ...], str]
+"""The paths of the layers that are split into columns, and of the one behind them, into rows."""
+
+_ATTENTIONS: tuple[_Block, ...] = (  # of Trireme, BERT, Llama, OPT and DistilBERT
     (("query", "key", "value"), "output"),
     (("self.query", "self.key", "self.value"), "output.dense"),
     (("q_proj", "k_proj", "v_proj"), "o_proj"),
     (("q_proj", "k_proj", "v_proj"), "out_proj"),
     (("q_lin", "k_lin", "v_lin"), "out_lin"),
 )
-"""The names of the layers that are split into columns, and of the layer behind them that is split
-into rows: in the attention of Trireme, BERT, Llama, OPT and DistilBERT."""
-
-_FUSED = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj_weight", "Wqkv")
-
-_SIZES = ("head_size", "attention_head_size", "head_dim")
-_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-_KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-_COUNTED = (*_COUNTS, *_KEY_COUNTS, "all_head_size")
-"""The attributes in which attention modules of different libraries keep their number of heads, or
-their width."""
-
-_FEED_FORWARD = (
+_FEED_FORWARD: tuple[_Block, ...] = (  # of Trireme, BERT and Llama
     (("expand",), "contract"),
     (("intermediate.dense",), "output.dense"),
     (("gate_proj", "up_proj"), "down_proj"),
 )
-"""The layers that are split into columns, and the row-split layer behind them, in feed-forward
-blocks of Trireme, BERT and Llama."""
+_FUSED = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj_weight", "Wqkv")
+
+# The attributes in which attention modules of different libraries keep the width of a head, their
+# numbers of heads, and their width.
+_SIZES = ("head_size", "attention_head_size", "head_dim")
+_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+_DIVIDED = (*_COUNTS, *_KEY_COUNTS, "all_head_size")
 
 _ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+    "gathered": partial(ColwiseParallel, output_layouts=Replicate()),
+}
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = None) -> nn.Module:
@@ -77,23 +80,15 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = Non
             f"into {size}{why}: use --strategy fsdp, which shards any parameter, or fewer processes"
         )
     for attention in attentions(module):
-        if attention.splits().items() <= chosen.items():
+        if attention.splits.items() <= chosen.items():
             attention.divide_heads(size)
     styles = {name: _STYLES[split]() for name, split in chosen.items()}
     return parallelize_module(module, mesh, styles)
 
 
-_STYLES: dict[str, Callable[[], ParallelStyle]] = {
-    "column": ColwiseParallel,
-    "row": RowwiseParallel,
-    "gathered": partial(ColwiseParallel, output_layouts=Replicate()),
-}
-
-
 def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
     """Returns the split of each module that a plan names."""
     chosen: dict[str, str] = {}
-    several = tied(module)
     for pattern, split in plan.items():
         if split not in _STYLES:
             raise ConfigurationError(
@@ -105,38 +100,12 @@ def resolve(module: nn.Module, plan: Plan, size: int) -> dict[str, str]:
             raise ConfigurationError(
                 f"tensor plan {pattern!r} matches no module of {type(module).__name__}"
             )
-        for name in matched:
-            _check(name, module.get_submodule(name), split, size, several)
-            chosen[name] = split
+        chosen |= dict.fromkeys(matched, split)
+    _check(module, chosen, size)
     for attention in attentions(module):
-        if attention.splits().items() <= chosen.items():
+        if attention.splits.items() <= chosen.items():
             attention.check(size)
     return chosen
-
-
-def _check(name: str, layer: nn.Module, split: str, size: int, several: frozenset[int]) -> None:
-    if isinstance(layer, nn.modules.conv._ConvNd):
-        raise ConfigurationError(
-            f"tensor plan: {name} is a convolution, and torch computes convolutions with "
-            "split channels wrongly: split the batch instead (--mesh dp=N), or leave it whole"
-        )
-    if not isinstance(layer, nn.Linear):
-        raise ConfigurationError(
-            f"tensor plan: {name} is a {type(layer).__name__}, and only nn.Linear layers can be "
-            "split: leave it out of the plan; it stays whole in every process"
-        )
-    if id(layer.weight) in several:
-        raise ConfigurationError(
-            f"tensor plan: {name}.weight is tied to another layer's, and cannot be split: "
-            "leave it out of the plan; it stays whole in every process"
-        )
-    features = layer.in_features if split == "row" else layer.out_features
-    if features % size:
-        side = "input" if split == "row" else "output"
-        raise ConfigurationError(
-            f"tensor plan: {name} has {features} {side} features, which cannot be divided "
-            f"evenly among {size} processes"
-        )
 
 
 def derive(module: nn.Module, size: int) -> dict[str, str]:
@@ -149,17 +118,38 @@ def derive(module: nn.Module, size: int) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for attention in attentions(module):
         attention.check(size)
-        chosen |= attention.splits()
-    for name, part in module.named_modules():
-        for columns, row in _FEED_FORWARD:
-            if _linear_layers(part, (*columns, row)):
-                chosen |= _splits(name, columns, row)
+        chosen |= attention.splits
+    for name, _, block in _blocks(module, _FEED_FORWARD):
+        chosen |= _splits(name, block)
     several = tied(module)
     for chain in _chains(module):
         _pair(chain, size, chosen, several)
-    for name, split in chosen.items():
-        _check(name, module.get_submodule(name), split, size, several)
+    _check(module, chosen, size)
     return chosen
+
+
+def _check(module: nn.Module, chosen: dict[str, str], size: int) -> None:
+    several, whole = tied(module), "leave it out of the plan; it stays whole in every process"
+    for name, split in chosen.items():
+        layer = module.get_submodule(name)
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            why = (
+                " is a convolution, and torch computes convolutions with split channels wrongly: "
+                "split the batch instead (--mesh dp=N), or leave it whole"
+            )
+        elif not isinstance(layer, nn.Linear):
+            why = f" is a {type(layer).__name__}, and only nn.Linear layers can be split: {whole}"
+        elif id(layer.weight) in several:
+            why = f".weight is tied to another layer's, and cannot be split: {whole}"
+        elif (features := layer.in_features if split == "row" else layer.out_features) % size:
+            side = "input" if split == "row" else "output"
+            why = (
+                f" has {features} {side} features, which cannot be divided evenly among {size} "
+                "processes"
+            )
+        else:
+            continue
+        raise ConfigurationError(f"tensor plan: {name}{why}")
 
 
 def _chains(module: nn.Module) -> list[list[Link]]:
@@ -193,80 +183,76 @@ def _pair(chain: list[Link], size: int, chosen: dict[str, str], several: frozens
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a model."""
+    """One attention of a model, whose query, key and value are separate layers."""
 
-    name: str  # the name of the attention module
-    module: nn.Module  # the attention module
-    columns: tuple[str, ...]  # the paths in the module to the layers of query, key and value
-    row: str  # the path to the layer behind the heads
+    name: str
+    module: nn.Module
+    block: _Block
 
+    @property
     def splits(self) -> dict[str, str]:
-        """Returns the split of each layer, `column` or `row`, by the layer's full name."""
-        return _splits(self.name, self.columns, self.row)
+        """The split of each layer, `column` or `row`, by the layer's full name."""
+        return _splits(self.name, self.block)
 
     def check(self, size: int) -> None:
         """Checks that the heads can be divided evenly among processes."""
-        for column in self.columns:
+        columns, row = self.block
+        called = self.name or f"the {type(self.module).__name__}"
+        for column in columns:
             width = _linear_layers(self.module, (column,))[0].out_features
             heads = self._heads(column, width)
             if heads is None:
                 raise ConfigurationError(
-                    f"tensor parallelism: {self._called} is attention, and does "
-                    "not give its number of heads: add an attribute head_size, the width of one "
-                    "head, or use --strategy fsdp"
+                    f"tensor parallelism: {called} is attention, and does not give its number of "
+                    "heads: add an attribute head_size, the width of one head, or use --strategy "
+                    "fsdp"
                 )
             if heads % size:
                 raise ConfigurationError(
-                    f"tensor parallelism: {self._called} has {heads} heads, which cannot be "
-                    f"divided evenly among {size} processes: use a number that divides "
-                    "it"
+                    f"tensor parallelism: {called} has {heads} heads, which cannot be divided "
+                    f"evenly among {size} processes: use a number that divides it"
                 )
             # A norm over the width of all heads: each process would hold only some of its inputs.
-            split = {path.rpartition(".")[2] for path in (*self.columns, self.row)}
+            split = {path.rpartition(".")[2] for path in (*columns, row)}
             for name, parameter in self._holder.named_parameters() if heads > 1 else ():
                 if name.split(".")[0] not in split and parameter.shape == (width,):
                     raise ConfigurationError(
-                        f"tensor parallelism: {self._called}'s {name} applies to all heads at "
-                        f"once, and each of {size} processes holds only some of them: use "
-                        "--strategy fsdp"
+                        f"tensor parallelism: {called}'s {name} applies to all heads at once, and "
+                        f"each of {size} processes holds only some of them: use --strategy fsdp"
                     )
 
     def divide_heads(self, size: int) -> None:
         """Sets the module's number of heads to the number that one of `size` processes holds."""
         holder = self._holder
-        for name in _COUNTED:
+        for name in _DIVIDED:
             count = getattr(holder, name, None)
             if isinstance(count, int):
                 setattr(holder, name, count // size)
 
     @property
-    def _called(self) -> str:
-        return self.name or f"the {type(self.module).__name__}"
-
-    @property
     def _holder(self) -> nn.Module:
-        return self.module.get_submodule(self.columns[0].rpartition(".")[0])
+        return self.module.get_submodule(self.block[0][0].rpartition(".")[0])
 
     def _heads(self, column: str, width: int) -> int | None:
-        holder = self._holder
-        for name in _SIZES:
-            size = getattr(holder, name, None)
-            if isinstance(size, int) and size > 0:
-                return width // size
-        of_keys = _KEY_COUNTS if column != self.columns[0] else ()
-        for name in (*of_keys, *_COUNTS):
-            count = getattr(holder, name, None)
-            if isinstance(count, int) and count > 0:
-                return count
+        of_keys = _KEY_COUNTS if column != self.block[0][0] else ()
+        for name in (*_SIZES, *of_keys, *_COUNTS):
+            number = getattr(self._holder, name, None)
+            if isinstance(number, int) and number > 0:
+                return width // number if name in _SIZES else number
         return None
 
 
 def attentions(module: nn.Module) -> Iterator[Attention]:
-    """Yields each attention module of a model whose query, key and value are separate layers."""
+    """Yields each attention module of a model."""
+    for name, part, block in _blocks(module, _ATTENTIONS):
+        yield Attention(name, part, block)
+
+
+def _blocks(module: nn.Module, known: Sequence[_Block]) -> Iterator[tuple[str, nn.Module, _Block]]:
     for name, part in module.named_modules():
-        for columns, row in _ATTENTIONS:
+        for columns, row in known:
             if _linear_layers(part, (*columns, row)):
-                yield Attention(name, part, columns, row)
+                yield name, part, (columns, row)
 
 
 def _fused(module: nn.Module) -> str | None:
@@ -277,8 +263,9 @@ def _fused(module: nn.Module) -> str | None:
     return None
 
 
-def _splits(block: str, columns: tuple[str, ...], row: str) -> dict[str, str]:
-    prefix = f"{block}." if block else ""
+def _splits(name: str, block: _Block) -> dict[str, str]:
+    columns, row = block
+    prefix = f"{name}." if name else ""
     return {prefix + column: "column" for column in columns} | {prefix + row: "row"}
 
 

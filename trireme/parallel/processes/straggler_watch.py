@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
 from trireme.clock import Clock, MonotonicClock
 from trireme.errors import ConfigurationError, JobFailed, TriremeError
+from trireme.parallel.processes.process_group import TorchProcessGroup
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,11 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
     excuse: str = ""  # why no step can be expected of it now; "" where one can be
     place: str = ""  # the line that its main thread runs; "" where that is not known
     action: str = ""  # what it does with all others, in place of a step; "" for a step
+
+    @property
+    def place_in_loop(self) -> tuple[int, bool, bool, str]:
+        """What changes when the process makes progress."""
+        return self.step, self.inside, self.ended, self.action
 
 
 @dataclass(frozen=True)
@@ -159,19 +164,6 @@ def _unequal(
     )
 
 
-class Group(Protocol):
-    """What a watch needs of a process group: see `ProcessGroup`."""
-
-    rank: int
-
-    @property
-    def size(self) -> int: ...
-
-    def put(self, key: str, value: bytes, /) -> None: ...
-    def get(self, key: str, /) -> bytes | None: ...
-    def interrupt(self) -> None: ...
-
-
 class StragglerWatch:
     """Threads that report the processes that this process waits for, and break a wait in vain.
 
@@ -181,7 +173,7 @@ class StragglerWatch:
 
     def __init__(
         self,
-        group: Group,
+        group: TorchProcessGroup,
         say: Callable[[str, Sequence[str], float], None],
         *,
         patience: Patience = Patience(),  # frozen
@@ -305,7 +297,7 @@ class StragglerWatch:
             if now - known.seen > BEAT_SECONDS:
                 self._ask(rank, known)
             return
-        moved = _where(before) != _where(place)
+        moved = before.place_in_loop != place.place_in_loop
         with self._lock:
             still = now if moved or place.excuse else known.still
             self._seen[rank] = _Known(place, now, still, now)
@@ -403,10 +395,6 @@ class StragglerWatch:
                 self._over.wait(TELL_SECONDS)  # for the other thread to tell the others
                 self._group.interrupt()
                 return
-
-
-def _where(place: StepPosition) -> tuple[int, bool, bool, str]:
-    return place.step, place.inside, place.ended, place.action
 
 
 BROKEN = "broken"
