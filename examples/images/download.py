@@ -15,8 +15,8 @@ from pathlib import Path
 from images import cifar
 from images import mnist as mnist_files
 
-from trireme.atomic_file import write_atomically
 from trireme.errors import DataError
+from trireme.files import write_atomically
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a file, the number of bytes received so far, and its size."""

@@ -10,6 +10,7 @@ import pytest
 
 from trireme.cli.stop import main as stop
 from trireme.errors import ConfigurationError, UsageError
+from trireme.host import process_birth
 from trireme.launch.run_directory import (
     JobRecord,
     claim,
@@ -19,7 +20,6 @@ from trireme.launch.run_directory import (
     signal_launcher,
     wait_until_free,
 )
-from trireme.process_birth import process_birth
 
 RECORD = JobRecord(
     job="j",
@@ -170,7 +170,7 @@ def test_what_somebody_has_left_in_its_place_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attacker who could foresee the name would have the secret written where they like."""
-    monkeypatch.setattr("trireme.atomic_file.secrets.token_hex", lambda size: "foreseen")
+    monkeypatch.setattr("trireme.files.secrets.token_hex", lambda size: "foreseen")
     claimed = claim(tmp_path / "run")
     trap = tmp_path / "elsewhere"
     (tmp_path / "run" / ".job.secret.foreseen").symlink_to(trap)

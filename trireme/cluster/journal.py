@@ -14,10 +14,9 @@ from typing import Self
 import msgspec
 from msgspec.structs import replace
 
-from trireme.atomic_file import PRIVATE, sync_directory, write_atomically
 from trireme.cluster.state import State
 from trireme.errors import ClusterError, ConfigurationError
-from trireme.file_lock import open_lock, try_lock
+from trireme.files import PRIVATE, open_lock, sync_directory, try_lock, write_atomically
 
 _MAGIC = b"trireme journal "
 _VERSION = b"4\n"

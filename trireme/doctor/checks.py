@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.errors import TriremeError
-from trireme.file_lock import try_lock
+from trireme.files import try_lock
 from trireme.launch.environment import detect
 from trireme.launch.run_directory import is_running, read_record
 from trireme.session.checkpoint.run_lock import LocalLock

@@ -19,6 +19,7 @@ import msgspec
 
 from trireme.certificates import Authority, encryption
 from trireme.cluster.spec import OBSERVER
+from trireme.host import process_birth
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.exit_reason import INTERRUPTED, ExitReason
 from trireme.launch.output import TaskOutputs
@@ -36,7 +37,6 @@ from trireme.launch.supervision_state import (
     Terminate,
 )
 from trireme.launch.verdict import failure_report
-from trireme.process_birth import process_birth
 
 COORDINATOR = "coordinator:0"
 _KEPT_EVENTS = 50

@@ -14,7 +14,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from trireme.atomic_file import write_atomically
+from trireme.files import write_atomically
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.run_directory import CERTIFICATE, LOCK, RECORD, SECRET, is_running
 

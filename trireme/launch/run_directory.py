@@ -17,10 +17,9 @@ from typing import IO, Any
 
 import msgspec
 
-from trireme.atomic_file import PRIVATE, write_atomically
 from trireme.errors import ConfigurationError, UsageError
-from trireme.file_lock import holds_lock, is_locked, open_lock, try_lock
-from trireme.process_birth import process_birth
+from trireme.files import PRIVATE, holds_lock, is_locked, open_lock, try_lock, write_atomically
+from trireme.host import process_birth
 
 RECORD = "job.json"
 LOCK = "job.lock"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.host_memory import check_fits
+from trireme.host import check_fits
 from trireme.ps.layout import ALIGNMENT, DEFAULT_SLOTS, Layout, Part
 from trireme.ps.messages import ParameterSpec
 from trireme.wire.shared_memory import SharedMemory

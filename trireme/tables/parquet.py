@@ -14,8 +14,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from trireme.atomic_file import make_directory, sync_directory
 from trireme.errors import CheckpointError, ConfigurationError
+from trireme.files import make_directory, sync_directory
 from trireme.location import Location
 from trireme.session.checkpoint.manifest import Manifest, read_manifest, verify_files
 from trireme.session.checkpoint.place import place_of_checkpoint

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from trireme.atomic_file import write_atomically
+from trireme.files import write_atomically
 from trireme.ps.server.trace import Note
 
 Event = dict[str, Any]

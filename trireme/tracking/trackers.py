@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trireme.atomic_file import write_atomically
 from trireme.errors import ConfigurationError
+from trireme.files import write_atomically
 from trireme.session.hooks import Hook
 from trireme.session.run_settings import run_settings
 

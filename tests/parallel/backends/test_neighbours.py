@@ -10,8 +10,8 @@ from functools import partial
 import msgspec
 import pytest
 
+from trireme.host import process_birth
 from trireme.parallel.backends.neighbours import Neighbours
-from trireme.process_birth import process_birth
 
 COMPUTES = "print(flush=True); sum(range(10**12))"  # one call, which keeps the interpreter lock
 

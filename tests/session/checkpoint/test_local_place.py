@@ -10,8 +10,8 @@ import pytest
 
 from tests.session.checkpoint.disk import hidden
 from tests.session.checkpoint.samples import assert_same, sample
-from trireme.atomic_file import make_directory
 from trireme.errors import CheckpointError
+from trireme.files import make_directory
 from trireme.session.checkpoint import latest, list_checkpoints, save, step_of
 from trireme.session.checkpoint.place import LocalPlace
 

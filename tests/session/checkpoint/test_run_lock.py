@@ -16,7 +16,7 @@ import pytest
 
 from tests.session.checkpoint.samples import sample
 from trireme.errors import ConfigurationError
-from trireme.process_birth import process_birth
+from trireme.host import process_birth
 from trireme.session.checkpoint import list_checkpoints, save
 from trireme.session.checkpoint.place import LocalPlace
 from trireme.session.checkpoint.run_lock import (
@@ -148,7 +148,7 @@ def test_without_locks_it_goes_by_what_the_file_says(
     def refuse(descriptor: int, kind: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("trireme.file_lock.fcntl.flock", refuse)
+    monkeypatch.setattr("trireme.files.fcntl.flock", refuse)
     lock = LocalLock(tmp_path).claim(writer(pid=other_process.pid))
     with pytest.raises(ConfigurationError, match=str(other_process.pid)):
         LocalLock(tmp_path).claim(writer(epoch="two"))

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trireme.atomic_file import write_atomically
 from trireme.cli.parser import TASK
 from trireme.cli.tasks.coordinator import ServedCoordinator, policy_of, serve_metrics
 from trireme.cluster.spec import ClusterTask
 from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.files import write_atomically
 from trireme.launch.by_hand import classic_strategy, classic_task, manual_task
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file

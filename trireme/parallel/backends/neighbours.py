@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import psutil
 
-from trireme.process_birth import process_birth
+from trireme.host import process_birth
 
 
 class Neighbours:

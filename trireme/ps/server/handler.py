@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
 from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
-from trireme.host_memory import check_fits, host_memory
+from trireme.host import check_fits, host_memory
 from trireme.ps.flat import as_bytes
 from trireme.ps.lending_messages import LendExtra, LendMemory, MemoryLent
 from trireme.ps.messages import (

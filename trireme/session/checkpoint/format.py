@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from trireme.atomic_file import make_directory
 from trireme.errors import CheckpointError
+from trireme.files import make_directory
 from trireme.location import Location
 from trireme.ps.extension import of_extension
 from trireme.ps.snapshot import Mark

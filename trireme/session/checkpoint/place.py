@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from trireme.atomic_file import make_directory, sync_directory
+from trireme.files import make_directory, sync_directory
 from trireme.location import Location, location
 from trireme.session.checkpoint.manifest import CHECKPOINTS, in_order, order_of
 from trireme.session.checkpoint.run_lock import LocalLock, RunLock, Writer

@@ -29,11 +29,10 @@ from typing import Self
 import msgspec
 import psutil
 
-from trireme.atomic_file import sync_directory
 from trireme.errors import ConfigurationError
-from trireme.file_lock import open_lock, try_lock
+from trireme.files import open_lock, sync_directory, try_lock
+from trireme.host import process_birth
 from trireme.location import Location
-from trireme.process_birth import process_birth
 
 WRITERS = "writers"
 

@@ -5,7 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from trireme.file_lock import is_locked, try_lock
+from trireme.files import PRIVATE, is_locked, try_lock, write_atomically
+
+
+def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    write_atomically(path, b"new", PRIVATE)
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_cannot_be_replaced_stays(tmp_path: Path) -> None:
+    path = tmp_path / "directory"
+    path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomically(path, b"new")
+    assert [each.name for each in tmp_path.iterdir()] == ["directory"]
 
 
 def test_one_open_file_at_a_time_has_the_lock(tmp_path: Path) -> None:
@@ -29,7 +45,7 @@ def test_a_file_system_without_locks_says_so(
 
     path = tmp_path / "lock"
     path.touch()
-    monkeypatch.setattr("trireme.file_lock.fcntl.flock", refuse)
+    monkeypatch.setattr("trireme.files.fcntl.flock", refuse)
     with path.open() as file, pytest.raises(OSError, match="not supported"):
         try_lock(file.fileno())
     assert not is_locked(path)

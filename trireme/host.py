@@ -1,16 +1,16 @@
-"""How much memory a process of this host can have at most, and a refusal by it.
+"""What this host has for a process, and when a process of it began.
 
 Linux lends more memory than there is, and ends processes when it runs out: so what cannot fit is
-refused by its size, before memory is asked for.
+refused by its size, before memory is asked for. A process's id can be told from the same id of a
+later process by when it began.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from trireme.errors import OutOfMemory
 
@@ -24,6 +24,8 @@ def host_memory(proc: Path = Path("/proc/self/cgroup"), mount: Path = _CGROUPS) 
         proc: the file that names this process's control groups.
         mount: where control groups are mounted, of either version.
     """
+    import psutil  # slow to load
+
     total = psutil.virtual_memory().total + psutil.swap_memory().total
     return min([total, *_limits(proc, mount)])
 
@@ -62,3 +64,32 @@ def check_fits(nbytes: int, what: str, advice: str, most: int | None = None) -> 
             f"{what} takes {nbytes / 1e9:,.1f} GB, and a process here can have "
             f"{most / 1e9:,.1f} GB at most: {advice}"
         )
+
+
+_START_TICKS = 19
+"""The place of `starttime` in `/proc/PID/stat`, see proc(5), counted after the name in brackets."""
+
+
+def process_birth(pid: int) -> str:
+    """Returns a text that no other process of this id has; "" where it is unknown.
+
+    It is the boot's id and the ticks from the boot to the start of the process. The time of day of
+    the start, which psutil computes from them, changes when the clock is set.
+    """
+    if sys.platform != "linux":
+        return _by_psutil(pid)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{boot} {fields[_START_TICKS]}"
+    except (OSError, IndexError):  # there is no such process, or it may not be looked at
+        return ""
+
+
+def _by_psutil(pid: int) -> str:
+    import psutil  # slow to load
+
+    try:
+        return str(psutil.Process(pid).create_time())  # the kernel keeps it as it was
+    except psutil.Error:
+        return ""

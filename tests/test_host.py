@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from trireme.errors import OutOfMemory
-from trireme.host_memory import check_fits, host_memory
+from trireme.host import check_fits, host_memory, process_birth
 
 GIB = 1 << 30
 
@@ -54,3 +56,16 @@ def test_a_refusal_names_both_sizes_and_what_to_do() -> None:
     check_fits(8 * GIB, "the model", "use a smaller one", 8 * GIB)
     with pytest.raises(OutOfMemory, match=r"the model takes 70,368\.7 GB.* 8\.6 GB at most: use a"):
         check_fits(1 << 46, "the model", "use a smaller one", 8 * GIB)
+
+
+def test_a_process_has_one_and_another_has_another() -> None:
+    own = process_birth(os.getpid())
+    assert own
+    assert own == process_birth(os.getpid())
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert process_birth(other.pid) not in ("", own)
+        other.kill()
+    assert process_birth(other.pid) == ""

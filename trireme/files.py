@@ -1,0 +1,133 @@
+"""Files that a reader sees whole, directories on the disk, and locks of files.
+
+Locks are those of `flock(2)`, which the kernel releases when the holder dies. Network file systems
+support them between hosts if they are mounted with locks. Some file systems have no locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+PRIVATE = 0o600
+"""The mode of a file that no other user can read."""
+
+
+def write_atomically(
+    path: Path, content: bytes, mode: int = 0o666, *, durable: bool = False
+) -> None:
+    """Replaces a file, or creates it.
+
+    The temporary file beside it has an unpredictable name and must not exist before, so that
+    another user cannot have left a file or a link there.
+
+    Args:
+        path: the file.
+        content: its new content.
+        mode: its mode, which the umask limits.
+        durable: whether to wait until the content is on the disk.
+
+    Raises:
+        OSError: it cannot be written; then the old file stays, and no temporary one.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(temporary, flags, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and its parents, and syncs them to the disk.
+
+    Raises:
+        OSError: as `os.mkdir` and `os.fsync`.
+    """
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory are on the disk.
+
+    Raises:
+        OSError: as `os.fsync`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Tries to take the lock of an open file, without waiting; returns whether it has it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    return _take(descriptor, fcntl.LOCK_EX)
+
+
+def open_lock(path: str, flags: int) -> int:
+    """Opens a lock file that is this user's alone; an `opener` for `open`.
+
+    Whoever can open a file, if only to read it, can hold its lock.
+
+    Raises:
+        OSError: as `os.open`.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # another user's, or a file system without modes
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def holds_lock(pid: int, path: Path) -> bool:
+    """Returns whether a process of this user holds the lock of a file; Linux only."""
+    try:
+        own = path.stat()
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has just been closed
+                if os.path.samestat(opened.stat(), own):
+                    info = Path(f"/proc/{pid}/fdinfo/{opened.name}").read_text()
+                    if "FLOCK" in info:
+                        return True
+    except OSError:  # it has ended, or is another user's
+        return False
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds the lock of a file; False if the file does not exist."""
+    try:
+        file = path.open()
+    except OSError:
+        return False
+    with file:
+        try:
+            return not _take(file.fileno(), fcntl.LOCK_SH)
+        except OSError:
+            return False
+
+
+def _take(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
