@@ -14,13 +14,6 @@ def test_a_worker_says_how_far_its_job_goes_back() -> None:
     )
 
 
-def test_a_job_that_goes_on_from_a_worker_s_last_values_does_not_go_back() -> None:
-    for before in (4, 5):
-        assert str(rolled_back(before, 5)) == (
-            "all copies of a part of the parameters were lost: the job goes on from step 5" + MORE
-        )
-
-
 def test_a_worker_whose_loop_has_ended_must_be_started_again() -> None:
     error = rolled_back(12, 5, ended="worker:1")
     assert error.step == 5 and str(error).endswith(

@@ -68,7 +68,7 @@ class WorkerCheckpoints:
         checkpoint = self._find()
         if checkpoint is None:
             self._lifecycle.enter("initialising")
-            state = self._own_state(0)
+            state = self._own_state()
         else:
             self._lifecycle.enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
@@ -77,35 +77,23 @@ class WorkerCheckpoints:
         return state
 
     def state_again(self) -> ModelState:
-        """Returns the values from which the job continues, as the servers have lost theirs.
-
-        These are the newest undamaged checkpoint's; without any, the chief's own values, with
-        which the servers' optimizer begins anew. No worker has the extra values: with these and
-        without a checkpoint, the job begins again at step 0.
-        """
+        """Returns the newest undamaged checkpoint's values, as the servers have lost theirs."""
         self._storage.settle()
-        checkpoint, step = self._newest(), self._backend.global_step
-        if checkpoint is not None:
-            state = self._restore(checkpoint)
-        else:
+        checkpoint = self._newest()
+        if checkpoint is None:
             self._storage.forget_base()
-            goes_on = f"the job goes on from this worker's values of step {step}"
-            if self._backend.extension is not None:
-                goes_on = "the rows of sparse tables are lost, and the job begins again at step 0"
-                step = 0
             self._progress.warn(
-                f"there is no checkpoint: {goes_on}; the servers' optimizer, the moving average "
-                "and the record of examples begin anew"
+                "there is no checkpoint: the job begins again at step 0, from this worker's values"
             )
-            state = self._own_state(step)
+        state = self._own_state() if checkpoint is None else self._restore(checkpoint)
         self.buffers.hand_out()
         return state
 
-    def _own_state(self, step: int) -> ModelState:
+    def _own_state(self) -> ModelState:
         flat = self._setup.flat
         flat.collect_values()
         own = {} if self._setup.lean else flat.parameters  # every process has its values
-        return ModelState(step, {name: p.detach().cpu() for name, p in own.items()})
+        return ModelState(0, {name: p.detach().cpu() for name, p in own.items()})
 
     def take_first(self) -> None:
         if not self._lifecycle.is_chief:

@@ -75,19 +75,25 @@ def _drain(worker: Worker) -> bool:
     """Waits until every worker has made its last update, and receives the final values.
 
     Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
-    until the new incarnation has retired too. See `_meanwhile`.
+    until the new incarnation has retired too. Returns False where the job needs nothing more from
+    this worker.
     """
     lifecycle, backend = worker.lifecycle, worker.backend
     while True:
+        lifecycle.draining = True
         try:
-            if _drained(worker):
-                return True
+            backend.drain()
+            worker.remember()  # the final values are none that the program has written
+            return True
+        except WaitCutShort:
             if lifecycle.dismissed is not None:
                 return False
             _meanwhile(worker)
             continue
         except Fenced as reason:
             cause = reason
+        finally:
+            lifecycle.draining = False
         try:
             lifecycle.come_back()
             if lifecycle.life != worker.life:
@@ -100,7 +106,6 @@ def _drain(worker: Worker) -> bool:
         except (JobFailed, WaitTimeout):
             if lifecycle.life != worker.life:
                 raise
-            # The job needs nothing more from this worker.
             worker.progress.warn(
                 f"this worker was taken for lost after its last update: its model stays as it "
                 f"was at step {backend.global_step} ({cause})"
@@ -108,24 +113,11 @@ def _drain(worker: Worker) -> bool:
             return False
 
 
-def _drained(worker: Worker) -> bool:
-    """Waits for the others; returns False where this worker has something to do before."""
-    worker.lifecycle.draining = True
-    try:
-        worker.backend.drain()
-        worker.remember()  # the final values are none that the program has written
-    except WaitCutShort:
-        return False
-    finally:
-        worker.lifecycle.draining = False
-    return True
-
-
 def _meanwhile(worker: Worker) -> None:
     """Does what cannot wait for the others: asks the job to stop, and saves as chief."""
-    lifecycle, checkpoints = worker.lifecycle, worker.checkpoints
+    lifecycle, servers = worker.lifecycle, worker.lifecycle.servers
     if lifecycle.interrupted is not None and not lifecycle.stop_sent:
         worker.stop(lifecycle.interrupted)
-    if lifecycle.leads and lifecycle.servers is not None:
+    if lifecycle.leads and servers is not None:
         _follow_chief(worker)
-        checkpoints.save_due(max(each.step for each in lifecycle.servers.status()))
+        worker.checkpoints.save_due(max(each.step for each in servers.status()))

@@ -38,17 +38,9 @@ _ALONE = ("data", "compute", "apply")
 _REPORT_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0  # where steps are slow, one is shown after so long
 
-_STATUS_METRICS = {
-    "global_step": "The global step of the values",
-    "loss": "The loss of the newest batch",
-    "examples_per_second": "Examples that this worker computes each second",
-    "memory_bytes": "Resident memory of the process",
-    "examples_total": "Examples computed by this worker",
-    "staleness_total": "The sum of the staleness of this worker's pushes",
-    "bytes_pushed_total": "Bytes of updates sent to the servers, as packed",
-    "bytes_pulled_total": "Bytes of values received from the servers",
-}
-"""The numbers of a worker's status that are also gauges, or counters (which end in `_total`)."""
+_GAUGES = ("global_step", "loss", "examples_per_second", "memory_bytes")
+_COUNTERS = ("examples", "staleness", "bytes_pushed", "bytes_pulled")
+"""The numbers of a worker's status, and its sums, that are also metrics for Prometheus."""
 
 
 class _Means:
@@ -195,9 +187,13 @@ class Recorder:
         """Yields the metrics for Prometheus, in the thread that is asked for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for name, text in _STATUS_METRICS.items():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield kind(f"trireme_{name}", text, self._reported.get(name.removesuffix("_total"), 0))
+        for name in _GAUGES:
+            text = f"{name.replace('_', ' ')} of this worker"
+            yield GaugeMetricFamily(f"trireme_{name}", text, self._reported.get(name, 0))
+        sums = self._sums()
+        for name in _COUNTERS:
+            text = f"Sum of {name.replace('_', ' ')} of this worker"
+            yield CounterMetricFamily(f"trireme_{name}_total", text, sums[name])
         storage = self._worker.storage
         saves = {"saved": storage.saved, "failed": storage.failed}
         for name, label, text, values in (
@@ -281,7 +277,7 @@ class Recorder:
             "bytes_pulled": sums["bytes_pulled"],
             **{f"{phase}_seconds": means[phase] for phase in self.seconds},
         }
-        self._reported = {**numbers, "examples": self._examples, "staleness": self._staleness}
+        self._reported = numbers
         status: dict[str, float | str] = dict(numbers)
         if worker.storage.failed:
             status["checkpoints_failed"] = worker.storage.failed

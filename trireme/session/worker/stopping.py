@@ -91,15 +91,10 @@ class Signals:
 
 def rolled_back(before: int, step: int, *, ended: str = "") -> RolledBack:
     """Returns the error of a worker whose job lost all copies of a part of the parameters."""
-    goes = (
-        f"back from step {before} to step {step}, and what was learned since is lost"
-        if step < before
-        else f"on from step {step}"
+    again = f". {ended} had ended its training, and must be started again to make those steps"
+    return RolledBack(
+        f"all copies of a part of the parameters were lost: the job goes back from step {before} "
+        f"to step {step}, and what was learned since is lost; more --replicas make such a loss "
+        f"less likely{again if ended else ''}",
+        step,
     )
-    text = (
-        f"all copies of a part of the parameters were lost: the job goes {goes}; more --replicas "
-        "make such a loss less likely"
-    )
-    if ended:
-        text += f". {ended} had ended its training, and must be started again to make those steps"
-    return RolledBack(text, step)
