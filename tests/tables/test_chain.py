@@ -42,7 +42,7 @@ from trireme.session.checkpoint import (
 from trireme.session.checkpoint.place import LocalPlace, Place
 from trireme.session.checkpoint.saver import Saver
 from trireme.session.options import Checkpoint
-from trireme.tables.chain import DROPPED, ROWS, WAITING, merge, merged, part_of
+from trireme.tables.chain import DROPPED, merged
 
 SOON = 20.0
 
@@ -97,42 +97,19 @@ def test_a_whole_and_changes_are_the_table(admit_after: int, drop_after: int, dt
             assert_same_tensors(
                 {name: found[name] for name in filled}, {name: expected[name] for name in filled}
             )
-            several = [part_of(part, "a/b") for part in parts]
-            for chunk in (1, 3):
-                for group in (ROWS, WAITING):
-                    blocks = [*merge(several, group, chunk)]
-                    assert all(len(block[0]) <= chunk * len(parts) for block in blocks)
-                    for place, field in enumerate(group):
-                        pieces = [block[place] for block in blocks]
-                        whole = expected[f"a/b/{field}"].numpy()
-                        if pieces:
-                            assert np.array_equal(np.concatenate(pieces), whole)
-                        else:
-                            assert not whole.size
     assert len(parts) > 4
     if drop_after:
         assert any(part and part[f"a/b/{DROPPED}"].numel() for part in parts[1:])
-
-
-@pytest.mark.parametrize("keys", [[1, 1], [2, 1], [5, 6, 6], [5, 6, 4]])
-def test_keys_that_are_out_of_order_are_refused(keys: list[int]) -> None:
-    part = part_of(sample_tables({n: 1.0 for n in range(len(keys))}), "t")
-    read, wrong = part.read, np.array(keys)
-    part.read = lambda field, start, stop: (
-        wrong[start:stop] if field == "keys" else read(field, start, stop)
-    )
-    with pytest.raises(CheckpointError, match="'keys' of a table are not in order"):
-        list(merge([part], ROWS, 2))
 
 
 def test_arrays_that_do_not_belong_together_are_refused() -> None:
     tables = sample_tables({1: 1.0})
     for name, wrong in (("t/rows", torch.ones(2, 2)), ("t/waiting_steps", torch.ones(3))):
         with pytest.raises(CheckpointError, match="of the table 't' do not belong together"):
-            part_of({**tables, name: wrong}, "t")
+            merged([{**tables, name: wrong}])
     del tables["t/steps"]
     with pytest.raises(CheckpointError, match="of the table 't' do not belong together"):
-        part_of(tables, "t")
+        merged([tables])
 
 
 # On a disk ----------------------------------------------------------------------------------------

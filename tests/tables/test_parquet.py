@@ -12,7 +12,6 @@ import torch
 from tests.session.checkpoint.samples import sample, sample_changes, sample_tables
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.session.checkpoint import save
-from trireme.tables import chain
 from trireme.tables.parquet import export_tables
 
 FIRST = replace(sample(1), tables=sample_tables({1: 1.0, 2: 2.0, 9: 3.0}, waiting={4: 1}))
@@ -46,18 +45,6 @@ def test_changes_are_in_the_rows_and_state_is_written_on_request(tmp_path: Path)
         "last_step": [1, 1, 1],
         "touches": [1, 1, 1],
     }
-
-
-def test_a_large_table_is_written_piece_by_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(chain.merge, "__defaults__", (10,))
-    tables = sample_tables({key: float(key) for key in range(95)})
-    path = save(tmp_path / "run", replace(sample(1), tables=tables), shard_bytes=200)
-    (file,) = export_tables(path, tmp_path)
-    assert parquet.ParquetFile(file).num_row_groups == 10
-    assert read(file)["key"] == list(range(95))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
