@@ -48,6 +48,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.environments": {"launchers": "environments"},
     "trireme.hooks": {"profile": "tracking"},
     "trireme.packing": {"codecs": "compression"},
+    "trireme.orders": {"samplers": "samplers"},
     "trireme.streams": {"streams": "streams"},
     "trireme.extensions": {"tables": "tables"},
     "trireme.templates": {"fork": "fork"},

@@ -128,6 +128,6 @@ def kinds() -> dict[str, tuple[Any, dict[str, Any]]]:
         "tensors": (tensors, size),
         "rows": (Rows(SIZE), size),
         "DataLoader": (DataLoader(Rows(SIZE), BATCH, shuffle=True), {}),
-        "sampler": (Rows(SIZE), {**size, "sampler": RandomSampler(range(SIZE))}),
+        "shuffled": (Rows(SIZE), {**size, "sampler": RandomSampler(range(SIZE))}),
         **(streams if STREAMS.names() else {}),
     }

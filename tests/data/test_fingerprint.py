@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from trireme.data.order import (
+from trireme.data.order import Order, fingerprint
+from trireme.samplers.orders import (
     BatchSamplerOrder,
-    Order,
     SamplerOrder,
     SubsetOrder,
     WeightedOrder,
-    fingerprint,
 )
 
 DATA = TensorDataset(torch.arange(20))

@@ -276,7 +276,7 @@ def test_options_of_a_wrong_kind_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="finds no CUDA device"):
+    with pytest.raises(ConfigurationError, match="cannot be put on device 'cuda'"):
         make_session(device="cuda").__enter__()
 
 

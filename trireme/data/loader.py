@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from trireme.data.batch import Batch, Span
 from trireme.data.draws import DrawingCollate, DrawingDataset, DrawingInit, Drawn
 from trireme.data.loading import Loading
-from trireme.data.order import BatchSamplerOrder, Order
+from trireme.data.order import Order
 from trireme.data.seeds import derive
 
 Source = Callable[[int], Sequence[Span]]
@@ -203,7 +203,7 @@ class Loader(SpanLoader):
                 for data in made:
                     span = self._begun.popleft()
                     batch = Batch(data, (span,), epoch=span[0] // self.order.size)
-                    if isinstance(self.order, BatchSamplerOrder):
+                    if self.order.batched:
                         batch.examples = len(self.order.indices(*span))
                     yield batch
         finally:
@@ -269,7 +269,7 @@ class Loader(SpanLoader):
     def _drawn(self, start: int, stop: int) -> list[Drawn]:
         """Returns the examples at some positions, each with its own."""
         indices = self.order.indices(start, stop).tolist()
-        if isinstance(self.order, BatchSamplerOrder):  # they have one position, that of a batch
+        if self.order.batched:  # they have one position, that of a batch
             start *= _MOST_IN_BATCH
         return list(zip(indices, range(start, start + len(indices)), strict=True))
 

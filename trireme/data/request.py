@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,22 +15,30 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 from trireme.data.loading import Collate, Loading
-from trireme.data.order import (
-    BatchSamplerOrder,
-    Order,
-    SamplerOrder,
-    SubsetOrder,
-    WeightedOrder,
-)
+from trireme.data.order import Order
 from trireme.errors import ConfigurationError
+from trireme.plugins import Plugins
 
 By = Literal["auto", "position", "shard"]
 """What is dealt of a stream: batches of examples, or whole shards; `auto` where it has some."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderType:
+    """What orders examples by samplers and weights. Its module should import fast.
+
+    Attributes:
+        open: the function (request, size, seed) -> `Order`, as `package.module:function`.
+    """
+
+    open: str
+
+
+ORDERS = Plugins("trireme.orders", "order by", OrderType)
+"""What orders examples otherwise than by their numbers, by the name `samplers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,45 +79,19 @@ class Request:
             raise ConfigurationError(
                 f"{' and '.join(chosen)}: each of them chooses the order of the examples; give one"
             )
-        if self.weights is not None:
-            if len(self.weights) != size:
-                raise ConfigurationError(
-                    f"there are {len(self.weights)} weights and {size} examples: give one for each"
-                )
-            return WeightedOrder(self.weights, None, seed)
-        if self.sampler is not None:
-            return _order_of(self.sampler, size, seed, batched=self.batched)
-        return Order(size, seed, shuffle=self.shuffle is not False)
-
-
-def _order_of(sampler: Iterable[Any], size: int, seed: int, *, batched: bool) -> Order:
-    """Returns the order of a sampler; those of torch are computed from the seed alone."""
-    if batched:
-        return BatchSamplerOrder(sampler, seed)
-    own = getattr(sampler, "generator", None)
-    if isinstance(own, torch.Generator):
-        seed = own.initial_seed()
-    kind = type(sampler)
-    if kind is SequentialSampler:
-        return Order(size, seed, shuffle=False)
-    if isinstance(sampler, RandomSampler) and kind is RandomSampler:
-        if sampler.replacement:
-            return WeightedOrder(torch.ones(size), sampler.num_samples, seed)
-        if sampler.num_samples == size:
+        sampler: Any = self.sampler
+        if self.weights is None and sampler is None:
+            return Order(size, seed, shuffle=self.shuffle is not False)
+        own = None if self.batched else getattr(sampler, "generator", None)
+        if isinstance(own, torch.Generator):
+            seed = own.initial_seed()
+        if type(sampler) is SequentialSampler:
+            return Order(size, seed, shuffle=False)
+        plain = type(sampler) is RandomSampler and not sampler.replacement
+        if plain and sampler.num_samples == size:
             return Order(size, seed)
-    if isinstance(sampler, WeightedRandomSampler) and kind is WeightedRandomSampler:
-        return WeightedOrder(
-            sampler.weights, sampler.num_samples, seed, replacement=sampler.replacement
-        )
-    if isinstance(sampler, SubsetRandomSampler) and kind is SubsetRandomSampler:
-        return SubsetOrder(list(sampler.indices), seed)
-    if isinstance(sampler, DistributedSampler):
-        raise ConfigurationError(
-            "a DistributedSampler deals fixed parts of an epoch to fixed ranks, and repeats some "
-            "examples; here each example is dealt once to whichever worker is there. Leave it "
-            f"out, and give shuffle={sampler.shuffle}"
-        )
-    return SamplerOrder(sampler, seed)
+        ordered: Order = pkgutil.resolve_name(ORDERS.load("samplers").open)(self, size, seed)
+        return ordered
 
 
 def of_dataloader(loader: DataLoader[Any], by: By = "auto") -> Request:

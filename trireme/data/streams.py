@@ -26,7 +26,7 @@ class StreamType:
     open: str
 
 
-STREAMS = Plugins("trireme.streams", "part that deals", StreamType)
+STREAMS = Plugins("trireme.streams", "reading of", StreamType)
 """What deals streams, by the name `streams`."""
 
 

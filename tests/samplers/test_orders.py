@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 
 from tests.data.sources import Flow, Rows, padded
-from trireme.data.order import BatchSamplerOrder, SamplerOrder, WeightedOrder
 from trireme.data.request import Request, of_dataloader
 from trireme.errors import ConfigurationError
+from trireme.samplers.orders import BatchSamplerOrder, SamplerOrder, WeightedOrder
 
 
 class Drawn(Sampler[int]):

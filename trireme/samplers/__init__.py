@@ -1,0 +1,1 @@
+"""Orders of examples by samplers and weights."""
