@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import (
     ConnectionRefused,
     ConnectTimeout,
@@ -127,3 +127,11 @@ def test_a_pull_that_is_sent_again_to_a_job_with_another_chief_is_fenced_off() -
     with pytest.raises(Fenced, match="another worker is chief now"):
         trial.lanes.tick(4.0)
     assert not trial.lanes.waiting
+
+
+def test_a_connection_may_break_to_a_shard_that_the_newest_view_has_no_more() -> None:
+    trial = Trial()
+    trial.lanes.ask(0.0, {1: Request(Status())})
+    trial.view = View(2, trial.view.servers, trial.view.workers, (ShardEntry(0, 1, 0),), 2)
+    trial.lanes.broke(1.0, 1, SILENCE)
+    assert trial.lanes.task(1) == "ps:1"

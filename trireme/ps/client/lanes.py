@@ -309,9 +309,13 @@ class Lanes:
         return entry
 
     def task(self, shard: int) -> str:
-        """Returns the name of the server with the primary of a shard, in the newest view."""
+        """Returns the name of the server with the primary of a shard, in the newest view.
+
+        A lane may still be of a shard that this view has no more.
+        """
         view = self._view()
-        return f"ps:{shard}" if view is None else view.primary_name(shard)
+        gone = view is not None and 0 < len(view.shards) <= shard
+        return f"ps:{shard}" if view is None or gone else view.primary_name(shard)
 
     def known_view(self) -> View:
         """Returns the newest view.
