@@ -24,14 +24,6 @@ def write_atomically(
     The temporary file beside it has an unpredictable name and must not exist before, so that
     another user cannot have left a file or a link there.
 
-    Args:
-        path: the file.
-        content: its new content.
-        mode: its mode, which the umask limits.
-        durable: whether to wait until the content is on the disk.
-
-    Raises:
-        OSError: it cannot be written; then the old file stays, and no temporary one.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,11 +41,7 @@ def write_atomically(
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory and its parents, and syncs them to the disk.
-
-    Raises:
-        OSError: as `os.mkdir` and `os.fsync`.
-    """
+    """Makes a directory and its parents, and syncs them to the disk."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -62,11 +50,7 @@ def make_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory are on the disk.
-
-    Raises:
-        OSError: as `os.fsync`.
-    """
+    """Waits until the names in a directory are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -75,11 +59,7 @@ def sync_directory(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Tries to take the lock of an open file, without waiting; returns whether it has it.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
+    """Tries to take the lock of an open file, without waiting; returns whether it has it."""
     return _take(descriptor, fcntl.LOCK_EX)
 
 
@@ -87,9 +67,6 @@ def open_lock(path: str, flags: int) -> int:
     """Opens a lock file that is this user's alone; an `opener` for `open`.
 
     Whoever can open a file, if only to read it, can hold its lock.
-
-    Raises:
-        OSError: as `os.open`.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     with suppress(OSError):  # another user's, or a file system without modes

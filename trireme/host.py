@@ -18,12 +18,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def host_memory(proc: Path = Path("/proc/self/cgroup"), mount: Path = _CGROUPS) -> int:
-    """Returns the bytes that processes here can have at most: of the host, or of a container.
-
-    Args:
-        proc: the file that names this process's control groups.
-        mount: where control groups are mounted, of either version.
-    """
+    """Returns the bytes that processes here can have at most: of the host, or of a container."""
     import psutil  # slow to load
 
     total = psutil.virtual_memory().total + psutil.swap_memory().total
@@ -50,14 +45,7 @@ def _limits(proc: Path, mount: Path) -> Iterator[int]:
 
 
 def check_fits(nbytes: int, what: str, advice: str, most: int | None = None) -> None:
-    """Checks that so many bytes can be had at all.
-
-    Args:
-        nbytes: the bytes.
-        what: what takes them, as the subject of a sentence.
-        advice: what to do where they cannot be had.
-        most: the bytes that can be had; None for those of this host.
-    """
+    """Raises `OutOfMemory` if a process cannot have so many bytes; `what` takes them."""
     most = host_memory() if most is None else most
     if nbytes > most:
         raise OutOfMemory(

@@ -67,11 +67,7 @@ class Option:
         return self.help.replace("{values}", ", ".join(self.values())) if self.values else self.help
 
     def read(self, text: str, origin: str) -> Any:
-        """Converts a text to a value of the option.
-
-        Raises:
-            UsageError: the text is not a valid value. The message names the origin.
-        """
+        """Converts a text to a value of the option, or raises `UsageError`."""
         try:
             words = text if self.metavar else _SWITCH.get(text.lower(), text)
             value = msgspec.convert(words, self.type, strict=False)
@@ -307,12 +303,7 @@ class JobConfig(
         return self.with_values(values, dict.fromkeys(values, origin))
 
     def with_values(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> JobConfig:
-        """Returns a copy with some values replaced, those of an engine's options too.
-
-        Args:
-            values: the values, by option.
-            origins: the origin of each of them.
-        """
+        """Returns a copy with some values replaced, those of an engine's options too."""
         groups: dict[str, dict[str, Any]] = {}
         for field, value in values.items():
             groups.setdefault(_GROUPS.get(field, ""), {})[field] = value
@@ -356,9 +347,6 @@ class JobConfig(
         """Checks that the mesh, the codec and the number of servers are consistent.
 
         Each strategy checks the values of its own options itself.
-
-        Raises:
-            UsageError: they are not; the message says what to do.
         """
         mesh, replicas, compress = (
             Mesh.parse(self.model.mesh),
@@ -422,13 +410,7 @@ class JobConfig(
 def declared(
     kind: type[msgspec.Struct], *, group: str = "", engine: str = ""
 ) -> tuple[Option, ...]:
-    """Returns the options that the fields of a class declare, in their order.
-
-    Args:
-        kind: the class, such as `Timeouts`.
-        group: the field of `JobConfig` that holds its value; "" for the options of an engine.
-        engine: the engine that they are of, whose name begins theirs; "" for none.
-    """
+    """Returns the options that the fields of a class declare, of a group or an engine."""
     hints = get_type_hints(kind, include_extras=True)
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     prefix = f"{engine}_" if engine else ""

@@ -91,12 +91,7 @@ class Plugins(Generic[_T]):
         return name in _names(self.group)
 
     def load(self, name: str) -> _T:
-        """Returns the plug-in of a name.
-
-        Raises:
-            ConfigurationError: there is none, it needs a package that is not installed, two
-                distributions have one of this name, or it cannot be imported.
-        """
+        """Returns the plug-in of a name, or raises `ConfigurationError`."""
         point, loaded = _load(self.group, self._what, name)
         if not isinstance(loaded, self._kind):
             raise ConfigurationError(
@@ -106,38 +101,21 @@ class Plugins(Generic[_T]):
         return loaded
 
     def check(self, name: str) -> None:
-        """Checks that a name is not of a part of Trireme that is not installed here.
-
-        Raises:
-            UsageError: it is; says which extra installs it.
-        """
+        """Raises `UsageError` for a name of a part of Trireme that is not installed here."""
         if name not in self and (extra := _EXTRAS.get(self.group, {}).get(name)) is not None:
             raise UsageError(not_installed(f"the {self._what} {name}", extra))
 
     def find(self, name: str) -> _T | None:
-        """Returns the plug-in of a name; None where none of that name is installed.
-
-        Raises:
-            ConfigurationError: as `load`, of one that is installed.
-        """
+        """Returns the plug-in of a name; None where none of that name is installed."""
         return self.load(name) if name in self else None
 
     def all(self) -> dict[str, _T]:
-        """Returns every installed one, by its name.
-
-        Raises:
-            ConfigurationError: as `load`, of the first that fails.
-        """
+        """Returns every installed one, by its name."""
         return {name: self.load(name) for name in self.names()}
 
 
 def not_installed(what: str, extra: str) -> str:
-    """Returns the message that a part of Trireme is not installed here.
-
-    Args:
-        what: what needs it.
-        extra: the extra of this distribution that installs it.
-    """
+    """Returns the message that a part of Trireme is not installed here."""
     return f"{what} belongs to a part that is not installed here: pip install '{_OWN}[{extra}]'"
 
 
@@ -148,11 +126,7 @@ def known(group: str) -> list[str]:
 
 @cache
 def _points(group: str) -> tuple[EntryPoint, ...]:
-    """Returns the entry points of a group, which are read once a process.
-
-    Raises:
-        ConfigurationError: Trireme itself has none there, as its metadata are older than its code.
-    """
+    """Returns the entry points of a group, which are read once a process."""
     points = tuple(entry_points(group=group))
     own = any(point.module.startswith("trireme.") for point in points)
     if not own and group in _CORE:
