@@ -15,6 +15,7 @@ import torch
 from tests.integration.shell import PROGRAMS, Ended, Shell
 from tests.integration.test_failures import pid_of, report
 from tests.tracing import read_trace, tasks_of
+from trireme.cli import main
 from trireme.session.checkpoint import latest
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -167,9 +168,14 @@ def test_the_towers_compute_at_the_same_time(shell: Shell) -> None:
     ],
 )
 def test_options_that_contradict_each_other_are_refused_before_anything_starts(
-    words: tuple[object, ...], said: str, shell: Shell
+    words: tuple[object, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended = shell.run("run", "--workers", 4, *words, *TOWERS)
-    assert ended.status == 2
-    assert said in ended.err
-    assert not (shell.directory / "runs").exists() and "worker:" not in ended.out
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--workers", "4", *map(str, (*words, *TOWERS))]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert not (tmp_path / "runs").exists() and "worker:" not in told.out
