@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from trireme.errors import ConfigurationError
 from trireme.plugins import known
@@ -66,7 +66,7 @@ def location(place: str | Location) -> Location:
     """Returns a local directory as a `Path`, and one of an object store as a `RemotePath`.
 
     Args:
-        place: a path, a URL such as `s3://bucket/run`, or `file:///home/me/run`, which is local.
+        place: a path, or a URL such as `s3://bucket/run`.
 
     Raises:
         ConfigurationError: the URL has a scheme that no file system is known for, or no bucket; or
@@ -76,7 +76,7 @@ def location(place: str | Location) -> Location:
         return place
     if isinstance(place, Path):
         flattened = _FLATTENED.match(str(place))
-        if flattened is not None and flattened[1] in (*known(_STORES), "file"):
+        if flattened is not None and flattened[1] in known(_STORES):
             raise ConfigurationError(
                 f"Path({str(place)!r}) was made of a URL and has lost one of its slashes: give the "
                 "URL itself, as text"
@@ -86,8 +86,6 @@ def location(place: str | Location) -> Location:
     if match is None:
         return Path(place)
     scheme, rest = match[1].lower(), match[2].rstrip("/")
-    if scheme == "file":
-        return _local(place)
     if scheme not in known(_STORES):
         schemes = "".join(f", or {each}://" for each in known(_STORES))
         raise ConfigurationError(
@@ -111,12 +109,3 @@ def local_directory(place: str | Location) -> Path:
     """
     where = location(place)
     return where if isinstance(where, Path) else where.scratch
-
-
-def _local(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path:
-        raise ConfigurationError(
-            f"{url} does not name a directory of this host: write file:///PATH, or the path alone"
-        )
-    return Path(unquote(parts.path))

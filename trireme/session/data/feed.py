@@ -65,9 +65,8 @@ class DataFeed:
     def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
         """Iterates over the epochs of a data set that are not finished; see `Session.epochs`.
 
-        With `leaves_out` a batch is left out that no step was made from by the end of its epoch.
-        Otherwise its step may come later, and this worker does not wait for others while it holds
-        one.
+        Without `leaves_out` the step of a batch may come after its epoch, and this worker does not
+        wait for others while it holds one.
         """
         count = check_whole("epochs", count, least=0)
         if self._epoch is not None:
@@ -334,8 +333,8 @@ def _size_of(dataset: Dataset[Any]) -> int:
     except TypeError:
         raise ConfigurationError(
             f"{type(dataset).__name__} has no length: a loader deals examples by number, so give "
-            "it a data set with __len__ and __getitem__, or one that is iterated over (an "
-            "IterableDataset); step also takes batches that you make yourself"
+            "it a data set with __len__ and __getitem__, or an IterableDataset; step also takes "
+            "batches that you make yourself"
         ) from None
     if size < 1:
         raise ConfigurationError(f"the {type(dataset).__name__} to train on has no examples")

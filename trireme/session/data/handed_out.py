@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from trireme.data.batch import Batch
 from trireme.ps.messages import Span
 
-
-class _Handed(NamedTuple):
-    """A batch that was handed out: the name of its data set, and its positions."""
-
-    dataset: str
-    spans: tuple[tuple[int, int], ...]
+_Handed = tuple[str, tuple[tuple[int, int], ...]]
+"""A batch that was handed out: the name of its data set, and its positions."""
 
 
 def _of(batch: Batch) -> _Handed:
-    return _Handed(batch.dataset, batch.spans)
+    return batch.dataset, batch.spans
 
 
 def _positions(batches: Iterable[_Handed]) -> list[tuple[int, int]]:
-    return [span for each in batches for span in each.spans]
+    return [span for _, spans in batches for span in spans]
 
 
 class HandedOut:
@@ -79,7 +75,7 @@ class HandedOut:
         own = _of(batch)
         if own not in self._batches:
             return [own]
-        same = [each for each in self._batches if each.dataset == own.dataset]
+        same = [each for each in self._batches if each[0] == own[0]]
         return same[: same.index(own) + 1]
 
     def leave(self, loop: int) -> None:
@@ -103,11 +99,8 @@ class HandedOut:
 
     def take_back(self, dataset: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Takes back what loops over a data set were handed last that were left."""
-        left = [
-            each
-            for each, loop in self._batches.items()
-            if each.dataset == dataset and loop in self._ended
-        ]
+        ended = [each for each, loop in self._batches.items() if loop in self._ended]
+        left = [each for each in ended if each[0] == dataset]
         dropped = self._drop([each for each in left if each in self._dealt_again])
         again = [each for each in left if each in self._batches]
         for each in again:
@@ -124,9 +117,8 @@ class HandedOut:
 
     def forget(self) -> None:
         """Forgets everything: the job has dealt the positions to other workers."""
-        self._batches.clear()
-        self._dealt_again.clear()
-        self._left_out.clear()
+        for held in (self._batches, self._dealt_again, self._left_out):
+            held.clear()
 
     def left_out(self) -> dict[str, int]:
         """Returns how many positions of each data set were left out since the last call."""

@@ -140,10 +140,7 @@ class Computation:
         )
 
     def _nothing(self, outputs: Any) -> torch.Tensor:
-        """Returns a loss of 0 with gradients of 0, for a batch of which nothing counts.
-
-        Its own loss, the mean over nothing, is not a number.
-        """
+        """Returns a loss of 0 with gradients of 0: the mean over nothing is not a number."""
         live = [each for each in tensors_in(outputs) if each.requires_grad and each.dim()]
         live = live or [each for each in self.flat.parameters.values() if each.requires_grad]
         return torch.stack([each.sum() * 0.0 for each in live]).sum()

@@ -12,10 +12,7 @@ from trireme.mesh import Mesh
 
 
 class ProcessGroup(ABC):
-    """All processes of a job without servers, or of one worker, with their places in a mesh.
-
-    Each method that communicates is called by all of them, unless it says otherwise.
-    """
+    """All processes of a job without servers, or of one worker, which call its methods together."""
 
     mesh: Mesh
     rank: int  # of this process, from 0; rank 0 is the chief
