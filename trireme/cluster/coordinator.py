@@ -63,7 +63,6 @@ class Coordinator:
         policy: Policy,
         *,
         epoch: str | None = None,
-        term: int = 1,
         clock: Clock | None = None,
         journal: Journal | None = None,
         on_done: Callable[[], None] | None = None,
@@ -75,7 +74,7 @@ class Coordinator:
         self._journal = journal
         now, kept = self._clock.now(), None if journal is None else journal.state
         if kept is None:
-            self.state = initial_state(now, policy, epoch or new_epoch(), term)
+            self.state = initial_state(now, policy, epoch or new_epoch())
         else:
             self.state = resumed(now, kept)
             _log.info("goes on as term %d of the job's coordinator", self.state.term)

@@ -154,12 +154,12 @@ class State(msgspec.Struct, frozen=True):
         return next((task for task in self.tasks.values() if task.connection == connection), None)
 
 
-def initial_state(now: float, policy: Policy, epoch: str = "", term: int = 1) -> State:
+def initial_state(now: float, policy: Policy, epoch: str = "") -> State:
     """Returns the state of a job that begins to form now."""
     tasks = [Task("ps", index) for index in range(policy.servers)]
     tasks += [Task("worker", index) for index in range(policy.workers)]
     by_name = {task.name: task for task in tasks}
-    return State(policy, now, by_name, epoch=epoch, term=term, noticed=now)
+    return State(policy, now, by_name, epoch=epoch, noticed=now)
 
 
 def comes_back_until(policy: Policy, task: Task) -> float:
