@@ -184,8 +184,21 @@ def waits_for_who_lacks_entries() -> AbstractContextManager[Any]:
 
 
 def late_openers_count() -> AbstractContextManager[Any]:
-    """What an old connection is for replaces what the new one is for."""
-    return patch.object(Replicas, "_is_superseded", lambda self, link, message: False)
+    """What an old connection is for replaces what the new one is for; it always comes late."""
+    followed = Replicas.followed
+
+    def follows(self: Any, link: Any, message: Any) -> Any:
+        taken = followed(self, link, message)
+        openers = self.__dict__.setdefault("openers", {})
+        key = link.identity.index, message.shard
+        early, openers[key] = openers.get(key), (link, message)
+        late = None if taken is None or early is None else followed(self, *early)
+        return taken if late is None else (taken[0], [*taken[1], *late[1]])
+
+    def superseded(self: Any, link: Any, message: Any) -> bool:
+        return False
+
+    return patch.multiple(Replicas, followed=follows, _is_superseded=superseded)
 
 
 def forgets_that_it_has_stopped() -> AbstractContextManager[Any]:
