@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -265,15 +264,3 @@ def test_hyper_parameters_and_what_they_led_to(page: Page) -> None:
     accuracies = page.fetch("data/plugin/scalars/scalars", tag="accuracy", run="test")
     assert reached["evaluated/test/accuracy"]["value"] == pytest.approx(accuracies[-1][2])
     page.picture("hparams")
-
-
-def traced(page: Page) -> dict[str, tuple[int, float]]:
-    """How often each name stands in the trace that is shown, and how many milliseconds that is."""
-    found: list[Any] = page.script(
-        "const view = deep('tr-ui-timeline-view')[0];"
-        "if (!view || !view.model) return [];"
-        "return Object.values(view.model.processes).flatMap(p => Object.values(p.threads))"
-        "  .flatMap(t => t.sliceGroup.slices.map(s => [s.title, s.duration]))"
-    )
-    names = Counter(name for name, _ in found)
-    return {name: (n, sum(d for title, d in found if title == name)) for name, n in names.items()}
