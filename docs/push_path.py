@@ -64,8 +64,8 @@ STATIONS = (
     Station("the gradient arrives", "ps:0", "SocketStream.read_into", "Connection.poll"),
     Station("the push becomes an entry of the log", "ps:0", "ReplicationLog.append", copied=True),
     Station("the entry is sent to the backup", "ps:0", "SocketStream.write", copied=True),
-    Station("the update is applied", "ps:0", "SegmentOptimizer.step", "Replica.request"),
-    Station("the verdict is remembered", "ps:0", "PushTable.decide", "Replica.request"),
+    Station("the update is applied", "ps:0", "SegmentOptimizer.step", "Replica._happen"),
+    Station("the verdict is remembered", "ps:0", "PushTable.decide", "Replica._happen"),
     Station("the answer is withheld", "ps:0", "ReplicationLog.hold", copied=True),
     Station("the entry arrives", "ps:1", "SocketStream.read_into", "Connection.poll", True),
     Station(

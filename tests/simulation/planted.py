@@ -38,6 +38,7 @@ from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.rule import Rule
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.copies import Copies
+from trireme.ps.shard.execution import Updates
 from trireme.ps.shard.follower import Follower
 from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
@@ -45,8 +46,6 @@ from trireme.ps.shard.push_table import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ShardState
-from trireme.ps.shard.updates import Updates
-from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, TakeSnapshot
@@ -112,7 +111,7 @@ class AnswersFirst(_WithParts):
         assert isinstance(self.execution.updates, _AppliesLater)
         for pending in self.execution.updates.postponed:
             assert self.state.values is not None
-            self.state.values.apply(Total(pending.gradients), None, self.state.step)
+            self.state.values.optimizer.step(pending.gradients)
         self.execution.updates.postponed.clear()
         return super().tick(now)
 

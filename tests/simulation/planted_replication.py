@@ -269,7 +269,9 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
         if log.active:
             yield from log.append(now, who, message, raw, lent)
             self._note_term(log.position, log.term)
-        all_of_it = [each for told in self._apply(now, who, route, message, what) for each in told]
+        all_of_it = [*self.shard.request(now, route, who, message, what)]
+        while self.shard.due:
+            all_of_it += self.shard.go_on(now)
         yield from log.hold(all_of_it) if log.active else all_of_it
 
     return patch.object(Replica, "_happen", happen)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trireme.cluster.messages import ViewChanged
 from trireme.cluster.view import View
 from trireme.ps.messages import (
     Collect,
@@ -75,7 +76,7 @@ class Watched(_Base):
     def request(
         self, now: float, route: object, who: Participant, message: Message, payload: Any = None
     ) -> list[Instruction]:
-        if isinstance(message, _UNWATCHED):
+        if isinstance(message, (*_UNWATCHED, FromServer, ViewChanged)):
             return super().request(now, route, who, message, payload)
         nobody = isinstance(message, StopJob | Collect)
         self.watch.received(route, None if nobody else who, message, payload)

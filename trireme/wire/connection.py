@@ -192,25 +192,36 @@ class Connection(AbstractContextManager["Connection", None]):
         Raises:
             WireTimeout: the peer did not take all of it in time.
         """
-        self._queue += self._frame(message, payload, sequence)
-        if not self.flush():
-            deadline = self.clock.now() + timeout
-            self._wait_to_send(deadline, timeout, check)
-            while not self.flush():
-                self._wait_to_send(deadline, timeout, check)
+        if not self.offer(message, payload, sequence=sequence, copies=False):
+            self.drain(timeout=timeout, check=check)
 
-    def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
+    def drain(self, *, timeout: float, check: Callable[[], object] = lambda: None) -> None:
+        """Blocks until the stream has taken all that was offered; see `send`."""
+        deadline = self.clock.now() + timeout
+        self._wait_to_send(deadline, timeout, check)
+        while not self.flush():
+            self._wait_to_send(deadline, timeout, check)
+
+    def offer(
+        self,
+        message: Message,
+        payload: Iterable[Buffer] = (),
+        *,
+        sequence: int = 0,
+        copies: bool = True,
+    ) -> bool:
         """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
 
-        The payload's memory may be changed as soon as the call returns. Frames are sent in the
-        order in which they are offered. A `SharedPayload` is copied once for all connections that
-        keep the rest of it. Returns whether the stream has taken all so far.
+        The payload's memory may be changed as soon as the call returns, unless it is not copied:
+        then `drain` must follow. Frames are sent in the order in which they are offered. A
+        `SharedPayload` is copied once for all connections that keep the rest of it. Returns whether
+        the stream has taken all so far.
         """
         views = self._frame(message, payload, sequence)
         self._queue += views
         if self.flush():
             return True
-        if left := min(len(views), len(self._queue)):
+        if copies and (left := min(len(views), len(self._queue))):
             self._queue[-left:] = self._copied(self._queue[-left:], payload)
         return False
 

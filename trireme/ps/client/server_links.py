@@ -145,13 +145,10 @@ class ServerLinks:
                 connection = link.connection or self._connect(link)
                 if link.lent is not None and isinstance(message, Push | PullExtra):
                     message = msgspec.structs.replace(message, extra=link.lent.sent(message.extra))
-                connection.send(
-                    message,
-                    order.payload,
-                    sequence=order.sequence,
-                    timeout=self.lanes.options.retry_seconds,
-                    check=partial(self._check_primary, link),
-                )
+                sequence, payload = order.sequence, order.payload
+                if not connection.offer(message, payload, sequence=sequence, copies=False):
+                    seconds = self.lanes.options.retry_seconds
+                    connection.drain(timeout=seconds, check=partial(self._check_primary, link))
             except (AuthenticationError, FrameError):
                 raise
             except WireError as error:

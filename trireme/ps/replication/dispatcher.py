@@ -17,12 +17,11 @@ and drive this same object.
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from trireme.cluster.messages import ViewChanged
 from trireme.errors import FrameError
 from trireme.ps.messages import FromAnyone, FromServer, FromWorker
-from trireme.ps.shard.instructions import Instruction, Send
+from trireme.ps.shard.instructions import Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.shard import Shard
 from trireme.wire.handshake import Identity
@@ -93,20 +92,6 @@ class Dispatcher(Generic[_S]):
                 "connections between the primaries of shards serve for that"
             )
         return Participant(shard, 0)
-
-    def apply(
-        self, now: float, who: Participant, route: object, message: Message, payload: Any = None
-    ) -> list[Instruction]:
-        """Gives a message to the shard; returns the shard's instructions.
-
-        Args:
-            who: the task that the message is from; or the shard, as `worker`.
-        """
-        if isinstance(message, FromServer):
-            return self.shard.heard(now, who.worker, message)
-        if isinstance(message, ViewChanged):
-            return self.shard.view(now, message.view)
-        return self.shard.request(now, route, who, message, payload)
 
     def link_for(self, word: Send) -> _S | None:
         """Returns the connection over which to send a message to another shard, if there is one.

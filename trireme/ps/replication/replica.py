@@ -242,17 +242,16 @@ class Replica(Generic[_L]):
         """
         who, log = self.dispatcher.sender(link, message), self.log
         if isinstance(message, _READS):
-            yield from self.dispatcher.apply(now, who, route, message, what)
-        elif not isinstance(message, FromServer) and (reason := self._away()) is not None:
-            yield Reply(route, _fenced(message, reason, self._view.number))
-        elif isinstance(message, PullExtra):  # it changes nothing, and shows what may yet be lost
-            found = self.dispatcher.apply(now, who, route, message)
-            yield from found if log is None else log.hold(found)
-        elif isinstance(message, Push) and (reason := self._overfull(who, message)) is not None:
+            return iter(self.shard.request(now, route, who, message, what))
+        if not isinstance(message, FromServer) and (reason := self._away()) is not None:
+            return iter((Reply(route, _fenced(message, reason, self._view.number)),))
+        if isinstance(message, PullExtra):  # it changes nothing, and shows what may yet be lost
+            found = self.shard.request(now, route, who, message)
+            return iter(found if log is None else log.hold(found))
+        if isinstance(message, Push) and (reason := self._overfull(who, message)) is not None:
             step = self.shard.state.step
-            yield Reply(route, PushReply(RejectedVerdict(reason), step, 0, False))
-        else:
-            yield from self._happen(now, who, route, message, what, raw, lent)
+            return iter((Reply(route, PushReply(RejectedVerdict(reason), step, 0, False)),))
+        return self._happen(now, who, route, message, what, raw, lent)
 
     def heard(self, now: float, shard: int, message: FromServer) -> Iterator[Output[_L]]:
         """Takes a message of another shard whose primary is at this server too."""
@@ -284,20 +283,15 @@ class Replica(Generic[_L]):
             yield from log.append(now, who, message, raw, lent)
             self._note_term(log.position, log.term)
         failed = counters["failed"]
-        for instructions in self._apply(now, who, route, message, what):
+        instructions = self.shard.request(now, route, who, message, what)
+        while True:
             if counters["failed"] != failed:  # perhaps by values that such a replica lacks
                 log.drop_unfilled()
             yield from log.hold(instructions) if log.active else instructions
-            if self.shard.due:  # the values change again, within this event
-                log.keep_values()
-
-    def _apply(
-        self, now: float, who: Participant, route: object, message: Message, what: Any
-    ) -> Iterator[list[Instruction]]:
-        """Gives an event to the shard; yields its instructions, until nothing more is due."""
-        yield self.dispatcher.apply(now, who, route, message, what)
-        while self.shard.due:
-            yield self.shard.go_on(now)
+            if not self.shard.due:
+                return
+            log.keep_values()  # they change again, within this event
+            instructions = self.shard.go_on(now)
 
     def tick(self, now: float, taken: Callable[[_L], int] = lambda _: 0) -> Iterator[Output[_L]]:
         """Passes the time; for `taken` see `ReplicationLog.look`."""
@@ -406,8 +400,9 @@ class Replica(Generic[_L]):
         self._note_term(message.position, message.term)
         self.shard.state.shows_extra = False  # nobody hears what a backup answers
         who = Participant(message.index, message.incarnation)
-        for instructions in self._apply(message.now, who, route, event, what):
-            yield from instructions
+        yield from self.shard.request(message.now, route, who, event, what)
+        while self.shard.due:
+            yield from self.shard.go_on(message.now)
 
     def follows(self, incarnation: int) -> FollowPrimary:
         """Returns the message by which this replica asks its primary for entries."""

@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 import torch
 
+from trireme.cluster.messages import ViewChanged
 from trireme.cluster.view import View
 from trireme.errors import ModelMismatchError, Rejected, TriremeError, UnsupportedOptimizerError
 from trireme.ps import messages
@@ -168,7 +169,7 @@ class Shard:
     def request(
         self, now: float, route: object, who: Participant, message: Message, payload: Any = None
     ) -> list[Instruction]:
-        """Takes a request.
+        """Takes a request; or a message of another shard, whose number is `who.worker`; or a view.
 
         Args:
             payload: of a push, its gradients, which must stay as they are until the answer is sent;
@@ -176,6 +177,10 @@ class Shard:
         """
         if isinstance(message, messages.Push):
             return self.push(now, route, who, message, payload)
+        if isinstance(message, messages.FromServer):
+            return self.heard(now, who.worker, message)
+        if isinstance(message, ViewChanged):
+            return self.view(now, message.view)
         if isinstance(message, _OF_A_VIEW):
             reason = self.state.participants.fence(who, message.view)
             if reason is not None:

@@ -57,9 +57,17 @@ def values_of(
     return values
 
 
+def apply(values: Values, update: Total, hyper: Sequence[GroupSpec] | None, step: int) -> None:
+    """Makes a step, as a shard does."""
+    if hyper is not None:
+        values.optimizer.set_hyper(hyper)
+    values.optimizer.step(update.gradients, update.divisor, update.absent)
+    values.average(step)
+
+
 def test_an_update_is_the_optimizers_with_each_groups_learning_rate() -> None:
     values = values_of()
-    values.apply(Total(buffer_of(2.0)), None, step=1)
+    apply(values, Total(buffer_of(2.0)), None, step=1)
     expected = torch.arange(64, dtype=torch.float32) - 2.0
     expected[48:] += 1.0
     assert torch.equal(values.buffer.vectors[0], expected)
@@ -69,8 +77,8 @@ def test_an_update_is_the_optimizers_with_each_groups_learning_rate() -> None:
 def test_hyper_parameters_come_with_an_update_and_stay() -> None:
     values = values_of()
     faster = (GroupSpec({"lr": 10.0}), GroupSpec({"lr": 0.5}))
-    values.apply(Total(buffer_of(1.0)), faster, step=1)
-    values.apply(Total(buffer_of(1.0)), None, step=2)
+    apply(values, Total(buffer_of(1.0)), faster, step=1)
+    apply(values, Total(buffer_of(1.0)), None, step=2)
     assert values.buffer.vectors[0][0] == -20.0
     assert values.buffer.vectors[0][48] == 47.0
 
@@ -79,8 +87,8 @@ def test_the_average_follows_the_values() -> None:
     average = Average(0.5, warm_up=False)
     values = values_of(average=average)
     start = values.buffer.vectors[0].clone()
-    values.apply(Total(buffer_of(2.0)), None, step=1)
-    values.apply(Total(buffer_of(2.0)), None, step=2)
+    apply(values, Total(buffer_of(2.0)), None, step=1)
+    apply(values, Total(buffer_of(2.0)), None, step=2)
     copied = {s.key: t for s, t in values.copy(state=False) if s.vector == "float32"}
     # 0.5 (0.5 x + 0.5 (x - 2)) + 0.5 (x - 4) = x - 2.5
     assert torch.equal(copied["average"][:48], start[:48] - 2.5)
@@ -95,10 +103,10 @@ def test_the_average_begins_at_the_first_values() -> None:
 
 def test_a_copy_does_not_follow_the_values() -> None:
     values = values_of(MOMENTUM)
-    values.apply(Total(buffer_of(1.0)), None, step=1)
+    apply(values, Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)
     before = [tensor.clone() for _, tensor in copied]
-    values.apply(Total(buffer_of(1.0)), None, step=2)
+    apply(values, Total(buffer_of(1.0)), None, step=2)
     assert all(torch.equal(t, b) for (_, t), b in zip(copied, before, strict=True))
     assert {spec.key for spec, _ in copied} == {"values", "state/momentum_buffer"}
     assert {spec.key for spec, _ in values.copy(state=False)} == {"values"}
@@ -112,16 +120,16 @@ def test_a_copy_of_some_servers_is_loaded_by_others(counts: tuple[int, int]) -> 
     for server in range(before):
         values = Values(old, server, MOMENTUM, Rule(average=average))
         values.load(0, whole(old))
-        values.apply(Total(buffer_of(3.0, old, server)), None, step=1)
+        apply(values, Total(buffer_of(3.0, old, server)), None, step=1)
         copied += values.copy(state=True)
     new = layout_of(after)
     loaded = [Values(new, server, MOMENTUM, Rule(average=average)) for server in range(after)]
     for server, values in enumerate(loaded):
         values.load(0, copied)
-        values.apply(Total(buffer_of(3.0, new, server)), None, step=2)
+        apply(values, Total(buffer_of(3.0, new, server)), None, step=2)
     reference = values_of(MOMENTUM, average)
     for step in (1, 2):
-        reference.apply(Total(buffer_of(3.0)), None, step=step)
+        apply(reference, Total(buffer_of(3.0)), None, step=step)
     for key in ("values", "average", "state/momentum_buffer"):
         for dtype in ("float32", "float64"):
             assert torch.equal(
@@ -192,7 +200,7 @@ def payload_of(tensors: Tensors) -> list[memoryview]:
 def test_a_payload_becomes_tensors_again() -> None:
     values = Values(layout_of(), 0, OptimizerSpec("Adam", PLAIN.groups), Rule())
     values.load(0, whole(layout_of()))
-    values.apply(Total(buffer_of(1.0)), None, step=1)
+    apply(values, Total(buffer_of(1.0)), None, step=1)
     copied = values.copy(state=True)
     assert any(spec.group >= 0 for spec, _ in copied), "Adam counts steps"
     for payload in (payload_of(copied), [memoryview(bytearray().join(payload_of(copied)))]):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from trireme.errors import Rejected
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Part
-from trireme.ps.messages import GroupSpec, OptimizerSpec
+from trireme.ps.messages import OptimizerSpec
 from trireme.ps.rule import Rule
-from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.segment_optimizer import SegmentOptimizer
 from trireme.ps.shard.values.snapshot_tensors import Tensors, fill, ranges
 from trireme.ps.snapshot_messages import TensorSpec
@@ -34,20 +33,8 @@ class Values:
         self._average_rule = rule.average
         self._average = PartBuffer(layout, server) if rule.average else None
 
-    def apply(
-        self,
-        update: Total | None,
-        hyper: Sequence[GroupSpec] | None,
-        step: int,
-        steps: int = 1,
-    ) -> None:
-        """Updates the values in place, which makes so many steps: the average decays with each."""
-        self.changes += 1
-        if hyper is not None:
-            self.optimizer.set_hyper(hyper)
-        if update is None:
-            return
-        self.optimizer.step(update.gradients, update.divisor, update.absent)
+    def average(self, step: int, steps: int = 1) -> None:
+        """Brings the average up to an update, which has made so many steps: it decays with each."""
         if self._average_rule is not None and self._average is not None:
             weight = 1 - self._average_rule.decay_at(step) ** steps
             vectors = zip(self._average.vectors, self.buffer.vectors, strict=True)
