@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
-    default_collate,
 )
 
 from trireme.data.loader import tensors_of
@@ -37,7 +36,8 @@ def evaluation_batches(dataset: Any, batch_size: int | None, loading: Loading) -
         return iter(_again(dataset))
     size = 1000 if batch_size is None else batch_size
     if is_stream(dataset):
-        return _of_stream(dataset, size, loading)
+        check_one_reader(dataset, loading.num_workers)
+        dataset = dataset if isinstance(dataset, IterableDataset) else _Iterated(dataset)
     tensors = tensors_of(dataset) if loading.collate_fn is None else None
     if tensors is not None:
         return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
@@ -61,19 +61,14 @@ def _again(loader: DataLoader[Any]) -> DataLoader[Any]:
     return DataLoader(loader.dataset, batch_size=batches.batch_size, sampler=sampler, **named)
 
 
-def _of_stream(dataset: Any, size: int, loading: Loading) -> Iterator[Any]:
-    check_one_reader(dataset, loading.num_workers)
-    if isinstance(dataset, IterableDataset):
-        yield from DataLoader(dataset, batch_size=size, generator=_apart(), **loading.arguments)
-        return
-    collate, examples = loading.collate_fn or default_collate, []
-    for example in dataset:
-        examples.append(example)
-        if len(examples) == size:
-            yield collate(examples)
-            examples = []
-    if examples:
-        yield collate(examples)
+class _Iterated(IterableDataset[Any]):
+    """Whatever can be iterated over, as a data set of torch's."""
+
+    def __init__(self, examples: Iterable[Any]) -> None:
+        self._examples = examples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._examples)
 
 
 def _apart() -> torch.Generator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Self, TypedDict
 
 import torch
@@ -79,12 +79,6 @@ class Loading:
         if named["collate_fn"] in (torch.utils.data.default_collate, _default_convert()):
             named["collate_fn"] = None
         return cls(**named)
-
-    def without_processes(self) -> Self:
-        """Returns the same for examples that are loaded in this process."""
-        return replace(
-            self, num_workers=0, timeout=0.0, prefetch_factor=None, persistent_workers=False
-        )
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -43,7 +43,6 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_HEADER_ALIGNMENT = 8
 
 SUFFIX = ".safetensors"
 INDEX = f"{SUFFIX}.index.json"
@@ -87,7 +86,9 @@ def write_tensors(
     """Writes tensors of any device, layout in memory and sharing, with their index."""
     if not tensors:
         return {}
-    shapes = _checked_shapes(tensors)  # before anything asks a tensor for its size
+    shapes = shapes_of(tensors)
+    for name, tensor in shapes.items():  # before anything asks a tensor for its size
+        check_held(name, tensor, streamed=isinstance(tensors, StreamedTensors))
     shards = list(_shards(shapes, shard_bytes))
     records: dict[str, FileRecord] = {}
     weight_map: dict[str, str] = {}
@@ -110,7 +111,7 @@ def write_tensors_file(
     """Writes one safetensors file."""
     # Large items first keeps every tensor aligned to its item size without holes, which the
     # format forbids.
-    shapes = _checked_shapes(tensors)
+    shapes = shapes_of(tensors)
     names = sorted(shapes, key=lambda name: -shapes[name].itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -130,20 +131,12 @@ def _chunks(
     header: dict[str, object], tensors: Iterable[torch.Tensor]
 ) -> Iterator[bytes | memoryview]:
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors:
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data
-
-
-def _checked_shapes(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Returns tensors of the same dtypes and shapes, of which a checkpoint can hold each."""
-    shapes = shapes_of(tensors)
-    for name, tensor in shapes.items():
-        check_held(name, tensor, streamed=isinstance(tensors, StreamedTensors))
-    return shapes
 
 
 def held(
