@@ -62,6 +62,7 @@ def test_the_text_has_each_section_in_lines_of_a_terminal(picture: Picture) -> N
     assert re.search(r"left +worker:0/cpu +2 ", shown)
     assert re.search(r"right +worker:1/cpu +2 ", shown)
     assert re.search(r"cut: \d segments, [12] transfers? forward", shown)
+    assert "late" not in shown  # no segment has an early part beside it
     assert re.search(r"tanh +worker:1/cpu +worker:0/cpu +72 B +returns", shown)
     assert re.search(r"predicted: \S+ ms a step of 2 micro-batches", shown)
     assert re.search(r"worker:1/cpu +\S+ ms +\d+% +\S+ \w*B +953\.7 MiB", shown)

@@ -116,10 +116,11 @@ def _cut(picture: Picture) -> Iterator[str]:
     placed = {node.name for node in picture.operators if node.place}
     transfers = count(picture.cut.transfers, "transfer")
     rows: list[tuple[str, ...]] = [("segment", "place", "operators", "from", "to")]
+    early = {(each.depth, each.place) for each in picture.cut.segments if not each.part}
     for segment in picture.cut.segments:
         names = [node.name for node in segment.module.graph.nodes if node.op == OPERATOR]
         if found := [name for name in names if name in placed]:
-            late = ", late" if segment.part else ""
+            late = ", late" if segment.part and (segment.depth, segment.place) in early else ""
             name, place = f"depth {segment.depth}{late}", picture.places[segment.place]
             rows.append((name, place, f"{len(found):,}", found[0], found[-1]))
     yield f"{count(len(rows) - 1, 'segment')}, {transfers} forward for each micro-batch"
