@@ -117,10 +117,9 @@ class Buffers:
     def consistent_values(self) -> Iterator[int]:
         """Puts the values of one step, or their moving average, into the model during the block.
 
-        The mean of the workers' buffers goes into the model too: this worker's as they are, and
-        others' as they were last shared. Without servers, a process that holds the whole model has
-        the values of one step already. Yields that step: servers may have gone on since this
-        worker's last exchange.
+        The mean of the workers' buffers goes into the model too. Yields that step: servers may have
+        gone on since this worker's last exchange. Without servers, a process that holds the whole
+        model has the values of one step already.
         """
         setup = self._setup
         alone = self._task.servers == 0 and setup.part is None
@@ -148,10 +147,7 @@ class Buffers:
         self._put(self._backend.snapshot(state=False).values, self.average())
 
     def collect_values(self) -> None:
-        """Copies the present values into the whole model, while processes train parts of it.
-
-        The model shares the buffers of this process's part, which stay as they are.
-        """
+        """As `collect_final_values`, while training goes on; this process's buffers stay."""
         part = self._setup.part
         mine = frozenset[str]() if part is None else part.buffer_names
         others = {name: value for name, value in self.average().items() if name not in mine}

@@ -1,8 +1,4 @@
-"""A worker's membership in its job: joins, rejoins and leaves.
-
-joining -> waiting for the cluster -> initialising or restoring -> training -> saving
-        -> finished | failed | interrupted
-"""
+"""A worker's membership in its job: joins, rejoins and leaves."""
 
 from __future__ import annotations
 
@@ -48,10 +44,7 @@ _WAIT_SHOWN_AGAIN = 5.0  # seconds
 
 
 class WaitCutShort(Exception):
-    """A worker that waits for the others to end has something to do meanwhile.
-
-    It is asked to stop the job, or to leave it; or it is chief, and sees whether to save.
-    """
+    """A worker that waits for the others to end is to stop the job, to leave, or to save."""
 
 
 class Lifecycle:
@@ -403,9 +396,8 @@ class Lifecycle:
     def fail(self, error: BaseException) -> None:
         """Tells the job that this worker failed, and why.
 
-        Where the launcher will start the worker again, it only closes the connection, and the job
-        continues without this incarnation. So it does where this worker was cut off for too long:
-        that says nothing about the job.
+        Where the launcher will start it again, or it was cut off for too long, which says nothing
+        about the job, it only closes the connection, and the job continues without it.
         """
         reason = f"{type(error).__name__}: {error}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
