@@ -85,6 +85,10 @@ class Link:
         """The peer's name, for messages."""
         return f"{self.identity.task} at {self.connection.peer}"
 
+    def taken(self) -> int:
+        """Returns how many bytes the connection has taken, if it has to take more; else 0."""
+        return self.connection.bytes_sent if self.connection.unsent else 0
+
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; returns whether all was sent. The service sends the rest later.
 

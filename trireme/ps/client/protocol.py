@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 import msgspec
 
 from trireme.errors import ConfigurationError, CopiesLost, Fenced, WaitTimeout
+from trireme.ps import messages
 from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
 from trireme.ps.client.operations import (
     AWAIT,
@@ -25,38 +26,6 @@ from trireme.ps.client.operations import (
     expect,
 )
 from trireme.ps.extra import ExtraParts, ExtraRequest, ShownExtension, Space
-from trireme.ps.messages import (
-    Applied,
-    Attach,
-    Attached,
-    Collect,
-    Collected,
-    Done,
-    Drain,
-    GroupSpec,
-    LayoutSpec,
-    Lease,
-    Leased,
-    LeaseTerms,
-    OptimizerSpec,
-    Pull,
-    PulledExtra,
-    PullExtra,
-    PullReply,
-    Push,
-    PushReply,
-    PushTerms,
-    Refused,
-    Retire,
-    ServerStatus,
-    Share,
-    Stale,
-    Status,
-    StopJob,
-    Stopping,
-    Trace,
-    Traced,
-)
 from trireme.ps.results import PushResult, after_the_end, decided
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
@@ -96,26 +65,21 @@ class ClientProtocol:
         # the extra values that the last push has brought; None where the shards were divided anew
         self.brought: Any = None
         self.stopping = False  # whether this worker has been told to stop
-        self.replies: Sequence[PushReply] = ()  # to the last push, by server
-        self._worker = worker
-        self._servers = servers
+        self.replies: Sequence[messages.PushReply] = ()  # to the last push, by server
+        self._worker, self._servers = worker, servers
         self._divisions = 0  # how often the shards were divided anew
-        self._patience_seconds = patience_seconds
-        self._rng = rng
-        self._sequence = 0
-        self._acknowledged = 0
-        self._leases = 0
-        self._hyper: tuple[GroupSpec, ...] | None = None  # what the servers surely have
-        self._rule = Rule()
-        self._space = space
+        self._patience_seconds, self._rng = patience_seconds, rng
+        self._sequence = self._acknowledged = self._leases = 0
+        self._hyper: tuple[messages.GroupSpec, ...] | None = None  # what the servers surely have
+        self._rule, self._space = Rule(), space
         self._bounds: Sequence[int] = ()  # of the shards
         # what the push under way says of extra values, and its parts
         self._extra: ExtraRequest | None = None
         self._parts: ExtraParts | None = None
-        self.pushed: Push | None = None  # the push that was not waited for yet
-        # What has become of it: its answers and the step of their values, or its fence.
-        self._settled: tuple[list[PushReply], int] | Fenced | None = None
-        self._shown: tuple[OptimizerSpec, Rule, ShownExtension | None] | None = None
+        self.pushed: messages.Push | None = None  # the push that was not waited for yet
+        # what has become of it: its answers and the step of their values, or its fence
+        self._settled: tuple[list[messages.PushReply], int] | Fenced | None = None
+        self._shown: tuple[messages.OptimizerSpec, Rule, ShownExtension | None] | None = None
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
 
@@ -123,8 +87,8 @@ class ClientProtocol:
 
     def attach(
         self,
-        layout: LayoutSpec,
-        optimizer: OptimizerSpec,
+        layout: messages.LayoutSpec,
+        optimizer: messages.OptimizerSpec,
         rule: Rule,
         extension: ShownExtension | None = None,
     ) -> Operation[bool]:
@@ -132,12 +96,12 @@ class ClientProtocol:
         self._rule, self._shown = rule, (optimizer, rule, extension)
         self._bounds, self._parts = layout.bounds, None
         self._hyper = None  # the servers may use what an earlier worker has shown
-        attach = Request(Attach(0, layout, *self._shown))
+        attach = Request(messages.Attach(0, layout, *self._shown))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
         except Divided:
             return True  # the new shards were shown it, and have values
-        attached = self._all(answers, Attached)
+        attached = self._all(answers, messages.Attached)
         self._attached = min(answer.view for answer in attached)
         self._waits_for_load = not all(answer.loaded for answer in attached)
         return not self._waits_for_load
@@ -182,7 +146,7 @@ class ClientProtocol:
             }
             try:
                 for answer in (yield from self._ask(requests)).values() if requests else ():
-                    expect(answer, Done)
+                    expect(answer, messages.Done)
                 return
             except Divided:
                 continue
@@ -194,16 +158,16 @@ class ClientProtocol:
             Fenced: no values were loaded yet: the chief may be another worker now.
         """
         while True:
-            layout: LayoutSpec = yield DIVIDE
+            layout: messages.LayoutSpec = yield DIVIDE
             self.divide(layout.shards, layout.bounds)
             if self._shown is None:
                 return
-            attach = Request(Attach(0, layout, *self._shown))
+            attach = Request(messages.Attach(0, layout, *self._shown))
             try:
                 answers: Answers = yield Ask(dict.fromkeys(range(self._servers), attach))
             except Divided:
                 continue
-            if not all(each.loaded for each in self._all(answers, Attached)):
+            if not all(each.loaded for each in self._all(answers, messages.Attached)):
                 raise Fenced("the shards were divided anew before values were loaded", 0)
             return
 
@@ -230,7 +194,7 @@ class ClientProtocol:
         Raises:
             Fenced: the view changed while nothing was loaded: the chief may be another one now.
         """
-        request = Pull(0, train, at_least)
+        request = messages.Pull(0, train, at_least)
         replies = yield from self._pull_all(request, again=not train)
         if train:
             self.stopping = replies[0].stop
@@ -242,13 +206,15 @@ class ClientProtocol:
         """Whether a push is under way whose answers are missing."""
         return self.pushed is not None and self._settled is None
 
-    def next_push(self, weight: float, written: int = 0, **terms: Unpack[PushTerms]) -> Push:
+    def next_push(
+        self, weight: float, written: int = 0, **terms: Unpack[messages.PushTerms]
+    ) -> messages.Push:
         """Returns the message of the next push without the view; see `Push`."""
         named: dict[str, Any] = {**terms}
         hyper, pulled = named.pop("hyper", None), named.pop("pulled", None)
         named["examples"] = tuple(named.get("examples", ()))
         self._extra, self._parts = named.pop("extra", None), None
-        return Push(
+        return messages.Push(
             view=0,
             sequence=self._sequence + 1,
             acknowledged=self._acknowledged,
@@ -260,7 +226,7 @@ class ClientProtocol:
             **named,
         )
 
-    def push(self, push: Push) -> None:
+    def push(self, push: messages.Push) -> None:
         """Makes the next push. `wait` takes the answers.
 
         Raises:
@@ -274,7 +240,7 @@ class ClientProtocol:
         self._hyper = push.hyper if push.hyper is not None else self._hyper
         self.pushed = push
 
-    def message(self, push: Push, server: int) -> Push:
+    def message(self, push: messages.Push, server: int) -> messages.Push:
         """Returns the message of a push to one server, without the view."""
         if self._extra is not None:
             if self._parts is None:
@@ -296,7 +262,7 @@ class ClientProtocol:
         self._acknowledged = self._sequence
         first = self.replies[0]
         verdict = first.verdict
-        if type(verdict) is not Applied and isinstance(decided(verdict), Stale):
+        if type(verdict) is not messages.Applied and isinstance(decided(verdict), messages.Stale):
             self._hyper = None  # the servers have dropped them with the stale update
         yield PUBLISH
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
@@ -307,9 +273,11 @@ class ClientProtocol:
             yield from self.settle()  # lent memory holds one request
             parts = request.divided(self._bounds)
             extras = [parts.of_shard(shard, self._space) for shard in range(self._servers)]
-            requests = {shard: Request(PullExtra(0, extra)) for shard, extra in enumerate(extras)}
+            requests = {
+                shard: Request(messages.PullExtra(0, extra)) for shard, extra in enumerate(extras)
+            }
             try:
-                answers = self._all((yield from self._ask(requests)), PulledExtra)
+                answers = self._all((yield from self._ask(requests)), messages.PulledExtra)
             except Divided:
                 continue
             return parts.united([answer.extra for answer in answers])
@@ -329,7 +297,7 @@ class ClientProtocol:
         try:
             while True:
                 try:
-                    replies = self._all((yield AWAIT), PushReply)
+                    replies = self._all((yield AWAIT), messages.PushReply)
                     break
                 except Divided:  # each of the new shards decides it if none has before
                     yield from self._divide()
@@ -352,12 +320,12 @@ class ClientProtocol:
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
             behind = [server for server, step in enumerate(steps) if step < target]
-            pull = Request(Pull(0, False, target))
+            pull = Request(messages.Pull(0, False, target))
             try:
                 answers = yield from self._ask(dict.fromkeys(behind, pull))
-                replies = [expect(answers[server], PullReply) for server in behind]
+                replies = [expect(answers[server], messages.PullReply) for server in behind]
             except Divided:  # the new shards are of one step
-                replies = yield from self._ask_all(Pull(0, False), PullReply)
+                replies = yield from self._ask_all(messages.Pull(0, False), messages.PullReply)
                 behind, steps = [*range(self._servers)], [0] * self._servers
             for server, reply in zip(behind, replies, strict=True):
                 steps[server] = reply.step
@@ -365,7 +333,9 @@ class ClientProtocol:
                 self.stopping = self.stopping or replies[0].stop
         return steps[0]
 
-    def _pull_all(self, request: Pull, *, again: bool) -> Operation[list[PullReply]]:
+    def _pull_all(
+        self, request: messages.Pull, *, again: bool
+    ) -> Operation[list[messages.PullReply]]:
         """Pulls from all shards; from shard 0 first where this worker has found no values.
 
         Until shard 0 has values, others may have those of a chief that did not go on.
@@ -377,14 +347,14 @@ class ClientProtocol:
                 others = dict.fromkeys(range(1, self._servers), Request(request))
                 if others:
                     answers.update((yield from self._ask(others, again=again)))
-                return self._all(answers, PullReply)
+                return self._all(answers, messages.PullReply)
             except Divided:
                 self._waits_for_load = False  # the new shards have values
-        return (yield from self._ask_all(request, PullReply, again=again))
+        return (yield from self._ask_all(request, messages.PullReply, again=again))
 
     def retire(self) -> Operation[None]:
         """Tells the servers that this worker trains no more: nobody waits for it any longer."""
-        yield from self._ask_all(Retire(), Done)
+        yield from self._ask_all(messages.Retire(), messages.Done)
 
     # -- requests to shard 0 --------------------------------------------------------------------
 
@@ -394,55 +364,47 @@ class ClientProtocol:
         size: int,
         batch: int,
         count: int,
-        **terms: Unpack[LeaseTerms],
-    ) -> Operation[Leased]:
-        """Asks for the next examples: `count` spans of `batch` examples of a data set of `size`.
-
-        See `Lease` for the terms. A repeat of the request gets the same examples.
-        """
+        **terms: Unpack[messages.LeaseTerms],
+    ) -> Operation[messages.Leased]:
+        """Asks for the next examples: `count` spans of `batch`; see `Lease` for the terms."""
         self._leases += 1
-        request = Lease.of(dataset, size, batch, count, self._leases, terms)
-        return (yield from self._ask_first(request, Leased))
+        request = messages.Lease.of(dataset, size, batch, count, self._leases, terms)
+        return (yield from self._ask_first(request, messages.Leased))
 
     def stop(self, reason: str) -> Operation[int]:
         """Asks to end the job; returns the global step at which it will end."""
-        return (yield from self._ask_first(StopJob(reason), Stopping)).step
+        return (yield from self._ask_first(messages.StopJob(reason), messages.Stopping)).step
 
     def drain(self) -> Operation[int]:
         """Waits until every worker has retired, and pulls the values; returns their global step.
 
-        The answers to this worker's last push lack what others pushed later.
-
         Raises:
             Fenced: this worker is out of the job: it keeps the values at hand.
         """
-        step = (yield from self._ask_first(Drain(), Stopping)).step
+        step = (yield from self._ask_first(messages.Drain(), messages.Stopping)).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
         yield from self.pull(train=False, at_least=step)
         return self.step
 
-    def status(self) -> Operation[list[ServerStatus]]:
+    def status(self) -> Operation[list[messages.ServerStatus]]:
         """Returns each server's status."""
-        return self._ask_all(Status(), ServerStatus)
+        return self._ask_all(messages.Status(), messages.ServerStatus)
 
     def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
-        """Asks a server to begin or end a trace, or for the notes of its trace."""
-        answers = yield from self._ask_until({server: Request(Trace(action))})
-        expect(answers[server], Traced)
+        """Asks a server to begin or end a trace, or for its notes."""
+        answers = yield from self._ask_until({server: Request(messages.Trace(action))})
+        expect(answers[server], messages.Traced)
         return answers[server]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
-        """Shares bytes with the other workers; the last under a topic replace those before.
-
-        Without any the servers forget the topic, of all workers.
-        """
-        yield from self._ask_first(Share(topic), Done, [memoryview(data)])
+        """Shares bytes with the other workers; without any the servers forget the topic."""
+        yield from self._ask_first(messages.Share(topic), messages.Done, [memoryview(data)])
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Returns the bytes that each worker has shared under a topic."""
-        answers = yield from self._ask_until({0: Request(Collect(topic))})
-        message, joined = expect(answers[0], Collected), b"".join(answers[0][1])
+        answers = yield from self._ask_until({0: Request(messages.Collect(topic))})
+        message, joined = expect(answers[0], messages.Collected), b"".join(answers[0][1])
         ends = [*accumulate(message.sizes)]
         return {
             worker: joined[end - size : end]
@@ -455,8 +417,7 @@ class ClientProtocol:
         """Copies one consistent step of all servers.
 
         Args:
-            since: what has changed in the extra values after this mark is enough, where all
-                servers know it: each `Snapshot` says so.
+            since: what has changed in the extra values after this mark is enough.
 
         Raises:
             WaitTimeout: no copy could be completed in time.
@@ -464,10 +425,10 @@ class ClientProtocol:
         began = yield Pause(0.0)
         while True:
             copy = yield from self._try_snapshot(state, since)
-            if copy is not None and len({message.since for message, _ in copy}) > 1:
-                copy, since = None, None  # one server does not know all changes
             if copy is not None:
-                return copy
+                if len({message.since for message, _ in copy}) == 1:
+                    return copy
+                since = None  # one server does not know all changes
             now = yield Pause(BACK_OFF * (1 + self._rng.random()))
             if now - began > self._patience_seconds:
                 raise WaitTimeout(
@@ -487,10 +448,10 @@ class ClientProtocol:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), request))
         except Divided:
             return None
-        if any(isinstance(m, Refused) and m.code == "busy" for m, _ in answers.values()):
+        if any(isinstance(m, messages.Refused) and m.code == "busy" for m, _ in answers.values()):
             return None
-        messages = self._all(answers, Snapshot)
-        return [(message, answers[server][1]) for server, message in enumerate(messages)]
+        copies = enumerate(self._all(answers, Snapshot))
+        return [(message, answers[server][1]) for server, message in copies]
 
     # -- inside ----------------------------------------------------------------------------------
 

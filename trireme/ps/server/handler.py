@@ -100,30 +100,25 @@ class ShardHandler:
         self.epoch: str | None = None  # the job's epoch; None where epochs are not checked
         # the replicas that are served
         self.replicas: Replicas[Link] = Replicas(index, self._make, patience)
-        # called with the connections that this server should have to others
+        # called with the connections that this server should have to others, and when one is lost
         self.peers_changed: Callable[[Sequence[Peer], View], object] = lambda peers, view: None
-        # called when one of these is lost
         self.peer_gone: Callable[[Link], object] = lambda link: None
         # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
         self._numbered = 0  # how many connections were made
-        self._now = now
-        self._metrics = metrics
-        self._memory = memory
+        self._now, self._metrics, self._memory = now, metrics, memory
         self._applied = 0  # how many updates were applied when that was looked at last
         self._notes = Notes()
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._followers: set[Link] = set()  # the connections of other replicas
-        # Those that have applied entries since the last turn.
-        self._confirms: dict[Replica[Link], None] = {}
+        self._confirms: dict[Replica[Link], None] = {}  # that have applied entries in this turn
         self._buffers: dict[Replica[Link], Buffers] = {}
         self._borrowed = BorrowedMemory()
         self._extra = BorrowedExtra()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
-        self._early: list[
-            tuple[Link, ConnectToLeader | FollowPrimary]
-        ] = []  # of a generation that is not here yet
+        # of a generation that is not here yet
+        self._early: list[tuple[Link, ConnectToLeader | FollowPrimary]] = []
         self._reported: list[Message] = []
         self._values = ValueBytes()
 
@@ -149,8 +144,7 @@ class ShardHandler:
     def received(self, link: Link, incoming: Incoming) -> None:
         """Gives a message to a replica, and carries out what it asks for."""
         message, payload = incoming.message, incoming.payload
-        replica = self._bound.get(link)
-        if replica is None:
+        if (replica := self._bound.get(link)) is None:
             self._open(link, message)
             return
         if isinstance(message, Trace):
@@ -162,8 +156,7 @@ class ShardHandler:
             return
         if isinstance(message, (ConnectToShard, ConnectToLeader, FollowPrimary)):
             raise FrameError(f"{link.identity.task} has said before what its connection is for")
-        superseded = replica.dispatcher.admit(link, message)
-        if superseded is not None:
+        if (superseded := replica.dispatcher.admit(link, message)) is not None:
             superseded.close()
             if superseded is link:
                 return
@@ -175,23 +168,19 @@ class ShardHandler:
         if isinstance(message, LendExtra):
             link.offer(MemoryLent(self._extra.add(link, message)), sequence=incoming.sequence)
             return
-        if isinstance(message, Attach):
-            try:
-                self._check_fits(replica, message)
-            except OutOfMemory as error:
-                link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
-                return
         if isinstance(message, Push | PullExtra) and message.extra:
             message = replace(message, extra=self._extra.received(link, message.extra))
         if isinstance(message, Push):
             staging = self._buffers_of(replica).received.take(link, payload)
             what = staging.gradients
-        elif isinstance(message, (Load, Share, WriteValues)):
-            try:
+        try:
+            if isinstance(message, Attach):
+                self._check_fits(replica, message)
+            elif isinstance(message, (Load, Share, WriteValues)):
                 what = unpack(message, payload)
-            except Rejected as error:
-                link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
-                return
+        except (OutOfMemory, Rejected) as error:
+            link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
+            return
         route = _Route(link, incoming.sequence, staging)
         lent = None if staging is None else self._borrowed.place_of(link, payload)
         outputs = replica.request(began, link, route, message, what, payload, lent)
@@ -231,7 +220,7 @@ class ShardHandler:
     def tick(self, now: float) -> None:
         """Passes the time to the replicas."""
         for replica in [*self.replicas.by_shard.values()]:
-            self._carry_out(now, replica, replica.tick(now, _taken))
+            self._carry_out(now, replica, replica.tick(now, Link.taken))
         self.replicas.look(now)
         self._tell_coordinator()
         if self._metrics is not None:
@@ -243,8 +232,7 @@ class ShardHandler:
         return {} if metrics is None else metrics.status(self._now(), self.shard, self._logs())
 
     def _logs(self) -> Iterator[ReplicationLog[Link]]:
-        logs = (replica.log for replica in self.replicas.by_shard.values())
-        return (log for log in logs if log is not None)
+        return (each.log for each in self.replicas.by_shard.values() if each.log is not None)
 
     # -- from the coordinator --------------------------------------------------------------------
 
@@ -272,22 +260,19 @@ class ShardHandler:
         early, self._early = self._early, []
         for link, message in early:
             self._open(link, message)
-        for shard, other, word in [*self.replicas.missed()]:
-            self._local.append((shard, other, word))
+        self._local += self.replicas.missed()
         self._deliver()
         self._tell_coordinator()
 
     def connected(self, link: Link, peer: Peer) -> None:
         """Takes a connection that this server has made to another one."""
-        taken = self.replicas.connected(link, peer)
-        if taken is None:
+        if (taken := self.replicas.connected(link, peer)) is None:
             link.close()
             return
         replica, words = taken
         self._bound[link] = replica
-        self._confirms.pop(
-            replica, None
-        )  # `FollowPrimary` says how far it is, and it may be filled anew
+        # `FollowPrimary` says how far it is, and it may be filled anew.
+        self._confirms.pop(replica, None)
         for word in words:
             link.offer(word)
         if peer.follows and self._borrowed.identities:
@@ -297,7 +282,6 @@ class ShardHandler:
 
     def _open(self, link: Link, message: Message) -> None:
         """Takes the first message of a connection."""
-        role = link.identity.role
         if isinstance(message, ConnectToShard):
             replica = self.replicas.addressed(link, message)
             if replica is None:
@@ -307,7 +291,7 @@ class ShardHandler:
             return
         if not isinstance(message, (ConnectToLeader, FollowPrimary)):
             raise FrameError(f"{link.identity.task} did not say which shard it asks")
-        if role != "ps":
+        if link.identity.role != "ps":
             raise FrameError(
                 f"{link.identity.task} may not say {type(message).__name__}: only a server may"
             )
@@ -316,28 +300,19 @@ class ShardHandler:
         if message.generation > self.replicas.view.generation:
             self._early.append((link, message))
         elif isinstance(message, ConnectToLeader):
-            self._speak(link, message)
+            if (spoken := self.replicas.spoken(link, message)) is None:
+                link.close()
+                return
+            self._bound[link], words = spoken
+            for word in words:
+                link.offer(word)
         else:
-            self._follow(link, message)
-
-    def _speak(self, link: Link, message: ConnectToLeader) -> None:
-        taken = self.replicas.spoken(link, message)
-        if taken is None:
-            link.close()
-            return
-        self._bound[link], words = taken
-        for word in words:
-            link.offer(word)
-
-    def _follow(self, link: Link, message: FollowPrimary) -> None:
-        taken = self.replicas.followed(link, message)
-        if taken is None:
-            link.close()
-            return
-        replica, outputs = taken
-        self._bound[link] = replica
-        self._followers.add(link)
-        self._carry_out(self._now(), replica, outputs)
+            if (followed := self.replicas.followed(link, message)) is None:
+                link.close()
+                return
+            self._bound[link], outputs = followed
+            self._followers.add(link)
+            self._carry_out(self._now(), self._bound[link], outputs)
 
     # -- replication -----------------------------------------------------------------------------
 
@@ -420,11 +395,9 @@ class ShardHandler:
         if reports != self._reported:
             for each in reports:
                 if isinstance(each, LinkLost) and each not in self._reported:
-                    _log.warning(
-                        "ps:%d makes no progress with ps:%d, which shard %d needs: ps:%d has had "
-                        "no time to answer, or the link between the two hosts is broken",
-                        *(self.index, each.server, each.shard, each.server),
-                    )
+                    text = "ps:%d makes no progress with ps:%d, which shard %d needs: ps:%d has "
+                    text += "had no time to answer, or the link between the two hosts is broken"
+                    _log.warning(text, self.index, each.server, each.shard, each.server)
             self._reported = reports
             self.report(reports)
 
@@ -433,10 +406,9 @@ class ShardHandler:
     def _check_fits(self, replica: Replica[Link], request: Attach) -> None:
         """Checks that the first model that is shown fits in the memory of this host."""
         if replica.shard.state.shown is None:
-            needed = needed_bytes(request, replica.number)
             advice = "use more servers (--ps) on hosts of their own, or a smaller model"
             what = f"the model, with one gradient and the optimizer's state, at ps:{self.index}"
-            check_fits(needed, what, advice, self._memory())
+            check_fits(needed_bytes(request, replica.number), what, advice, self._memory())
 
     def _buffers_of(self, replica: Replica[Link]) -> Buffers:
         if replica not in self._buffers:
@@ -492,17 +464,13 @@ class ShardHandler:
                 output.link.windowed = True
                 output.link.offer(output.message, output.payload)
         if state.counters["applied"] != self._applied and replica.primary:
-            self._measure(began, replica)
+            self._applied, ended = state.counters["applied"], self._now()
+            if self._metrics is not None:
+                self._metrics.applied(ended - began)
+            if self._notes.wanted_by:
+                self._notes.add(Note("apply", began, ended, step=state.step))
         if self._local:
             self._deliver()
-
-    def _measure(self, began: float, replica: Replica[Link]) -> None:
-        state, ended = replica.shard.state, self._now()
-        self._applied = state.counters["applied"]
-        if self._metrics is not None:
-            self._metrics.applied(ended - began)
-        if self._notes.wanted_by:
-            self._notes.add(Note("apply", began, ended, step=state.step))
 
     def _send(self, replica: Replica[Link], word: Send) -> None:
         """Sends a message to another shard, which may be at this server."""
@@ -528,8 +496,3 @@ class ShardHandler:
                     self._carry_out(now, hearer, hearer.heard(now, shard, word))
         finally:
             self._delivers = False
-
-
-def _taken(link: Link) -> int:
-    """Returns how many bytes a connection has taken, if it has to take more; else 0."""
-    return link.connection.bytes_sent if link.connection.unsent else 0
