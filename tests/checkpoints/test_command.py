@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.session.checkpoint.samples import sample_changes, sample_tables
+from tests.session.checkpoint.samples import sample_changes, sample_tables, save_changes
 from trireme.cli import main
 from trireme.session.checkpoint import CheckpointData, save
 
@@ -46,8 +46,9 @@ def test_checkpoints_of_changes_are_listed_shown_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
-    save(run, CheckpointData(10, {}, tables=sample_tables({1: 1.0})))
-    save(run, CheckpointData(20, {}, tables=sample_changes({2: 1.0}), since=10))
+    whole = CheckpointData(10, {}, tables=sample_tables({1: 1.0}))
+    save(run, whole)
+    save_changes(run, whole, [(20, sample_changes({2: 1.0}))])
     assert main(["checkpoint", "ls", run]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert "tables" not in first

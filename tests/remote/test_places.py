@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.remote.bucket import Bucket
 from tests.session.checkpoint import test_places as everywhere
-from tests.session.checkpoint.samples import (
-    AFTER_FOURTH,
-    FIRST,
-    FOURTH,
-    SECOND,
-    THIRD,
-    assert_same,
-)
 from tests.session.checkpoint.test_places import *  # noqa: F403  # its tests
 from trireme.remote.place import RemotePlace
 from trireme.session.checkpoint import format as checkpoint_format
-from trireme.session.checkpoint import list_checkpoints, load, save, verify
 from trireme.session.checkpoint.place import Place
 
 
@@ -49,15 +39,3 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(checkpoint_format, "place_of_checkpoint", lambda path: (run.open(), path))
     yield run
     run.close()
-
-
-def test_changes_of_tables_take_copies_with_them(run: Run) -> None:
-    pytest.importorskip("trireme.tables.chain", reason="tables are not installed")
-    place = run.open()
-    for data in (FIRST, SECOND, THIRD, FOURTH):
-        save(place, data, writer=1)
-    for path in list_checkpoints(place)[:-1]:
-        place.remove(path)
-    (last,) = list_checkpoints(place)
-    verify(last)
-    assert_same(load(last), replace(FOURTH, tables=AFTER_FOURTH))

@@ -830,9 +830,9 @@ class _CopiesFirst(ShardTables):
         self.before = super().copy()
         super().apply(updates, step)
 
-    def copy(self, since: int | None = None, *, shown: bool = True) -> Any:
-        now = super().copy(since, shown=shown)
-        return getattr(self, "before", now) if shown else now
+    def copy(self) -> Any:
+        now = super().copy()
+        return getattr(self, "before", now)
 
 
 class CopiesRowsLater(_WithTables):

@@ -235,7 +235,7 @@ def updates_rows_that_come_later() -> AbstractContextManager[Any]:
     def early(self: Any, lacks: int) -> Any:
         slots = range(*self.slots)
         if lacks == len(slots):
-            first[id(self)] = self._tensors(None, slots)
+            first[id(self)] = self._tensors(slots)
         (start, end), _ = piece(self, lacks)
         kept = [
             entry

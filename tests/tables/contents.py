@@ -9,14 +9,13 @@ from trireme.tables.block import Block
 from trireme.tables.table import Table
 from trireme.tables.table_spec import Optimizer
 
-Contents = tuple[Optimizer | None, dict[int, Any], dict[int, Any], list[tuple[int, int]]]
+Contents = tuple[Optimizer | None, dict[int, Any], dict[int, Any]]
 
 
 def contents_of(blocks: Iterable[Block]) -> Contents:
     optimizer = None
     rows: dict[int, Any] = {}
     waiting: dict[int, Any] = {}
-    dropped: list[tuple[int, int]] = []
     for block in blocks:
         optimizer = block.optimizer
         for place, key in enumerate(block.keys.tolist()):
@@ -34,9 +33,8 @@ def contents_of(blocks: Iterable[Block]) -> Contents:
         ):
             assert key not in waiting
             waiting[key] = tuple(counts)
-        dropped += zip(block.dropped_keys.tolist(), block.dropped_steps.tolist(), strict=True)
     assert not rows.keys() & waiting.keys()
-    return optimizer, rows, waiting, sorted(dropped)
+    return optimizer, rows, waiting
 
 
 def contents(table: Table) -> Contents:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.session.checkpoint.samples import sample, sample_changes, sample_tables
+from tests.session.checkpoint.samples import sample, sample_changes, sample_tables, save_changes
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.session.checkpoint import save
 from trireme.tables.parquet import export_tables
@@ -34,9 +34,8 @@ def test_rows_are_written_in_the_order_of_keys(tmp_path: Path) -> None:
 
 def test_changes_are_in_the_rows_and_state_is_written_on_request(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    save(tmp_path / "run", FIRST)
     changes = sample_changes({2: 5.0, 4: 6.0}, dropped=[9])
-    path = save(tmp_path / "run", replace(sample(2), tables=changes, since=1))
+    path = save_changes(tmp_path / "run", FIRST, [(2, changes)])
     (file,) = export_tables(path, tmp_path, state=True)
     assert read(file) == {
         "key": [1, 2, 4],

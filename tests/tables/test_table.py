@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tables.contents import contents, contents_of
+from tests.tables.contents import contents
 from tests.tables.numbers import keys_with_hashes
 from trireme.errors import ConfigurationError, Rejected
 from trireme.tables import initializers, keys, row_index, row_storage, row_values
@@ -190,21 +190,6 @@ def test_touches_stay_at_their_largest() -> None:
     assert contents(table)[1][0][2:] == ((1 << 40) - 1, (1 << 24) - 1)
 
 
-def test_what_is_exported_since_a_step() -> None:
-    table = table_of(drop_after=3)
-    for step in range(1, 6):
-        pushed(table, 10, first=10 * step, step=step)
-    table.drop_unused(5)
-    _, rows, _, dropped = contents_of(table.export(3))
-    assert sorted(rows) == list(range(40, 60))
-    assert dropped == [(key, 5) for key in range(10, 30)]
-    assert contents_of(table.export(5)) == (None, {}, {}, [])
-    table.forget_drops(4)
-    assert contents(table)[3] == dropped
-    table.forget_drops(5)
-    assert contents(table)[3] == []
-
-
 def test_blocks_are_small() -> None:
     table = pushed(table_of(width=5), 3000)
     size = 24 + 2 * 5 * 4
@@ -255,17 +240,6 @@ def test_a_block_of_another_table_is_refused(changes: dict[str, Any], says: str)
     with pytest.raises(Rejected, match=says):
         table.load(replace(block, **changes))
     assert contents(table) == before
-
-
-def test_a_block_drops_many_keys_and_brings_as_many() -> None:
-    """The index shrinks with what is dropped, and has room for what comes."""
-    table, other = pushed(table_of(), 5000), pushed(table_of(), 5000, first=10_000)
-    block = next(other.export())
-    dropped = {"dropped_keys": np.arange(5000), "dropped_steps": np.full(5000, 2)}
-    table.load(replace(block, **dropped))
-    assert contents(table)[1] == contents(other)[1]
-    assert contents(table)[3] == [(key, 2) for key in range(5000)]
-    assert table.statistics.dropped == 0  # they were dropped elsewhere
 
 
 @pytest.mark.parametrize("slot", [-1, 256])
@@ -320,9 +294,9 @@ def test_prepared_kernels_are_all_that_a_table_needs(spec: TableSpec) -> None:
         assert np.array_equal(table.pull(received(batch)), table.pull(batch))
         keys.split(batch, np.zeros(keys.SLOTS, np.int64), 1)
     table.drop_unused(4)
-    for block in table.export(1):
-        names = ("keys", "rows", "states", "steps", "touches", "waiting_keys", "dropped_keys")
+    for block in table.export():
+        names = ("keys", "rows", "states", "steps", "touches", "waiting_keys")
         copy.load(replace(block, **{name: received(getattr(block, name)) for name in names}))
-    assert contents(copy) == contents_of(table.export(1))
+    assert contents(copy) == contents(table)
     copy.remove([int(slot) for slot in keys.slots_of(batch)])
     assert [len(kernel.signatures) for kernel in kernels] == before

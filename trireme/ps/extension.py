@@ -32,12 +32,10 @@ class HeldExtension(ABC):
     Attributes:
         slots: the slots of the shard: [start, stop).
         lacks: how many of the last of these have no values yet, while a replica is filled.
-        changes_after: the step after which all changes are known.
     """
 
     slots: tuple[int, int]
     lacks: int
-    changes_after: int
 
     @abstractmethod
     def mismatch(self, extra: Extra) -> str | None:
@@ -68,14 +66,8 @@ class HeldExtension(ABC):
         """Returns what is held, as numbers of this process's status."""
 
     @abstractmethod
-    def copy(self, since: int | None = None, *, shown: bool = True) -> Tensors:
-        """Returns copies of the values with their state, as tensors whose keys begin with `EXTRA`.
-
-        Args:
-            since: None for all; else the step after which what has changed is wanted, not before
-                `changes_after`. Nobody will ask for changes after an earlier step.
-            shown: whether anybody sees them; else nothing is copied.
-        """
+    def copy(self) -> Tensors:
+        """Returns copies of the values with their state: tensors whose keys begin with `EXTRA`."""
 
     @abstractmethod
     def load(self, tensors: Tensors, step: int) -> None:

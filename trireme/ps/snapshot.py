@@ -6,7 +6,6 @@ import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -18,15 +17,6 @@ from trireme.ps.messages import Span, WorkerProgress
 from trireme.ps.optimizers import COUNTERS, state_mismatch
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Snapshot, TensorSpec
-
-
-class Mark(NamedTuple):
-    """A point in the history of extra values, after which changes can be asked for."""
-
-    step: int  # the global step
-    # the view in which the history was one: what servers that failed since had applied last may be
-    # applied anew in another order
-    view: int
 
 
 @dataclass(frozen=True)
@@ -47,8 +37,6 @@ class ModelState:
     orders: dict[str, int] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()  # what is missing, in words, each with the reason
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)  # extra values by name
-    since: Mark | None = None  # the mark after which `extra` is what has changed; None for all
-    mark: Mark | None = None  # the point of the history of extra values
 
 
 def lacking(what: str, error: Exception) -> str:

@@ -20,10 +20,6 @@ class TakeSnapshot(FromWorker, frozen=True, array_like=True):
     token: Number  # names the copy among all of this worker
     # whether the copy includes the optimizer's state and the extra values, besides the values
     state: bool
-    # the step after which changes of the extra values are enough, in the view `since_view`, where
-    # the server knows them all; -1 for all
-    since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
-    since_view: Number = 0  # the number of that view
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -51,9 +47,6 @@ class Snapshot(Message, frozen=True, array_like=True):
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
     # the fingerprint of each data set's order (shard 0)
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
-    view: Number = 0  # the server's
-    # the step after which the extra values' changes are in it; -1 for all of them
-    since: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] = -1
 
 
 class Load(FromWorker, frozen=True, array_like=True):

@@ -101,11 +101,6 @@ class ObjectStore:
         put = self.file_system.put_file
         self.attempt("written", key, lambda: put(str(file), self.path(key)))
 
-    def copy(self, key: str, to: str) -> None:
-        """Copies an object within the store, which sends nothing over this host's network."""
-        copy = self.file_system.cp_file
-        self.attempt("copied", key, lambda: copy(self.path(key), self.path(to)))
-
     def read(self, key: str, start: int | None = None, stop: int | None = None) -> bytes:
         """Returns the content of an object, or its bytes [start, stop)."""
         read = self.file_system.cat_file

@@ -70,15 +70,8 @@ class RemotePlace(Place):
                 self._store.upload(f"{folder}/{path.name}", file)
             return records[path.name]
 
-        def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
-            for file_name, record in files.items():
-                self._store.copy(
-                    f"{CHECKPOINTS}/{source.name}/{file_name}", f"{folder}/{file_name}"
-                )
-                records[file_name] = record
-
         final = self.run_dir / CHECKPOINTS / name
-        fill(final, write, reuse)
+        fill(final, write)
         try:
             self._check_sizes(folder, records)
         except BaseException:

@@ -31,10 +31,6 @@ class Checkpoint:
             chief's. Workers that average save at the end of the period in which the multiple lies.
         keep: the number of newest checkpoints to keep. The newest undamaged one is always kept.
         keep_every_steps: also keep one checkpoint for each multiple of this number of steps.
-        whole_tables_every: of so many checkpoints one has all rows of the sparse tables, and the
-            others what has changed since the one before; 1 for all rows each time. All rows are
-            also saved where the changes have become as large, first of all in each process, and
-            after a change of who takes part in the job.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -44,7 +40,6 @@ class Checkpoint:
     every_steps: int | None = None
     keep: int = 5
     keep_every_steps: int | None = None
-    whole_tables_every: int = 4
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -26,7 +26,6 @@ def prepare(spec: TableSpec) -> None:
     for block in list(table.export()):
         table.load(block)
     table.drop_unused(2)
-    list(table.export())  # what was dropped
     slots_of(split(keys, np.zeros(SLOTS, np.int64), 1)[0])
     put_rows(rows, inverse, sum_rows(rows, inverse, 2))
     if spec.dtype in FLOATS:

@@ -313,15 +313,15 @@ class RowIndex:
                 self._resize(int(slot), int(counts[slot]) * 3 // 2)
         return removed
 
-    def drop(self, oldest: int) -> Keys:
-        """Removes the records whose last step is below `oldest`, and returns their keys."""
-        dropped = [np.empty(0, np.int64)]
+    def drop(self, oldest: int) -> int:
+        """Removes the records whose last step is below `oldest`, and returns their number."""
+        total = 0
         for slot in np.flatnonzero(self.storage.counts):
-            keys = self.storage.drop(int(slot), oldest)
-            if keys.size:
-                dropped.append(keys)
+            dropped = self.storage.drop(int(slot), oldest)
+            total += dropped
+            if dropped:
                 self._resize(int(slot), int(self.storage.counts[slot]))
-        return np.concatenate(dropped)
+        return total
 
     def clear(self, slot: int) -> None:
         """Removes all records of a slot."""

@@ -121,28 +121,16 @@ def copy_record(source: Any, target: Any, record_bytes: Any) -> None:
 
 
 @compiled
-def _drop(slot: Any, count: Any, oldest: Any, memory: Any, dropped: Any) -> Any:
+def _drop(slot: Any, count: Any, oldest: Any, memory: Any) -> Any:
     kept = 0
     for row in range(count):
         address = record_address(memory, slot, np.uint64(row))
-        if step_of(read_mark(address)) < oldest:
-            dropped[row - kept] = read_key(address)
-        else:
+        if step_of(read_mark(address)) >= oldest:
             if kept != row:
                 target = record_address(memory, slot, np.uint64(kept))
                 copy_record(address, target, memory.record_bytes)
             kept += 1
     return kept
-
-
-@compiled
-def _changed_after(addresses: Any, step: Any, chosen: Any) -> Any:
-    count = 0
-    for each in range(addresses.size):
-        if step_of(read_mark(addresses[each])) > step:
-            chosen[count] = addresses[each]
-            count += 1
-    return count
 
 
 class RowStorage:
@@ -220,17 +208,15 @@ class RowStorage:
             self._free += spare.tolist()
             self._block_counts[slot] = needed[slot]
 
-    def drop(self, slot: int, oldest: int) -> npt.NDArray[np.int64]:
-        """Removes the records of a slot whose last step is below `oldest`; returns their keys.
+    def drop(self, slot: int, oldest: int) -> int:
+        """Removes the records of a slot whose last step is below `oldest`; returns their number.
 
         The others keep their order and get new numbers.
         """
         count = int(self.counts[slot])
-        dropped = np.empty(count, np.int64)
-        kept = _drop(slot, count, oldest, self.memory, dropped)
-        self.counts[slot] = kept
+        self.counts[slot] = _drop(slot, count, oldest, self.memory)
         self.trim()
-        return dropped[: count - kept].copy()
+        return count - int(self.counts[slot])
 
     def clear(self, slot: int) -> None:
         """Removes all records of a slot."""
@@ -245,18 +231,11 @@ class RowStorage:
         addresses: npt.NDArray[np.uint64] = starts + (within * self._record_bytes).astype(np.uint64)
         return addresses
 
-    def changed(
-        self, after: int, slots: Iterable[int], most: int
-    ) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yields the addresses of the records of some slots whose last step is above `after`."""
+    def records(self, slots: Iterable[int], most: int) -> Iterator[npt.NDArray[np.uint64]]:
+        """Yields the addresses of the records of some slots, so many at a time."""
         ready = np.empty(0, np.uint64)
         for slot in slots:
-            if not self.counts[slot]:
-                continue
-            addresses = self.addresses(slot)
-            chosen = np.empty_like(addresses)
-            count = _changed_after(addresses, after, chosen)
-            ready = np.concatenate([ready, chosen[:count]])
+            ready = np.concatenate([ready, self.addresses(slot)])
             while ready.size >= most:
                 yield ready[:most].copy()
                 ready = ready[most:]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from trireme.errors import Rejected
 from trireme.tables import row_index, row_optimizers
-from trireme.tables.block import Block, DropLog
+from trireme.tables.block import Block
 from trireme.tables.initializers import FirstValues
 from trireme.tables.keys import SLOTS, Counts, Keys, plain
 from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
@@ -59,9 +59,8 @@ class Table:
         self._state = row_optimizer(spec.optimizer).state(spec.width)
         self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
         self._waiting = RowIndex(RowStorage(0))
-        self._drops = DropLog()
         self._recent = RecentSearches()
-        self._changes = 0
+        self._changes = self._dropped = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -74,7 +73,7 @@ class Table:
             rows=len(self._rows),
             waiting=len(self._waiting),
             bytes=sum(each.bytes + each.storage.bytes for each in indices),
-            dropped=self._drops.count,
+            dropped=self._dropped,
         )
 
     def bytes_by_slot(self) -> Counts:
@@ -161,10 +160,10 @@ class Table:
         if not self.spec.drop_after:
             return 0
         oldest = step - self.spec.drop_after + 1
-        dropped = np.concatenate([each.drop(oldest) for each in (self._rows, self._waiting)])
-        self._drops.add(dropped, np.full(dropped.size, step))
+        dropped = self._rows.drop(oldest) + self._waiting.drop(oldest)
+        self._dropped += dropped
         self._changed()
-        return int(dropped.size)
+        return dropped
 
     def _touches(self, keys: Keys) -> Counts:
         touches = np.zeros(keys.size, np.int64)
@@ -209,36 +208,29 @@ class Table:
         return addresses
 
     def export(
-        self,
-        since: int | None = None,
-        *,
-        slots: Iterable[int] = range(SLOTS),
-        block_bytes: int = BLOCK_BYTES,
+        self, *, slots: Iterable[int] = range(SLOTS), block_bytes: int = BLOCK_BYTES
     ) -> Iterator[Block]:
-        """Yields what the table holds, block by block: first dropped keys, then rows, then others.
+        """Yields what the table holds of some slots, block by block: first rows, then other keys.
 
         A table of the same specification that loads all blocks in this order continues as this
         one, bit for bit.
 
         Args:
-            since: None for all rows; a step for what has changed after it: rows and waiting keys
-                whose last step is above it, and keys that were dropped after it.
-            slots: the slots to export.
+            slots: the slots.
             block_bytes: the most bytes of a block, unless one row is larger.
 
         Raises:
             RuntimeError: the table was changed before the end was reached.
         """
         changes = self._changes
-        after = -1 if since is None else since
-        made = self._blocks(after, self._checked_slots(slots), block_bytes)
+        made = self._blocks(self._checked_slots(slots), block_bytes)
         while (block := next(made, None)) is not None:
             yield block
             if self._changes != changes:
                 raise RuntimeError(f"{self._name} was changed while it was exported")
 
     def load(self, block: Block) -> None:
-        """Takes a block over: drops its dropped keys, then sets its rows and waiting keys.
+        """Takes a block over: sets its rows and waiting keys.
 
         What the block has of a key replaces what the table has of it. A block of another kind of
         table is Rejected, and nothing has changed.
@@ -249,10 +241,8 @@ class Table:
         self._changed()
         self.optimizer = block.optimizer
         for index, loaded in ((self._rows, block.waiting_keys), (self._waiting, block.keys)):
-            index.remove(block.dropped_keys)
             index.remove(loaded)
         self._make_room(block.keys, block.waiting_keys)  # removals may have given room back
-        self._drops.note(block.dropped_keys, block.dropped_steps)
         addresses = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
         write_records(addresses, block.rows, block.states)
         write_marks(addresses, block.steps, block.touches)
@@ -268,31 +258,18 @@ class Table:
         for slot in gone:
             self._rows.clear(slot)
             self._waiting.clear(slot)
-        self._drops.remove(gone)
 
-    @property
-    def remembered_drops(self) -> int:
-        """How many dropped keys are remembered, at 16 bytes each, for `export` of changes."""
-        return len(self._drops)
-
-    def forget_drops(self, until: int) -> None:
-        """Forgets which keys were dropped at steps up to `until`, which no export asks for."""
-        self._drops.forget(until)
-
-    def _blocks(self, after: int, slots: list[int], block_bytes: int) -> Iterator[Block]:
+    def _blocks(self, slots: list[int], block_bytes: int) -> Iterator[Block]:
         spec = self.spec
         form = (self.optimizer, spec.width, self._state, spec.dtype)
-        most = max(1, block_bytes // 24)
-        for dropped, at in self._drops.after(after, slots, most):
-            yield Block.of(*form, {"dropped_keys": dropped, "dropped_steps": at})
         size = 24 + (spec.width + self._state) * spec.item_size
-        for addresses in self._rows.storage.changed(after, slots, max(1, block_bytes // size)):
+        for addresses in self._rows.storage.records(slots, max(1, block_bytes // size)):
             rows = np.empty((addresses.size, spec.width), spec.dtype)
             states = np.empty((addresses.size, self._state), spec.dtype)
             read_records(addresses, rows, states)
             named = dict(zip(("keys", "steps", "touches"), headers(addresses), strict=True))
             yield Block.of(*form, {"rows": rows, "states": states, **named})
-        for addresses in self._waiting.storage.changed(after, slots, most):
+        for addresses in self._waiting.storage.records(slots, max(1, block_bytes // 24)):
             names = ("waiting_keys", "waiting_steps", "waiting_touches")
             yield Block.of(*form, dict(zip(names, headers(addresses), strict=True)))
 

@@ -55,9 +55,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=120.0)
     options = parser.parse_args()
     documents = planted_topics(6, 60, 200, length=30).documents
-    checkpoint = trireme.Checkpoint(
-        every_steps=options.every_steps, every_seconds=None, keep=100, whole_tables_every=10
-    )
+    checkpoint = trireme.Checkpoint(every_steps=options.every_steps, every_seconds=None, keep=100)
     with trireme.ps.connect("run", checkpoint=checkpoint) as ps:
         deadly = Deadly(ps, options.kill if ps.index == 1 else [], options.out)
         shared = SharedTopics(deadly, documents, 6, beta=0.05, block_tokens=300)

@@ -28,7 +28,7 @@ from trireme.ps.messages import (
     ServerStatus,
     Status,
 )
-from trireme.ps.snapshot import Mark, ModelState
+from trireme.ps.snapshot import ModelState
 from trireme.ps.snapshot_messages import Load, Loaded, Snapshot, TakeSnapshot
 from trireme.wire.message import Message
 
@@ -146,41 +146,34 @@ def test_a_request_is_made_for_the_shards_that_a_push_has_found_meanwhile(shards
     assert len(ended.value.value) == shards
 
 
-def copied(since: int, step: int = 7) -> Snapshot:
-    return Snapshot(step, (), (), (), view=3, since=since)
+def copied(step: int = 7) -> Snapshot:
+    return Snapshot(step, (), (), ())
 
 
 def test_a_copy_is_asked_for_at_all_servers_at_once() -> None:
-    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=Mark(5, 3))
+    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True)
     assert next(operation) == Pause(0.0)
     requests = operation.send(0.0)
     assert isinstance(requests, Ask)
     messages = [request.message for request in requests.requests.values()]
     assert isinstance(messages[0], TakeSnapshot) and messages == [messages[0]] * 2
-    assert (messages[0].since, messages[0].since_view) == (5, 3)
     with pytest.raises(StopIteration) as ended:
-        operation.send({0: (copied(5), ()), 1: (copied(5), ())})
-    assert [message for message, _ in ended.value.value] == [copied(5)] * 2
+        operation.send({0: (copied(), ()), 1: (copied(), ())})
+    assert [message for message, _ in ended.value.value] == [copied()] * 2
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [(copied(5), copied(-1)), (copied(5), Refused("busy", "", 3))],
-    ids=["one does not know all changes", "an answer was lost"],
-)
-def test_a_copy_that_is_not_whole_is_asked_for_again(answers: tuple[Any, Any]) -> None:
-    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True, since=Mark(5, 3))
+def test_a_copy_is_asked_for_again_where_an_answer_was_lost() -> None:
+    operation = attached(2, (True, 3), (True, 3)).snapshot(state=True)
     next(operation)
     first = operation.send(0.0)
     assert isinstance(first, Ask)
-    assert isinstance(operation.send({0: (answers[0], ()), 1: (answers[1], ())}), Pause)
+    lost = {0: (copied(), ()), 1: (Refused("busy", "", 3), ())}
+    assert isinstance(operation.send(lost), Pause)
     second = operation.send(0.1)
     assert isinstance(second, Ask)
     before, after = first.requests[0].message, second.requests[0].message
     assert isinstance(before, TakeSnapshot) and isinstance(after, TakeSnapshot)
     assert before.token != after.token
-    known = isinstance(answers[1], Refused)
-    assert after.since == (5 if known else -1)
 
 
 def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
-import pytest
-
 from tests.ps.bench import SYNC, Bench, applied, snapshot_of, told
 from trireme.ps.leader.decisions import Apply, Cut, Decided, Held
 from trireme.ps.messages import GroupSpec, OptimizerSpec, WorkerProgress
@@ -62,25 +57,3 @@ def test_two_workers_may_ask_for_copies_at_a_time() -> None:
     assert bench.snapshot(8, worker=1) == []
     out = bench.hear(1, Held(0, (), ((0, 7), (1, 8))))
     assert {route for route, _ in told(out)} == {"ps:1", "snapshot 7", "snapshot 8"}
-
-
-@pytest.mark.parametrize(
-    ("changes_after", "since_view", "since"),
-    [(3, 1, 5), (6, 1, -1), (3, 2, -1)],
-    ids=["all changes are known", "some are not", "another view"],
-)
-def test_changes_of_extra_values_are_enough_where_the_shard_knows_them_all(
-    changes_after: int, since_view: int, since: int
-) -> None:
-    asked: list[int | None] = []
-
-    def copy(after: int | None, *, shown: bool) -> list[Any]:
-        asked.append(after)
-        return []
-
-    bench = Bench()
-    extension = SimpleNamespace(changes_after=changes_after, copy=copy)
-    bench.shard.state.extension = cast(Any, extension)
-    message, _ = snapshot_of(bench.snapshot(state=True, since=5, since_view=since_view))
-    assert message.since == since
-    assert asked == [since if since >= 0 else None]

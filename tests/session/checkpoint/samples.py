@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 
-from trireme.session.checkpoint import CheckpointData
+from trireme.session.checkpoint import CheckpointData, save
+from trireme.session.checkpoint.tensors import write_tensors
 
 
 def sample(step: int = 7, *, width: int = 3) -> CheckpointData:
@@ -109,10 +111,29 @@ def write_with_checksums(path: Path, name: str, content: bytes) -> None:
 
 
 FIRST = replace(sample(1), tables=sample_tables({1: 1.0, 2: 2.0, 9: 3.0}, waiting={4: 1}))
-SECOND = replace(
-    sample(2), tables=sample_changes({2: 5.0, 4: 6.0}, dropped=[9], waiting={9: 1}), since=1
+CHANGES = (
+    (2, sample_changes({2: 5.0, 4: 6.0}, dropped=[9], waiting={9: 1})),
+    (3, {}),
+    (4, sample_changes({-3: 1.0}, dropped=[1, 9])),
 )
-THIRD = replace(sample(3), tables={}, since=2)
-FOURTH = replace(sample(4), tables=sample_changes({-3: 1.0}, dropped=[1, 9]), since=3)
-AFTER_SECOND = sample_tables({1: 1.0, 2: 5.0, 4: 6.0}, waiting={9: 1})
-AFTER_FOURTH = sample_tables({-3: 1.0, 2: 5.0, 4: 6.0})
+AFTER_CHANGES = sample_tables({-3: 1.0, 2: 5.0, 4: 6.0})
+
+
+def save_changes(
+    run: str | Path,
+    whole: CheckpointData = FIRST,
+    changes: Sequence[tuple[int, Mapping[str, torch.Tensor]]] = CHANGES,
+) -> Path:
+    """Writes a checkpoint as an earlier version has: tables as a whole and changes, by step."""
+    path = save(run, replace(whole, step=changes[-1][0]))
+    assert isinstance(path, Path)
+    fields = json.loads((path / "state.json").read_bytes())
+    del fields["checksum"]
+    for step, tables in changes:
+        written = tables or {"/nothing": torch.empty(0, dtype=torch.int64)}
+        files = write_tensors(path, f"changes-{step:09d}", written, 1 << 20)
+        fields["files"] |= msgspec.to_builtins(files)
+    fields |= {"format": 2, "chain": [whole.step, *(step for step, _ in changes)]}
+    body = "{\n" + "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in fields.items())
+    (path / "state.json").write_bytes(seal(body.encode()))
+    return path

@@ -25,7 +25,6 @@ from tests.session.checkpoint.disk import (
 from tests.session.checkpoint.samples import (
     assert_same,
     sample,
-    sample_changes,
     sample_tables,
 )
 from trireme.errors import CheckpointError
@@ -45,26 +44,12 @@ SHARD_BYTES = 24
 ANEW = replace(sample(2), model=sample(9).model, state={"again": True})
 """Another checkpoint of step 2, which the next writer saves."""
 
-CHANGED = replace(
-    sample(3), tables=sample_changes({2: 9.0, 5: 1.0}, dropped=[1], waiting={7: 2}), since=2
-)
-"""Changes of the tables of step 2."""
-
 SCENARIOS = {
     "the next step": sample(3),
     "the same step by the next writer": ANEW,
-    "changes of tables": CHANGED,
 }
 
 SETTING = (sample(1), replace(sample(2), tables=sample_tables({1: 1.0, 2: 2.0}, waiting={5: 1})))
-
-
-def read_back(data: CheckpointData) -> CheckpointData:
-    """What is read of a checkpoint."""
-    if data is not CHANGED:
-        return data
-    tables = sample_tables({2: 9.0, 5: 1.0}, waiting={7: 2})
-    return replace(data, tables=tables, since=None)
 
 
 def written(run: Path) -> None:
@@ -74,8 +59,7 @@ def written(run: Path) -> None:
 
 def save_and_prune(run: Path, data: CheckpointData) -> None:
     """Does what a job does when a checkpoint is due."""
-    writer = 1 if data is CHANGED else 2
-    path = save(run, data, writer=writer, shard_bytes=SHARD_BYTES)
+    path = save(run, data, writer=2, shard_bytes=SHARD_BYTES)
     prune(run, 2, spared=[path])
 
 
@@ -91,7 +75,7 @@ def assert_old_or_new(run: Path, data: CheckpointData) -> bool:
     for path in list_checkpoints(run):
         found = load(path)
         (same,) = [each for each in expected[step_of(path)] if each.state == found.state]
-        assert_same(found, read_back(same))
+        assert_same(found, same)
         there |= same is data
     newest = latest(run, no_complaint)
     assert newest is not None
@@ -113,8 +97,7 @@ def points(tmp_path: Path, data: CheckpointData) -> int:
     operations = operations_of(partial(save_and_prune, tmp_path / "count", data))
     assert {"open to write", "write", "mkdir", "fsync", "rename", "replace", "unlink", "rmdir"} == {
         *operations
-    } - {"link"}
-    assert ("link" in operations) == (data.since is not None)
+    }
     return len(operations)
 
 

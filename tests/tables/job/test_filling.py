@@ -17,7 +17,7 @@ from trireme.errors import Rejected
 from trireme.ps.extra import Extra
 from trireme.tables.job import shard_tables as tables
 from trireme.tables.job.requests import RowUpdates, encoded
-from trireme.tables.job.shard_tables import DROPPED, ShardTables
+from trireme.tables.job.shard_tables import ShardTables
 from trireme.tables.job.table_extension import joined
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.table_spec import RowWiseAdagrad, TableSpec, Uniform
@@ -64,7 +64,6 @@ def test_a_replica_is_filled_while_the_tables_change(
     for step in range(1, 4):
         primary.apply(updates(rng, slots, None), step)
     other.resume(None, 3)
-    primary._forget_drops(3)
     assert other.lacks == slots[1] - slots[0]
     pieces = 0
     for step in range(4, 300):
@@ -83,24 +82,6 @@ def test_a_replica_is_filled_while_the_tables_change(
         primary.apply(said, later)
         other.apply(said, later)
         assert same(primary, other)
-    changed = [joined([each.copy(since=step)]) for each in (primary, other)]
-    assert changed[0][f"seldom/{DROPPED}"].numel() > 0
-    for name in ("often", "seldom"):
-        one, other_ = (found[f"{name}/{DROPPED}"] for found in changed)
-        assert torch.equal(one, other_)
-
-
-def test_what_was_dropped_before_a_replica_was_filled_is_not_known_there() -> None:
-    primary, other = ShardTables(SPECS), ShardTables(SPECS)
-    other.resume(None, 0)
-    rng = np.random.default_rng(0)
-    for step in range(1, 20):
-        said = updates(rng, WHOLE, None)
-        primary.apply(said, step)
-        other.apply(said, step)
-    while other.lacks:
-        other.fill(*primary.piece(other.lacks))
-    assert other.changes_after == 19 > primary.changes_after
 
 
 def test_pieces_are_of_a_few_slots_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

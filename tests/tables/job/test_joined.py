@@ -14,13 +14,12 @@ import torch
 
 from trireme.ps.extension import Tensors
 from trireme.session.checkpoint.streamed import shapes_of
-from trireme.tables.chain import DROPPED
 from trireme.tables.job import table_extension
 from trireme.tables.job.shard_tables import tensors_of
 from trireme.tables.job.table_extension import joined
 
 
-def block(keys: list[int], waiting: list[int], dropped: list[int] | None = None) -> Tensors:
+def block(keys: list[int], waiting: list[int]) -> Tensors:
     rows = np.array([[10 * key, 10 * key + 1] for key in keys], np.float32).reshape(-1, 2)
     arrays = {
         "keys": np.array(keys, np.int64),
@@ -30,13 +29,11 @@ def block(keys: list[int], waiting: list[int], dropped: list[int] | None = None)
         "touches": np.zeros(len(keys), np.int64),
         **dict.fromkeys(("waiting_keys", "waiting_steps", "waiting_touches"), np.array(waiting)),
     }
-    if dropped is not None:
-        arrays[DROPPED] = np.array(dropped, np.int64)
     return tensors_of("t", arrays)
 
 
 def made() -> Mapping[str, torch.Tensor]:
-    return joined([block([3, -1], [8], [4]), block([5], [7, 9], []), block([2], [1], [])])
+    return joined([block([3, -1], [8]), block([5], [7, 9]), block([2], [1])])
 
 
 def test_arrays_are_in_the_order_of_their_keys() -> None:
@@ -44,7 +41,6 @@ def test_arrays_are_in_the_order_of_their_keys() -> None:
     assert tables["t/keys"].tolist() == [-1, 2, 3, 5]
     assert tables["t/rows"].tolist() == [[-10, -9], [20, 21], [30, 31], [50, 51]]
     assert tables["t/waiting_keys"].tolist() == [1, 7, 8, 9]
-    assert tables[f"t/{DROPPED}"].tolist() == [4]
     assert "t/rows" in tables and "t/others" not in tables
 
 

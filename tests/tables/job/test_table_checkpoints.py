@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +13,15 @@ import trireme
 from tests.harness import Cluster, run_job
 from tests.session.checkpoint.samples import assert_same_tensors
 from tests.tables.job.test_tables import BATCH, make, train
-from trireme.session.checkpoint import describe, list_checkpoints, load, step_of, verify
+from trireme.session.checkpoint import list_checkpoints, load, step_of, verify
 from trireme.tables.job.connection import Connection
 from trireme.tables.table_spec import Adagrad, Normal
 
 pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme-train[tables]'")
 
 
-def connect(run_dir: Path, **options: Any) -> Connection:
-    checkpoint = trireme.Checkpoint(
-        every_seconds=None, keep=50, **{"whole_tables_every": 100, **options}
-    )
+def connect(run_dir: Path) -> Connection:
+    checkpoint = trireme.Checkpoint(every_seconds=None, keep=50)
     ps: Connection = trireme.ps.connect(run_dir, checkpoint=checkpoint)
     ps.create("dense", 5, dtype="int64")
     ps.create_table(
@@ -56,41 +53,7 @@ def in_order(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     return dict(sorted(tensors.items()))
 
 
-def contents(run_dir: Path) -> list[Mapping[str, torch.Tensor]]:
-    return [load(path).tables for path in list_checkpoints(run_dir)]
-
-
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        Cluster(servers=0),
-        Cluster(workers=1, servers=2),
-        Cluster(workers=2, servers=2, strategy="sync"),
-    ],
-    ids=str,
-)
-def test_changes_are_what_all_rows_would_be(cluster: Cluster, tmp_path: Path) -> None:
-    """The same job twice: one saves changes, the other all rows each time."""
-    for name, every in (("changes", 100), ("whole", 1)):
-        _ = run_job(
-            cluster,
-            lambda _, name=name, every=every: connect(  # type: ignore[misc]
-                tmp_path / name, whole_tables_every=every
-            ),
-            lambda ps: clocks(ps, 0, 30),  # type: ignore[arg-type]
-        ).values
-    chains = [describe(path)[0].chain for path in list_checkpoints(tmp_path / "changes")]
-    assert sum(map(bool, chains)) >= 5, "some saves were of changes"
-    assert not any(describe(path)[0].chain for path in list_checkpoints(tmp_path / "whole"))
-    changes, whole = contents(tmp_path / "changes"), contents(tmp_path / "whole")
-    assert len(changes) == len(whole) > 8
-    for found, expected in zip(changes, whole, strict=True):
-        assert_same_tensors(in_order(found), in_order(expected))
-    gone = set(whole[3]["rows/keys"].tolist()) - set(whole[-1]["rows/keys"].tolist())
-    assert gone, "rows were dropped"
-
-
-def test_a_job_goes_on_from_changes_on_other_servers_bit_for_bit(tmp_path: Path) -> None:
+def test_a_job_goes_on_on_other_servers_bit_for_bit(tmp_path: Path) -> None:
     def part(name: str, servers: int, start: int, stop: int) -> None:
         cluster = Cluster(workers=2, servers=servers, strategy="sync")
         _ = run_job(
@@ -100,7 +63,6 @@ def test_a_job_goes_on_from_changes_on_other_servers_bit_for_bit(tmp_path: Path)
         ).values
 
     part("parts", 2, 0, 10)
-    assert describe(list_checkpoints(tmp_path / "parts")[-1])[0].chain, "it goes on from changes"
     part("parts", 3, 10, 17)
     part("parts", 1, 17, 30)
     part("once", 2, 0, 30)

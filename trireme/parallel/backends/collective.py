@@ -25,7 +25,7 @@ from trireme.parallel.shared_writes import SharedWrites
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import Mark, ModelState
+from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.local import KINDS, Local, unpacked
 from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed, shapes_of
@@ -258,7 +258,7 @@ class Collective(Local):
         self._agree(_Action.MEAN)
         return super().mean(values, counts=counts)
 
-    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool) -> ModelState:
         if self._last is not None:
             return self._last
         self._agree(_Action.STATE if state else _Action.VALUES)
@@ -272,7 +272,7 @@ class Collective(Local):
         return self._state(self.group.joined(mine), consumed, lacks)
 
     @contextmanager
-    def saving(self, since: Mark | None = None) -> Iterator[ModelState]:
+    def saving(self) -> Iterator[ModelState]:
         if not self.streams:
             yield self.snapshot(state=True)
             return

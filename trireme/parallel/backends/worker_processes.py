@@ -18,7 +18,7 @@ from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import Mark, ModelState
+from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.together import Processes
 from trireme.session.model.training_setup import TrainingSetup
@@ -238,7 +238,7 @@ class WorkerProcess(Backend):
     def drain(self) -> int:
         return self._receive().step
 
-    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool) -> ModelState:
         """Returns the present values; only rank 0 copies a consistent step of the servers."""
         parameters = self._processes.flat.parameters
         return ModelState(self.step, {n: p.detach().cpu().clone() for n, p in parameters.items()})

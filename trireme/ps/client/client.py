@@ -40,7 +40,7 @@ from trireme.ps.packing import Residuals
 from trireme.ps.results import PushResult, ServerTrace
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
-from trireme.ps.snapshot import Mark, ModelState, assemble, disassemble, values_of
+from trireme.ps.snapshot import ModelState, assemble, disassemble, values_of
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Message
 
@@ -267,26 +267,18 @@ class Client:
 
     # -- a consistent copy -----------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool) -> ModelState:
         """Copies the values of one consistent step from all servers.
-
-        Args:
-            since: what has changed in the extra values after this mark is enough.
 
         Raises:
             WaitTimeout: no copy could be completed in time.
         """
-        copy = self._run(self._protocol.snapshot(state=state, since=since))
+        copy = self._run(self._protocol.snapshot(state=state))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
         found = assemble(self._parts.layout, parts)
         if self._extension is None:
             return found
-        return replace(
-            found,
-            extra=self._extension.joined([tensors for _, tensors in parts]),
-            since=since if parts[0][0].since >= 0 else None,
-            mark=Mark(parts[0][0].step, min(cut.view for cut, _ in parts)),
-        )
+        return replace(found, extra=self._extension.joined([tensors for _, tensors in parts]))
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost.

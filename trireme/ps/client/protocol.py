@@ -38,7 +38,7 @@ from trireme.ps.snapshot_messages import (
 from trireme.wire.message import Message
 
 if TYPE_CHECKING:
-    from trireme.ps.snapshot import Mark, ModelState
+    from trireme.ps.snapshot import ModelState
 
 
 _M = TypeVar("_M", bound=Message)
@@ -413,22 +413,17 @@ class ClientProtocol:
 
     # -- a consistent copy -----------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool, since: Mark | None = None) -> Operation[Copy]:
+    def snapshot(self, *, state: bool) -> Operation[Copy]:
         """Copies one consistent step of all servers.
-
-        Args:
-            since: what has changed in the extra values after this mark is enough.
 
         Raises:
             WaitTimeout: no copy could be completed in time.
         """
         began = yield Pause(0.0)
         while True:
-            copy = yield from self._try_snapshot(state, since)
+            copy = yield from self._try_snapshot(state)
             if copy is not None:
-                if len({message.since for message, _ in copy}) == 1:
-                    return copy
-                since = None  # one server does not know all changes
+                return copy
             now = yield Pause(BACK_OFF * (1 + self._rng.random()))
             if now - began > self._patience_seconds:
                 raise WaitTimeout(
@@ -437,13 +432,12 @@ class ClientProtocol:
                     "anew, each time"
                 )
 
-    def _try_snapshot(self, state: bool, since: Mark | None) -> Operation[Copy | None]:
+    def _try_snapshot(self, state: bool) -> Operation[Copy | None]:
         """Copies one step of all servers; returns None where an answer was lost on its way.
 
         All servers copy at the same point of the leader's decisions, once each was asked.
         """
-        mark = (since.step, since.view) if since is not None else (-1, 0)
-        request = Request(TakeSnapshot(self._rng.getrandbits(53), state, *mark))
+        request = Request(TakeSnapshot(self._rng.getrandbits(53), state))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._servers), request))
         except Divided:

@@ -59,12 +59,9 @@ class Copies:
         del self._held[worker]
         state, request = self._state, held.request
         assert state.values is not None
-        view, since = state.participants.view.number, -1
         tensors = state.values.copy(state=request.state)
-        if (extra := state.extension) is not None and request.state:
-            if request.since_view == view and extra.changes_after <= request.since:
-                since = request.since
-            tensors += extra.copy(None if since < 0 else since, shown=state.shows_extra)
+        if (extra := state.extension) is not None and request.state and state.shows_extra:
+            tensors += extra.copy()
         examples = ExampleLedgers() if state.leader is None else state.leader.examples
         message = Snapshot(
             state.step,
@@ -73,8 +70,6 @@ class Copies:
             examples.consumed(),
             examples.sizes(),
             examples.orders(),
-            view,
-            since,
         )
         return [Reply(held.route, message, [tensor for _, tensor in tensors])]
 

@@ -17,7 +17,7 @@ from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import Mark, ModelState
+from trireme.ps.snapshot import ModelState
 from trireme.session.model.extension import TrainedExtension
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Backend(ABC):
         return {}
 
     @abstractmethod
-    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool) -> ModelState:
         """Copies the values of one consistent step.
 
         Processes that hold the model together must all call it, or the chief alone between steps.
@@ -192,14 +192,14 @@ class Backend(ABC):
         """
 
     @contextmanager
-    def saving(self, since: Mark | None = None) -> Iterator[ModelState]:
+    def saving(self) -> Iterator[ModelState]:
         """Yields the state to be saved, as `snapshot` with the optimizer's state returns it.
 
         With `streams` each tensor comes from the process that holds it when it is read, and the
         values must not change before the block ends; other processes than the chief get a state
         without tensors.
         """
-        yield self.snapshot(state=True, since=since)
+        yield self.snapshot(state=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from trireme.ps.messages import (
 from trireme.ps.optimizers import check_optimizer, members, named_state, restore_state
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule
-from trireme.ps.snapshot import Mark, ModelState, lacking
+from trireme.ps.snapshot import ModelState, lacking
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.model.trained import Trained
 from trireme.tensors import fill_local, local_part, to_local
@@ -194,16 +194,13 @@ class Local(Backend):
 
     # -- states ---------------------------------------------------------------------------------
 
-    def snapshot(self, *, state: bool, since: Mark | None = None) -> ModelState:
+    def snapshot(self, *, state: bool) -> ModelState:
         tensors, lacks = self._tensors(state=state)
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         found = self._state(copies, self._ledgers.consumed() if state else (), lacks)
         if not state or self._extra is None or self.extension is None:
             return found
-        if since is not None and self._extra.changes_after > since.step:
-            since = None
-        extra = self.extension.joined([self._extra.copy(None if since is None else since.step)])
-        return replace(found, extra=extra, since=since, mark=Mark(self.step, 0))
+        return replace(found, extra=self.extension.joined([self._extra.copy()]))
 
     def _tensors(self, *, state: bool) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         """Returns what this process holds, by `KIND/NAME`, and what it could not read."""

@@ -8,8 +8,6 @@
                                                                by "WORKER/PARAMETER/STATE", if any
       tables.safetensors, tables.safetensors.index.json        the rows of sparse tables, by
                                                                "TABLE/ARRAY", in the order of keys
-      changes-000001234.safetensors, ...index.json             what has changed in them since the
-                                                               save before, if any; see `chain`
       state.json                                               other state, and every file's
       checksum
 
@@ -17,8 +15,7 @@
 tensors are split into shards (see `tensors`). The format is the same for every strategy, every
 optimizer and any number of servers and workers, so that a job may continue with others.
 
-A checkpoint whose tables are changes also has the files of the checkpoint that these follow: hard
-links to them, or copies. So each can be read, moved and deleted by itself.
+An earlier version wrote changes of tables beside the rows of a save before: they are read.
 """
 
 from __future__ import annotations
@@ -37,21 +34,17 @@ from trireme.errors import CheckpointError
 from trireme.files import make_directory
 from trireme.location import Location
 from trireme.ps.extension import of_extension
-from trireme.ps.snapshot import Mark
 from trireme.session.checkpoint.manifest import (
     CHECKPOINTS,
     LAST_STEP,
     Manifest,
-    changes_group,
     checkpoint_name,
-    order_of,
     read_manifest,
     verify_files,
     write_manifest,
 )
 from trireme.session.checkpoint.place import (
     Place,
-    ReuseFiles,
     RunDir,
     place_of,
     place_of_checkpoint,
@@ -94,9 +87,6 @@ class CheckpointData:
             they have none.
         tables: the rows of sparse tables, keyed "TABLE/ARRAY": the arrays of a
             `trireme.tables.block.Block`, in the order of the keys.
-        since: the step of the checkpoint of the same run after which `tables` are what has changed,
-            with `dropped_keys` besides; None where they are all rows, as those of `load` are.
-        mark: the point of the tables' history, for the saves that follow; it is not written.
     """
 
     step: int
@@ -106,8 +96,6 @@ class CheckpointData:
     state: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    since: int | None = None
-    mark: Mark | None = None
 
 
 def save(
@@ -129,20 +117,11 @@ def save(
         )
     place = place_of(run_dir)
 
-    def fill(directory: Location, write: WriteFile, reuse: ReuseFiles) -> None:
+    def fill(directory: Location, write: WriteFile) -> None:
         files: dict[str, FileRecord] = {}
         for group in _GROUPS:
-            if group != "tables" or data.since is None:
-                files |= write_tensors(directory, group, getattr(data, group), shard_bytes, write)
-        chain: list[int] = []
-        if data.since is not None:
-            path, before, chain = _followed(place, data.since, writer)
-            reuse(path, before)
-            chain.append(data.step)
-            changes = data.tables or {_NOTHING: torch.empty(0, dtype=torch.int64)}
-            group = changes_group(data.step)
-            files |= before | write_tensors(directory, group, changes, shard_bytes, write)
-        write_manifest(directory, data.step, files, data.state, write, chain)
+            files |= write_tensors(directory, group, getattr(data, group), shard_bytes, write)
+        write_manifest(directory, data.step, files, data.state, write)
 
     try:
         with _claimed(place, writer) as number:
@@ -165,28 +144,6 @@ def _claimed(place: Place, writer: int | None) -> Iterator[int]:
         yield lock.number
     finally:
         lock.release()
-
-
-def _followed(
-    place: Place, step: int, writer: int | None
-) -> tuple[Location, dict[str, FileRecord], list[int]]:
-    """Returns the checkpoint that another follows, and the files and the chain of its tables."""
-    orders = {path: order_of(path.name) or (0, 0) for path in place.list()}
-    found = [p for p, o in orders.items() if o[1] == step and writer in (None, o[0])]
-    if not found:
-        raise CheckpointError(
-            f"there is no checkpoint of step {step} in {place.run_dir} whose tables this one "
-            "could follow"
-        )
-    path = found[-1]
-    with place.fetched(path, content=False) as directory:
-        manifest = read_manifest(directory)
-    files = {
-        name: record
-        for name, record in manifest.files.items()
-        if name.startswith(("tables.", "tables-", "changes-"))
-    }
-    return path, files, [*(manifest.chain or (step,))]
 
 
 def load(path: str | Location, *, streamed: bool = False) -> CheckpointData:

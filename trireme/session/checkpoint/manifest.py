@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -113,17 +113,15 @@ def write_manifest(
     files: dict[str, FileRecord],
     state: Mapping[str, Any],
     write: WriteFile = write_file,
-    chain: Sequence[int] = (),
 ) -> None:
     """Writes the manifest of a checkpoint whose other files are written, by `write`."""
     fields = {
-        "format": _FORMAT_OF_CHANGES if chain else _FORMAT,
+        "format": _FORMAT,
         "step": step,
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"trireme": __version__, "torch": str(torch.__version__)},
         "files": msgspec.to_builtins(files),
         "state": dict(state),
-        **({"chain": list(chain)} if chain else {}),
     }
     # Python's json, for its exact floats and for integers of any size.
     lines = [f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in fields.items()]

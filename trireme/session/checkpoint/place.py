@@ -23,26 +23,21 @@ import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 
 from trireme.files import make_directory, sync_directory
 from trireme.location import Location, location
 from trireme.session.checkpoint.manifest import CHECKPOINTS, in_order, order_of
 from trireme.session.checkpoint.run_lock import LocalLock, RunLock, Writer
-from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
+from trireme.session.checkpoint.tensors import WriteFile, write_file
 from trireme.stores import open_store
 
-ReuseFiles = Callable[[Location, Mapping[str, FileRecord]], None]
-"""Puts files of another checkpoint of the run into one that is written, given their records."""
-
-Fill = Callable[[Location, WriteFile, ReuseFiles], None]
-"""Writes all files of a checkpoint into a directory, by the functions that it is given."""
+Fill = Callable[[Location, WriteFile], None]
+"""Writes all files of a checkpoint into a directory, by the function that it is given."""
 
 _HIDDEN = re.compile(r"\.(saving-|removing-)(.+?)(\.[0-9a-f]{8})?")
-_COPY_BYTES = 1 << 20
 
 
 class Place(ABC):
@@ -118,12 +113,7 @@ class LocalPlace(Place):
         self._sweep(name)
         staged.mkdir()
         try:
-
-            def reuse(source: Location, files: Mapping[str, FileRecord]) -> None:
-                for file_name in files:
-                    _link(_local(source) / file_name, staged / file_name)
-
-            fill(staged, write_file, reuse)
+            fill(staged, write_file)
             sync_directory(staged)
             if os.path.lexists(final):  # its writer has saved the step, and went back behind it
                 self.remove(final)
@@ -156,15 +146,6 @@ class LocalPlace(Place):
 
     def fetched(self, path: Location, *, content: bool = True) -> AbstractContextManager[Path]:
         return nullcontext(_local(path))
-
-
-def _link(source: Path, target: Path) -> None:
-    """Gives a file a second name; copies it where the file system cannot."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with source.open("rb") as file:
-            write_file(target, iter(partial(file.read, _COPY_BYTES), b""))
 
 
 def _local(path: Location) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -11,11 +10,9 @@ from typing import NamedTuple
 
 from trireme.errors import CheckpointError
 from trireme.location import Location
-from trireme.ps.snapshot import Mark
 from trireme.session.checkpoint.format import CheckpointData, save
 from trireme.session.checkpoint.history import prune
 from trireme.session.checkpoint.place import Place
-from trireme.session.checkpoint.streamed import shapes_of
 from trireme.session.options import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -60,22 +57,10 @@ class SaveResult(NamedTuple):
     error: Exception | None  # or why old checkpoints could not be deleted after it
 
 
-class Base(NamedTuple):
-    """A checkpoint that another one may follow, with what has changed in the tables."""
-
-    step: int
-    path: Location
-    mark: Mark  # the point of the tables' history
-    links: int = 0  # how many saves of changes it is made of
-    whole: int = 0  # the bytes of the last save of all rows
-    changed: int = 0  # the bytes of the changes since
-
-
 class _Waiting(NamedTuple):
     data: CheckpointData
     writer: int
     delays: Sequence[float]
-    history: int  # of the tables, see `Saver.forget_base`
 
 
 def _save(place: Place, data: CheckpointData, writer: int) -> Location:
@@ -106,29 +91,11 @@ class Saver:
         self._newest: Exception | None = None  # why the last save failed
         self._results: list[SaveResult] = []
         self._thread: threading.Thread | None = None  # the newest; it may have ended
-        self._base: Base | None = None  # the last one written
-        self._followed: Base | None = None  # see `base`
-        self._history = 0  # of the tables: counts the calls of `forget_base`
-
-    def base(self) -> Base | None:
-        """Returns the checkpoint that the next one may follow, which stays until the next call."""
-        with self._lock:
-            base, most = self._base, self._options.whole_tables_every
-            if base is not None and (base.links + 1 >= most or base.changed > base.whole):
-                base = None
-            self._followed = base
-            return base
-
-    def forget_base(self) -> None:
-        """Has the next checkpoint have all rows of the tables, as the history is another one."""
-        with self._lock:
-            self._base = self._followed = None
-            self._history += 1
 
     def submit(self, data: CheckpointData, writer: int, delays: Sequence[float] = ()) -> None:
         """Submits a checkpoint and returns at once; `delays` come before further attempts."""
         with self._lock:
-            self._waiting = _Waiting(data, writer, delays, self._history)
+            self._waiting = _Waiting(data, writer, delays)
             if self._writing is None:
                 self._writing = data.step
                 self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
@@ -177,34 +144,13 @@ class Saver:
                 break
             except Exception as error:  # reported by `results` and `wait`
                 cause, delay = error.__cause__, next(further, None)
-                full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-                if data.since is not None and not full:
-                    self.forget_base()  # it may be that which cannot be followed
                 if delay is None or not isinstance(cause, OSError):
                     return SaveResult(data.step, None, error)
                 _log.warning("%s; it is tried again in %g s", error, delay)
                 self._sleep(delay)
-        self._written(begun, path)
-        followed, options = self._followed, self._options
-        spared = [path] if followed is None else [path, followed.path]
+        options = self._options
         try:
-            prune(self._place, options.keep, options.keep_every_steps, spared=spared)
+            prune(self._place, options.keep, options.keep_every_steps, spared=[path])
         except Exception as error:  # the checkpoint itself is written
             return SaveResult(data.step, path, error)
         return SaveResult(data.step, path, None)
-
-    def _written(self, begun: _Waiting, path: Location) -> None:
-        """Notes what was written, as the base of the next one."""
-        data = begun.data
-        nbytes = sum(tensor.nbytes for tensor in shapes_of(data.tables).values())
-        with self._lock:
-            before, self._base = self._followed, None
-            if data.mark is None or begun.history != self._history:
-                return
-            base = Base(data.step, path, data.mark)
-            if data.since is None:
-                self._base = base._replace(whole=nbytes)
-            elif before is not None and before.step == data.since:
-                self._base = base._replace(
-                    links=before.links + 1, whole=before.whole, changed=before.changed + nbytes
-                )

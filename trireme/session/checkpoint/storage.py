@@ -15,7 +15,7 @@ from trireme.location import Location
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of
 from trireme.session.checkpoint.place import Place, place_of
 from trireme.session.checkpoint.run_lock import writer_here
-from trireme.session.checkpoint.saver import RETRY_SECONDS, Base, Saver, Schedule
+from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 from trireme.stores import StoreError
@@ -95,7 +95,6 @@ class Storage:
         place.claim(writer, first=first)
 
     def _release(self) -> None:
-        self.forget_base()
         if self._place is not None:
             self._place.lock.release()
 
@@ -119,14 +118,6 @@ class Storage:
         known = step == self.submitted
         self.submitted = step
         return known
-
-    def base(self) -> Base | None:
-        return None if self._saver is None else self._saver.base()
-
-    def forget_base(self) -> None:
-        """Has the next checkpoint have all rows of the tables, as the job has other values now."""
-        if self._saver is not None:
-            self._saver.forget_base()
 
     # -- saving ---------------------------------------------------------------------------------
 

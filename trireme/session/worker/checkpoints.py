@@ -81,7 +81,6 @@ class WorkerCheckpoints:
         self._storage.settle()
         checkpoint = self._newest()
         if checkpoint is None:
-            self._storage.forget_base()
             self._progress.warn(
                 "there is no checkpoint: the job begins again at step 0, from this worker's values"
             )
@@ -134,7 +133,6 @@ class WorkerCheckpoints:
     def _restore(self, data: CheckpointData) -> ModelState:
         """Returns the state of the servers from a checkpoint, and restores this worker's part."""
         flat = self._setup.flat
-        self._storage.forget_base()
         data = converted(data)
         check_model(data, flat.parameters, state_of(self._setup.model))
         then = job_state(data)
@@ -263,14 +261,10 @@ class WorkerCheckpoints:
         if not self._storage.scheduled:
             return
         self._write()
-        base = self._storage.base() if self._lifecycle.is_chief else None
-        since = None if base is None else base.mark
-        with self._lifecycle.liveness.excused("it saves"), self._backend.saving(since) as state:
+        with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
             known = self._storage.has(state.step)
             if self._lifecycle.is_chief and not known:  # other workers only take part
                 self._copied = self._checkpoint_of(state)
-                if base is not None and state.since is not None:
-                    self._copied = replace(self._copied, since=base.step)
                 if self._backend.streams:  # while the other processes send their tensors
                     self._write(last=last)
                     self._storage.settle()
@@ -341,7 +335,6 @@ class WorkerCheckpoints:
             state.average,
             described,
             tables=state.extra,
-            mark=state.mark,
         )
         if lacks:
             described[LACKS] = lacks

@@ -15,7 +15,7 @@ from trireme.ps.extension import EXTRA, HeldExtension, Tensors
 from trireme.ps.extra import Extra
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.tables.block import Block
-from trireme.tables.chain import DROPPED, FIELDS, ROWS, WAITING
+from trireme.tables.chain import FIELDS, ROWS, WAITING
 from trireme.tables.job.requests import decoded, encoded, mean_of, raw, slots_of_shard
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
@@ -25,9 +25,6 @@ from trireme.tables.table_spec import Add, TableSpec, changed
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Rows of a table and keys that wait for one: the arrays of a `Block` by name, of `FIELDS`."""
-
-_DROPS = 1 << 16
-"""So many dropped keys are remembered, or as many as a table has rows."""
 
 _PIECE_BYTES, _PIECE_SLOTS = 1 << 22, 32
 """A replica is filled slot by slot, in pieces of so many bytes and slots at most, or of one slot:
@@ -53,7 +50,7 @@ class ShardTables(HeldExtension):
             prepare(spec)  # so that no update waits for a compiler
         self.tables = [Table(spec) for spec in specs]
         self.slots = slots
-        self.lacks = self.changes_after = 0
+        self.lacks = 0
         self._step = 0  # of the last updates
 
     @property
@@ -121,15 +118,7 @@ class ShardTables(HeldExtension):
             period = max(1, drop_after // _SWEEPS)
             if drop_after and step // period != self._step // period:
                 table.drop_unused(step)
-                if table.remembered_drops > max(len(table), _DROPS):
-                    self._forget_drops(step)  # nobody has asked for changes for long
         self._step = step
-
-    def _forget_drops(self, until: int) -> None:
-        """Forgets which keys were dropped up to a step."""
-        for table in self.tables:
-            table.forget_drops(until)
-        self.changes_after = max(self.changes_after, until)
 
     def pull(self, extra: Extra) -> Extra:
         wanted = decoded(extra, self.specs)[1]
@@ -142,26 +131,22 @@ class ShardTables(HeldExtension):
             for name, value in table.statistics._asdict().items()
         }
 
-    def copy(self, since: int | None = None, *, shown: bool = True) -> Tensors:
-        if since is not None:
-            self._forget_drops(since)
-        return self._tensors(since, range(*self.slots)) if shown else []
+    def copy(self) -> Tensors:
+        return self._tensors(range(*self.slots))
 
-    def _tensors(self, since: int | None, slots: Iterable[int]) -> Tensors:
-        fields = FIELDS if since is None else (DROPPED, *FIELDS)
+    def _tensors(self, slots: Iterable[int]) -> Tensors:
         return [
             entry
             for table in self.tables
-            for block in table.export(since, slots=slots)
-            if since is not None or block.keys.size or block.waiting_keys.size
+            for block in table.export(slots=slots)
             for entry in tensors_of(
-                table.spec.name, {name: getattr(block, name) for name in fields}
+                table.spec.name, {each: getattr(block, each) for each in FIELDS}
             )
         ]
 
     def load(self, tensors: Tensors, step: int) -> None:
         self.tables = [Table(spec) for spec in self.specs]
-        self._step = self.changes_after = step
+        self._step = step
         self._add(tensors, self._present)
 
     def _add(self, tensors: Tensors, slots: tuple[int, int]) -> None:
@@ -194,7 +179,6 @@ class ShardTables(HeldExtension):
                     table.load(block)
         for table in self.tables:
             table.optimizer = table.spec.optimizer  # as at the replicas that are filled
-        self._forget_drops(step)
 
     def _part(self, slots: tuple[int, int]) -> list[Table]:
         """Gives up what it has of some slots, [start, stop); returns tables with their rows."""
@@ -229,7 +213,7 @@ class ShardTables(HeldExtension):
             if nbytes > _PIECE_BYTES and end > start:
                 break
             end += 1
-        return (start, end), self._tensors(None, range(start, end))
+        return (start, end), self._tensors(range(start, end))
 
     def fill(self, slots: tuple[int, int], tensors: Tensors) -> None:
         due = self._present[1]
@@ -237,8 +221,6 @@ class ShardTables(HeldExtension):
             raise Rejected(f"rows of the slots {slots} came where those from {due} were due")
         self._add(tensors, slots)
         self.lacks = self.slots[1] - slots[1]
-        if not self.lacks:
-            self._forget_drops(self._step)  # keys that the primary dropped before are not known
 
 
 def shard_tables(parts: Sequence[str], bounds: Sequence[int], shard: int) -> ShardTables:
@@ -263,10 +245,10 @@ def tensors_of(name: str, arrays: Arrays) -> Tensors:
     """Returns arrays of a table as flat tensors of a snapshot.
 
     Args:
-        arrays: the arrays: `FIELDS`, and `DROPPED` before them or not.
+        arrays: the arrays, of `FIELDS`.
     """
     entries = []
-    for field in (DROPPED, *FIELDS) if DROPPED in arrays else FIELDS:
+    for field in FIELDS:
         tensor = torch.from_numpy(np.ascontiguousarray(arrays[field]).reshape(-1))
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append((TensorSpec(EXTRA + field, dtype, name, 0, tensor.numel()), tensor))
@@ -280,7 +262,7 @@ def arrays_in(tensors: Tensors) -> Iterator[tuple[str, Arrays]]:
         if not spec.key.startswith(EXTRA):
             continue
         flat[spec.key.removeprefix(EXTRA)] = tensor.numpy()
-        if len(flat) == len(FIELDS) + (DROPPED in flat):
+        if len(flat) == len(FIELDS):
             count = flat["keys"].size
             for field in ("rows", "states"):
                 flat[field] = flat[field].reshape(count, flat[field].size // max(count, 1))

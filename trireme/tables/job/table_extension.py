@@ -14,7 +14,7 @@ from trireme.ps.extension import Tensors
 from trireme.ps.extra import ShownExtension
 from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.model.extension import TrainedExtension
-from trireme.tables.chain import DROPPED, FIELDS, ROWS, WAITING
+from trireme.tables.chain import FIELDS, ROWS, WAITING
 from trireme.tables.job.requests import slots_of_shard
 from trireme.tables.job.shard_tables import Arrays, arrays_in, tensors_of, within
 from trireme.tables.row_optimizers import row_optimizer
@@ -97,20 +97,13 @@ def joined(parts: Sequence[Tensors]) -> Mapping[str, torch.Tensor]:
     for name, arrays in (found for tensors in parts for found in arrays_in(tensors)):
         tables.setdefault(name, []).append(arrays)
     places: dict[str, tuple[_Blocks, str]] = {}
-    dropped: dict[str, torch.Tensor] = {}
     for name, several in tables.items():
         for group in (ROWS, WAITING):
             blocks = _Blocks(several, group[0])
             places |= {f"{name}/{field}": (blocks, field) for field in group}
-        if DROPPED in several[0]:
-            keys = np.unique(np.concatenate([block[DROPPED] for block in several]))
-            dropped[f"{name}/{DROPPED}"] = torch.from_numpy(keys)
     shapes = {key: blocks.shape(field) for key, (blocks, field) in places.items()}
-    shapes |= {key: tensor.to("meta") for key, tensor in dropped.items()}
 
     def read(key: str) -> torch.Tensor:
-        if key in dropped:
-            return dropped[key]
         blocks, field = places[key]
         return blocks.read(field)
 
