@@ -66,11 +66,12 @@ def _passes(
         tree = Path(temporary, "tree")
         _copy(tree)
         files = [file for each in gone for file in plugins[each]["files"]]
-        for file in [*files, *WHOLE, *(t for each in gone for t in plugins[each].get("tests", ()))]:
+        tests = [file for each in gone for file in plugins[each].get("tests", ())]
+        for file in [*files, *tests, *WHOLE]:
             _delete(tree / file)
-        modules = [file.removesuffix(".py").replace("/", ".") for file in files]
+        modules = [_module(file) for file in files]
         points = _without_entry_points(tree / "pyproject.toml", modules)
-        for file in _importers(tree, modules):
+        for file in _importers(tree, [*modules, *map(_module, tests)]):
             _delete(tree / file)
         python = _environment(Path(temporary, "environment"), tree, points)
         print(f"without {', '.join(gone)}:", flush=True)
@@ -89,6 +90,10 @@ def _copy(tree: Path) -> None:
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
 
 
 def _delete(path: Path) -> None:
@@ -117,7 +122,7 @@ def _importers(tree: Path, modules: Sequence[str]) -> Iterator[str]:
     ]:
         for path in found:
             del imports[path]
-            gone.add(path.removesuffix(".py").replace("/", "."))
+            gone.add(_module(path))
         yield from found
 
 
