@@ -1,1 +1,1 @@
-"""Displays of a job's metrics: the progress line, reports, Prometheus, TensorBoard."""
+"""What a task tells of itself: its numbers, its records, and what shows or serves them."""
