@@ -261,7 +261,7 @@ def server_templates(rule: Rule) -> list[Message]:
         Lease(1, "d", 100, 4, 10**9, 2),
         Drain(),
         Retire(),
-        TakeSnapshot(1, True, 0, 1),
+        TakeSnapshot(1, True),
         Load(1, 0, (VALUES,), (WorkerProgress(1, 1, 1, 1, 0),), (Span("d", 0, 4),)),
         *(Share("topic"), Collect("topic")),
         LendMemory(4096, ((0, 64),), ((64, 64),)),
