@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -145,6 +146,18 @@ class Picture:
             for node in _in_order(module.graph, devices)
         )
         return cls(nodes, parts, tuple(numbers), placement, hardware, micro_batches, model)
+
+    @property
+    def module_places(self) -> dict[str, str]:
+        """The place of each module, by its path: that of most of its nodes."""
+        places: dict[str, str] = {}
+        modules = [Module.of(self.nodes)]
+        for module in modules:
+            counts = Counter(node.place for node in module.nodes if node.place)
+            if counts:
+                places[module.scope] = counts.most_common(1)[0][0]
+            modules += (item for item in module.items if isinstance(item, Module))
+        return places
 
     @property
     def operators(self) -> list[Node]:

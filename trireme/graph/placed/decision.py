@@ -45,6 +45,7 @@ class Decision(msgspec.Struct, frozen=True):
     summary: str = ""  # what was decided and why, in a sentence
     warnings: tuple[str, ...] = ()  # requests of the program that cannot be met
     table: str = ""  # the placement as a table, where it is to be logged
+    modules: dict[str, str] = {}  # the name of the place of most operations of each module
     error: str = ""  # why there is no placement; "" if there is one
 
 
@@ -64,9 +65,11 @@ class Placed:
         """What other processes need to know of it."""
         numbers = self.hardware.numbers
         placement = {name: numbers[device] for name, device in self.placement.devices.items()}
-        table = placement_table(self.picture()) if self.config.log_placement else ""
+        picture = self.picture()
+        table = placement_table(picture) if self.config.log_placement else ""
         summary, unmet = _summary(self), self.requests.unmet
-        return Decision(placement, placement[OUTPUT], summary, unmet, table)
+        modules = picture.module_places
+        return Decision(placement, placement[OUTPUT], summary, unmet, table, modules)
 
     def picture(self, model: str = "") -> Picture:
         """Returns what is to be shown of it."""
