@@ -54,7 +54,7 @@ def test_under_torchrun_every_process_is_a_worker(tmp_path: Path) -> None:
         3,
         "none",
     )
-    assert detect(torchrun(0, 2), tmp_path).display == "auto"
+    assert detect(torchrun(0, 2), tmp_path).display == "plain"
 
 
 def test_one_process_of_torchrun_is_alone_and_has_its_options(tmp_path: Path) -> None:
