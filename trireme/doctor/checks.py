@@ -1,4 +1,4 @@
-"""The checks of a host, its network, certificates and a run directory: each asks, and judges."""
+"""The checks of a host, its network and a run directory: each asks, and judges."""
 
 from __future__ import annotations
 
