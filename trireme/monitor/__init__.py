@@ -1,1 +1,1 @@
-"""What a task tells of itself: its numbers, its records, and what shows or serves them."""
+"""Records of tasks, and the interfaces of boards and exporters."""
