@@ -168,8 +168,13 @@ class Member(MemberProtocol):
             )
         return self.incarnation
 
+    def wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Blocks until a condition holds or `time.monotonic` is there; returns whether it does."""
+        with self._changed:
+            return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
+
     def tell(self, reports: Sequence[Message]) -> None:
-        """Sets what this task reports beside its status; see `MemberState.reports`."""
+        """Sets what this task reports beside its status; see `MemberProtocol.reports`."""
         with self.change():
             self.reports = tuple(reports)
         self._wakeup.wake()

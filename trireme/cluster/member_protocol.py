@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -149,11 +148,6 @@ class MemberProtocol:
         with self._changed:
             yield
             self._changed.notify_all()
-
-    def wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Blocks until a condition holds or `time.monotonic` is there; returns whether it does."""
-        with self._changed:
-            return self._changed.wait_for(condition, max(0.0, deadline - time.monotonic()))
 
     def publish(self, news: News) -> None:
         for subscriber in self._subscribers:
