@@ -255,7 +255,7 @@ FOLDERS = {
     "recipes": "programs with other libraries, each beside the plain one",
     "benchmarks": "speed, each figure beside that of a peer or a limit",
     "docs": "design, protocol, operations, decisions",
-    "tests": "folders as the package has, where they have tests; integration/ starts real processes",
+    "tests": "folders as in the package; integration/ starts real processes",
 }
 """The folders that follow the package."""
 
