@@ -210,7 +210,7 @@ class Bench:
         """What another shard says, and what follows at once."""
         out = self.shard.heard(self.now, server, message)
         while self.shard.due:
-            out += self.shard.go_on(self.now)
+            out += self.shard.go_on()
         return out
 
     # -- how it is then ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trireme import host_memory
+from trireme import host
 from trireme.errors import ConfigurationError, OutOfMemory
 from trireme.ps.flat import FlatModel, PartBuffer, as_bytes
 from trireme.ps.layout import Layout
@@ -33,7 +33,7 @@ def test_a_model_that_does_not_fit_with_its_gradients_is_refused_before_memory_i
 ) -> None:
     model = small_model()
     before = [parameter.data_ptr() for parameter in model.parameters()]
-    monkeypatch.setattr(host_memory, "host_memory", lambda: 500)
+    monkeypatch.setattr(host, "host_memory", lambda: 500)
     with pytest.raises(OutOfMemory, match=r"the model, with its gradients, takes .* larger host"):
         flat(model)
     assert [parameter.data_ptr() for parameter in model.parameters()] == before

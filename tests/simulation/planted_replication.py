@@ -271,7 +271,7 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
             self._note_term(log.position, log.term)
         all_of_it = [*self.shard.request(now, route, who, message, what)]
         while self.shard.due:
-            all_of_it += self.shard.go_on(now)
+            all_of_it += self.shard.go_on()
         yield from log.hold(all_of_it) if log.active else all_of_it
 
     return patch.object(Replica, "_happen", happen)

@@ -91,7 +91,7 @@ def snapshots(shards: Sequence[Shard]) -> Copy:
                 payload = [as_bytes(tensor) for tensor in each.payload if tensor.numel()]
                 found[shard.number] = each.message, payload
         if shard.due:
-            carry_out(shard, shard.go_on(0.0))
+            carry_out(shard, shard.go_on())
 
     for shard in shards:
         carry_out(shard, shard.request(0.0, None, _LOADER, TakeSnapshot(1, True)))

@@ -82,11 +82,11 @@ class Watched(_Base):
         self.watch.received(route, None if nobody else who, message, payload)
         return self._told(super().request(now, route, who, message, payload))
 
-    def heard(self, now: float, server: int, message: FromServer) -> list[Instruction]:
-        return self._told(super().heard(now, server, message))
+    def heard(self, now: float, shard: int, message: FromServer) -> list[Instruction]:
+        return self._told(super().heard(now, shard, message))
 
-    def go_on(self, now: float) -> list[Instruction]:
-        return self._told(super().go_on(now))
+    def go_on(self) -> list[Instruction]:
+        return self._told(super().go_on())
 
     def _create(self, shown: ModelDescription) -> None:
         super()._create(shown)

@@ -35,22 +35,22 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class PartBuffer:
-    """One server's part of every flat vector, as tensors.
+    """One shard's part of every flat vector, as tensors.
 
     Args:
         vectors: the part of each vector, 1-D, in the layout's order; zeros if not given.
     """
 
     def __init__(
-        self, layout: Layout, server: int, vectors: Sequence[torch.Tensor] | None = None
+        self, layout: Layout, shard: int, vectors: Sequence[torch.Tensor] | None = None
     ) -> None:
-        self._layout, self._server = layout, server
-        parts = layout.parts(server)
+        self._layout, self._shard = layout, shard
+        parts = layout.parts(shard)
         if vectors is None:
             vectors = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in parts]
         self.vectors: tuple[torch.Tensor, ...] = tuple(vectors)
         self._by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
-        self.segments = tuple(self._piece(segment) for segment in layout.segments(server))
+        self.segments = tuple(self._piece(segment) for segment in layout.segments(shard))
 
     def _piece(self, piece: Part) -> torch.Tensor:
         part, vector = self._by_dtype[piece.vector.dtype]
@@ -58,11 +58,11 @@ class PartBuffer:
 
     def place(self, vector: int) -> tuple[int, int]:
         """Returns a vector's position among those that are not empty, and where its part begins."""
-        parts = self._layout.parts(self._server)
+        parts = self._layout.parts(self._shard)
         return sum(part.length > 0 for part in parts[:vector]), parts[vector].start
 
     def copy(self) -> PartBuffer:
-        return PartBuffer(self._layout, self._server, [v.clone() for v in self.vectors])
+        return PartBuffer(self._layout, self._shard, [v.clone() for v in self.vectors])
 
     @cached_property
     def views(self) -> tuple[memoryview, ...]:
@@ -170,13 +170,13 @@ class FlatModel:
         self._host_values: tuple[torch.Tensor, ...] = self.values
         self._host_gradients: tuple[torch.Tensor, ...] = self.gradients
 
-    def part_values(self, server: int) -> PartBuffer:
+    def part_values(self, shard: int) -> PartBuffer:
         self._stage()
-        return self._part(self._host_values, server)
+        return self._part(self._host_values, shard)
 
-    def part_gradients(self, server: int) -> PartBuffer:
+    def part_gradients(self, shard: int) -> PartBuffer:
         self._stage()
-        return self._part(self._host_gradients, server)
+        return self._part(self._host_gradients, shard)
 
     @property
     def placed(self) -> list[list[tuple[nn.Parameter, int, int]]]:
@@ -390,9 +390,9 @@ class FlatModel:
                 made.append(torch.zeros(length, dtype=dtype, device=device, pin_memory=pinned))
         return tuple(made[: len(made) // 2]), tuple(made[len(made) // 2 :])
 
-    def _part(self, vectors: Sequence[torch.Tensor], server: int) -> PartBuffer:
-        parts = zip(self.layout.parts(server), vectors, strict=True)
-        return PartBuffer(self.layout, server, [v[part.start : part.stop] for part, v in parts])
+    def _part(self, vectors: Sequence[torch.Tensor], shard: int) -> PartBuffer:
+        parts = zip(self.layout.parts(shard), vectors, strict=True)
+        return PartBuffer(self.layout, shard, [v[part.start : part.stop] for part, v in parts])
 
 
 def _one_device(parameters: dict[str, nn.Parameter]) -> torch.device:

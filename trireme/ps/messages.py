@@ -5,8 +5,8 @@ and the incarnation that the handshake has proven, and no field repeats them. Th
 message says which role may send it: `FromWorker`, `FromServer` or `FromAnyone`. Replies have none
 of them.
 
-The messages of a consistent copy are in `snapshot_messages`, those between servers in
-`leader.decisions`.
+The messages of a consistent copy are in `snapshot_messages`, those between shards in
+`leader.decisions`, those between replicas in `replication.messages`.
 
 Every request gets one reply with the same frame sequence. Before it `Waiting` notices with that
 sequence may come, which name the tasks that the reply is withheld for.

@@ -100,8 +100,8 @@ def _meets(spec: TensorSpec, placed: Placed) -> bool:
     return spec.start < placed.stop and placed.start < spec.stop
 
 
-def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
-    """Returns the tensors of a state that one server loads."""
+def disassemble(layout: Layout, state: ModelState, shard: int) -> Tensors:
+    """Returns the tensors of a state that one shard loads."""
     shapes = {p.name: p.shape for p in layout.spec.parameters}
     kinds = {"values": dict(state.values), "average": dict(state.average)}
     for name, tensor in state.optimizer.items():
@@ -114,7 +114,7 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
             )
         kinds.setdefault(f"state/{entry}", {})[parameter] = tensor
     tensors: list[tuple[TensorSpec, torch.Tensor]] = []
-    for part in layout.parts(server):
+    for part in layout.parts(shard):
         for key, named in kinds.items():
             scalar = key.startswith("state/") and _is_scalar(key, named, shapes)
             if named:
@@ -122,11 +122,11 @@ def disassemble(layout: Layout, state: ModelState, server: int) -> Tensors:
     return tensors
 
 
-def values_of(layout: Layout, values: Mapping[str, torch.Tensor], server: int) -> Tensors:
-    """Returns one server's part of the values of some parameters."""
+def values_of(layout: Layout, values: Mapping[str, torch.Tensor], shard: int) -> Tensors:
+    """Returns one shard's part of the values of some parameters."""
     return [
         found
-        for part in layout.parts(server)
+        for part in layout.parts(shard)
         for found in _ranges("values", part, values, complete=False)
     ]
 

@@ -565,7 +565,7 @@ def test_a_copy_that_never_comes_about_is_given_up() -> None:
         worker.client.close()
 
 
-def _nothing(state: bool, since: Any) -> Operation[Any]:
+def _nothing(state: bool) -> Operation[Any]:
     yield Pause(0.0)
     return None
 

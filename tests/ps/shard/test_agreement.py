@@ -47,7 +47,7 @@ class Servers:
                 self.answers[server, instruction.route] = instruction.message
         bench = self.benches[server]
         if bench.shard.due:
-            self.take(server, bench.shard.go_on(bench.now))
+            self.take(server, bench.shard.go_on())
 
     def deliver(self, count: int | None = None) -> None:
         """Lets so many messages between servers through, or all that there are and come."""

@@ -67,7 +67,7 @@ class Job:
                 other = self.shards[each.shard]
                 self.carry_out(other, other.heard(0.0, shard.number, each.message))
         if shard.due:
-            self.carry_out(shard, shard.go_on(0.0))
+            self.carry_out(shard, shard.go_on())
 
     @property
     def stopped(self) -> set[int]:

@@ -1,1 +1,1 @@
-"""The processes of a job: a task, the template that tasks are forked from, the coordinator."""
+"""The processes of a job: a task, the coordinator."""

@@ -128,7 +128,7 @@ _NOTES = ("device", "line")
 def noting() -> Iterator[None]:
     """Notes at each node that torch.export makes in the context its line and its device.
 
-    They are in the node's metadata under `custom`, as `line` (a `SourceLine`) and `device`.
+    They are in the node's metadata under `custom`, as `line` and `device`.
     """
     with preserve_node_meta(), _Notes():
         yield

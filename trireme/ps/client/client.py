@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
@@ -43,9 +43,6 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble, values_of
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Message
-
-if TYPE_CHECKING:
-    pass
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -211,10 +208,10 @@ class Client:
         """Returns the requests of the push under way, whose gradients are packed if need be."""
         requests = {}
         assert self._protocol.pushed is not None
-        for server in range(len(self._parts.values)):
-            message = self._protocol.message(self._protocol.pushed, server)
-            payload, nbytes = self._parts.payload_of(server, message)
-            requests[server] = Request(message, payload)
+        for shard in range(len(self._parts.values)):
+            message = self._protocol.message(self._protocol.pushed, shard)
+            payload, nbytes = self._parts.payload_of(shard, message)
+            requests[shard] = Request(message, payload)
             self.bytes_sent += nbytes
         return requests
 
@@ -348,8 +345,8 @@ class Client:
         self._protocol.divide(len(bounds) - 1, bounds)
         return parts.layout.spec
 
-    def _place(self, server: int, message: Message, length: int) -> Sequence[memoryview]:
-        return self._parts.place(server, message, length, self._servers.lanes.task(server))
+    def _place(self, shard: int, message: Message, length: int) -> Sequence[memoryview]:
+        return self._parts.place(shard, message, length, self._servers.lanes.task(shard))
 
 
 def _payload_of(tensors: Tensors) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:

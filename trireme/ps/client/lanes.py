@@ -130,7 +130,7 @@ class Lanes:
     """The requests of one client to the primaries of all shards, one lane for each."""
 
     def __init__(
-        self, options: ClientOptions, servers: int, view: Callable[[], View | None]
+        self, options: ClientOptions, shards: int, view: Callable[[], View | None]
     ) -> None:
         self.options = options  # may be replaced while no answer is waited for
         # the generation of the shards; None takes that of the first view
@@ -138,7 +138,7 @@ class Lanes:
         # since when nothing answers at servers, and their names; None where all are within reach.
         # Any thread may read it.
         self.silent: tuple[float, str] | None = None
-        self.lanes = [Lane(shard) for shard in range(servers)]  # by shard
+        self.lanes = [Lane(shard) for shard in range(shards)]  # by shard
         self.waiting: list[Lane] = []  # the lanes whose answers are missing
         self.answers: dict[int, Answer] = {}  # the answers to the last requests, by shard
         self.lost = False  # whether all copies of a shard were lost since the last `divide`

@@ -61,26 +61,26 @@ class ModelParts:
         """The residuals of packed pushes."""
         return PACKING.load("codecs").residuals(self.layout, self.packers)
 
-    def payload_of(self, server: int, message: Push) -> tuple[Sequence[memoryview], int]:
-        """Returns the gradients that a push carries to a server, and its size in bytes.
+    def payload_of(self, shard: int, message: Push) -> tuple[Sequence[memoryview], int]:
+        """Returns the gradients that a push carries to a shard, and its size in bytes.
 
         A push of weight 0 is not read there, and must not use up the residuals.
         """
-        payload, nbytes = self._carried[server]
+        payload, nbytes = self._carried[shard]
         if self.packers:
-            packer = self.packers[server]
+            packer = self.packers[shard]
             if message.weight > 0:
                 self._packed = True
-                packer.pack(self.layout.ranges(message.absent, server) if message.absent else ())
+                packer.pack(self.layout.ranges(message.absent, shard) if message.absent else ())
             payload = packer.views
             nbytes = sum(view.nbytes for view in payload)
         return payload, nbytes + sum(map(len, bytes_in(message.extra)))
 
-    def place(self, server: int, message: Message, length: int, task: str) -> Sequence[memoryview]:
+    def place(self, shard: int, message: Message, length: int, task: str) -> Sequence[memoryview]:
         """Returns the memory for a payload from a server's task: that of the model for values."""
         if not isinstance(message, (PushReply, PullReply)):
             return [np.empty(length, np.uint8).data]  # a `bytearray` would be zeroed first
-        buffer = self.values[server]
+        buffer = self.values[shard]
         if length != buffer.nbytes:
             raise FrameError(
                 f"{task} sent {length} bytes of values where its part has {buffer.nbytes}"
@@ -90,9 +90,9 @@ class ModelParts:
     def received(self, answers: Mapping[int, Answer]) -> int:
         """Takes answers; returns the bytes of the values that they have brought."""
         total, self._packed = 0, False
-        for server, (message, _) in answers.items():
+        for shard, (message, _) in answers.items():
             if isinstance(message, PushReply | PulledExtra):
                 total += sum(map(len, bytes_in(message.extra)))
             if isinstance(message, (PushReply, PullReply)):
-                total += self.values[server].nbytes
+                total += self.values[shard].nbytes
         return total

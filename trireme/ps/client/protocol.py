@@ -55,7 +55,7 @@ class ClientProtocol:
     def __init__(
         self,
         worker: int,
-        servers: int,
+        shards: int,
         *,
         patience_seconds: float,
         rng: random.Random,
@@ -65,8 +65,8 @@ class ClientProtocol:
         # the extra values that the last push has brought; None where the shards were divided anew
         self.brought: Any = None
         self.stopping = False  # whether this worker has been told to stop
-        self.replies: Sequence[messages.PushReply] = ()  # to the last push, by server
-        self._worker, self._servers = worker, servers
+        self.replies: Sequence[messages.PushReply] = ()  # to the last push, by shard
+        self._worker, self._shards = worker, shards
         self._divisions = 0  # how often the shards were divided anew
         self._patience_seconds, self._rng = patience_seconds, rng
         self._sequence = self._acknowledged = self._leases = 0
@@ -98,7 +98,7 @@ class ClientProtocol:
         self._hyper = None  # the servers may use what an earlier worker has shown
         attach = Request(messages.Attach(0, layout, *self._shown))
         try:
-            answers = yield from self._ask(dict.fromkeys(range(self._servers), attach))
+            answers = yield from self._ask(dict.fromkeys(range(self._shards), attach))
         except Divided:
             return True  # the new shards were shown it, and have values
         attached = self._all(answers, messages.Attached)
@@ -116,13 +116,13 @@ class ClientProtocol:
             Fenced: the view has changed since: the chief may be another one now.
         """
         requests: dict[int, Request] = {}
-        for server, (tensors, payload) in enumerate(parts):
+        for shard, (tensors, payload) in enumerate(parts):
             load = Load(self._attached, state.step, tensors, state.workers, ())
-            if server == 0:
+            if shard == 0:
                 load = msgspec.structs.replace(
                     load, consumed=state.consumed, sizes=state.sizes, orders=state.orders
                 )
-            requests[server] = Request(load, payload, pinned=True)
+            requests[shard] = Request(load, payload, pinned=True)
         first = {0: requests.pop(0)}
         try:
             for part in (requests, first):
@@ -140,8 +140,8 @@ class ClientProtocol:
         """
         while True:
             requests = {
-                server: Request(WriteValues(0, tensors), payload)
-                for server, (tensors, payload) in enumerate(parts())
+                shard: Request(WriteValues(0, tensors), payload)
+                for shard, (tensors, payload) in enumerate(parts())
                 if tensors
             }
             try:
@@ -164,16 +164,16 @@ class ClientProtocol:
                 return
             attach = Request(messages.Attach(0, layout, *self._shown))
             try:
-                answers: Answers = yield Ask(dict.fromkeys(range(self._servers), attach))
+                answers: Answers = yield Ask(dict.fromkeys(range(self._shards), attach))
             except Divided:
                 continue
             if not all(each.loaded for each in self._all(answers, messages.Attached)):
                 raise Fenced("the shards were divided anew before values were loaded", 0)
             return
 
-    def divide(self, servers: int, bounds: Sequence[int] = ()) -> None:
+    def divide(self, shards: int, bounds: Sequence[int] = ()) -> None:
         """Goes on with other shards, which begin at these slots."""
-        self._servers = servers
+        self._shards = shards
         self._bounds, self._parts = bounds, None
         self._divisions += 1
 
@@ -240,14 +240,14 @@ class ClientProtocol:
         self._hyper = push.hyper if push.hyper is not None else self._hyper
         self.pushed = push
 
-    def message(self, push: messages.Push, server: int) -> messages.Push:
-        """Returns the message of a push to one server, without the view."""
+    def message(self, push: messages.Push, shard: int) -> messages.Push:
+        """Returns the message of a push to one shard, without the view."""
         if self._extra is not None:
             if self._parts is None:
                 self._parts = self._extra.divided(self._bounds)
-            extra = self._parts.of_shard(server, self._space)
+            extra = self._parts.of_shard(shard, self._space)
             push = msgspec.structs.replace(push, extra=extra)
-        if server == 0 or not push.examples:
+        if shard == 0 or not push.examples:
             return push
         return msgspec.structs.replace(push, examples=())
 
@@ -272,7 +272,7 @@ class ClientProtocol:
         while True:
             yield from self.settle()  # lent memory holds one request
             parts = request.divided(self._bounds)
-            extras = [parts.of_shard(shard, self._space) for shard in range(self._servers)]
+            extras = [parts.of_shard(shard, self._space) for shard in range(self._shards)]
             requests = {
                 shard: Request(messages.PullExtra(0, extra)) for shard, extra in enumerate(extras)
             }
@@ -319,16 +319,16 @@ class ClientProtocol:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
-            behind = [server for server, step in enumerate(steps) if step < target]
+            behind = [shard for shard, step in enumerate(steps) if step < target]
             pull = Request(messages.Pull(0, False, target))
             try:
                 answers = yield from self._ask(dict.fromkeys(behind, pull))
-                replies = [expect(answers[server], messages.PullReply) for server in behind]
+                replies = [expect(answers[shard], messages.PullReply) for shard in behind]
             except Divided:  # the new shards are of one step
                 replies = yield from self._ask_all(messages.Pull(0, False), messages.PullReply)
-                behind, steps = [*range(self._servers)], [0] * self._servers
-            for server, reply in zip(behind, replies, strict=True):
-                steps[server] = reply.step
+                behind, steps = [*range(self._shards)], [0] * self._shards
+            for shard, reply in zip(behind, replies, strict=True):
+                steps[shard] = reply.step
             if behind[0] == 0:  # the job may have ended since its first answer
                 self.stopping = self.stopping or replies[0].stop
         return steps[0]
@@ -344,7 +344,7 @@ class ClientProtocol:
             try:
                 answers = dict((yield from self._ask({0: Request(request)}, again=again)))
                 self._waits_for_load = False
-                others = dict.fromkeys(range(1, self._servers), Request(request))
+                others = dict.fromkeys(range(1, self._shards), Request(request))
                 if others:
                     answers.update((yield from self._ask(others, again=again)))
                 return self._all(answers, messages.PullReply)
@@ -391,11 +391,11 @@ class ClientProtocol:
         """Returns each server's status."""
         return self._ask_all(messages.Status(), messages.ServerStatus)
 
-    def trace(self, server: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
-        """Asks a server to begin or end a trace, or for its notes."""
-        answers = yield from self._ask_until({server: Request(messages.Trace(action))})
-        expect(answers[server], messages.Traced)
-        return answers[server]
+    def trace(self, shard: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
+        """Asks the primary of a shard to begin or end a trace, or for its notes."""
+        answers = yield from self._ask_until({shard: Request(messages.Trace(action))})
+        expect(answers[shard], messages.Traced)
+        return answers[shard]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Shares bytes with the other workers; without any the servers forget the topic."""
@@ -439,13 +439,13 @@ class ClientProtocol:
         """
         request = Request(TakeSnapshot(self._rng.getrandbits(53), state))
         try:
-            answers = yield from self._ask(dict.fromkeys(range(self._servers), request))
+            answers = yield from self._ask(dict.fromkeys(range(self._shards), request))
         except Divided:
             return None
         if any(isinstance(m, messages.Refused) and m.code == "busy" for m, _ in answers.values()):
             return None
         copies = enumerate(self._all(answers, Snapshot))
-        return [(message, answers[server][1]) for server, message in copies]
+        return [(message, answers[shard][1]) for shard, message in copies]
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -478,7 +478,7 @@ class ClientProtocol:
         self, message: Message, wanted: type[_M], *, again: bool = True
     ) -> Operation[list[_M]]:
         while True:
-            requests = dict.fromkeys(range(self._servers), Request(message))
+            requests = dict.fromkeys(range(self._shards), Request(message))
             try:
                 return self._all((yield from self._ask(requests, again=again)), wanted)
             except Divided:
@@ -491,4 +491,4 @@ class ClientProtocol:
         return expect(answers[0], wanted)
 
     def _all(self, answers: Answers, wanted: type[_M]) -> list[_M]:
-        return [expect(answers[server], wanted) for server in range(self._servers)]
+        return [expect(answers[shard], wanted) for shard in range(self._shards)]

@@ -96,12 +96,12 @@ class ServerLinks:
         self,
         options: ClientOptions,
         membership: Membership,
-        servers: int,
+        shards: int,
         destination: Callable[[int, Message, int], Sequence[memoryview]],
     ) -> None:
         # decides what is sent when
-        self.lanes = Lanes(options, servers, lambda: membership.view)
-        self.links = [ServerLink(server) for server in range(servers)]  # the connections, by shard
+        self.lanes = Lanes(options, shards, lambda: membership.view)
+        self.links = [ServerLink(shard) for shard in range(shards)]  # the connections, by shard
         # the memory to lend for each shard to a server of this host; empty for none
         self.shared_buffers: Sequence[SharedBuffer] = ()
         self.lends_extra = False  # whether memory is lent for extra values too
@@ -253,10 +253,10 @@ class ServerLinks:
         if self.is_replaced(link):
             raise ConnectionBroken("it is not the primary any longer")
 
-    def _broke(self, server: int, error: WireError) -> None:
+    def _broke(self, shard: int, error: WireError) -> None:
         """Closes a connection that failed: its request is sent again, or given up."""
-        self.links[server].close()
-        self.lanes.broke(time.monotonic(), server, error)
+        self.links[shard].close()
+        self.lanes.broke(time.monotonic(), shard, error)
 
     def _connect(self, link: ServerLink) -> Connection:
         """Connects to a server of the newest view, through memory where possible.

@@ -13,8 +13,8 @@ class Ending:
     decided, as another must be made if one of them is lost with its worker. In synchronous rounds
     all updates under way make one step.
 
-    Nobody waits under a staleness bound on several servers: one server could hold back a worker for
-    the sake of another, which waits at the next server for the first.
+    Nobody waits under a staleness bound on several shards: one shard could hold back a worker for
+    the sake of another, which waits at the next shard for the first.
 
     Where updates are deltas of several steps, each of those under way counts for as many as it may
     bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
@@ -27,9 +27,9 @@ class Ending:
         self.period = 1  # how many steps an update may make
         self.under_way: set[int] = set()  # the workers that compute an update now
 
-    def go_by(self, rule: Rule, servers: int) -> None:
+    def go_by(self, rule: Rule, shards: int) -> None:
         self.synchronous, self.period = rule.synchronous, rule.period
-        self.patient = not rule.synchronous and (rule.staleness is None or servers == 1)
+        self.patient = not rule.synchronous and (rule.staleness is None or shards == 1)
 
     def reached(self, step: int) -> bool:
         return self.last is not None and step >= self.last

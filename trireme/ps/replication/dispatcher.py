@@ -1,4 +1,4 @@
-"""Routes the messages of one server's connections to its shard. Without I/O.
+"""Routes the messages of the connections about one shard's replica to it. Without I/O.
 
 The handshake of a connection has proven which task is at the other end, and the dispatcher gives
 every message to the shard as that task's: a worker's request with the worker and its incarnation,
@@ -10,7 +10,7 @@ and drive this same object.
     event      when it is called                            what it returns
     speaks     it is to the primary of another shard        the messages to send to it at once
     admit      a message has come over a connection         the connection to close for it, if any
-    apply      an admitted message goes to the shard        the shard's instructions
+    sender     an admitted message goes to the shard        the task or the shard that it is of
     link_for   a message is to be sent to another shard     the connection to it, if there is one
     closed     a connection is gone                         nothing
 """
@@ -42,7 +42,7 @@ _S = TypeVar("_S", bound=AuthenticatedLink)
 
 
 class Dispatcher(Generic[_S]):
-    """Routes the messages of one server's connections to its shard."""
+    """Routes the messages of the connections about one shard's replica to it."""
 
     def __init__(self, shard: Shard) -> None:
         # the job's epoch: messages of tasks that have joined another, or none, are refused. None

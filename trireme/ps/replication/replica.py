@@ -155,7 +155,7 @@ class Replica(Generic[_L]):
         shard = self.shard
         out = shard.view(now, view) if quiet is None else shard.resume(now, view, quiet)
         while shard.due:
-            out += shard.go_on(now)
+            out += shard.go_on()
         return out
 
     def fill(self, now: float, message: Fill, tensors: Tensors) -> None:
@@ -248,7 +248,10 @@ class Replica(Generic[_L]):
         if isinstance(message, PullExtra):  # it changes nothing, and shows what may yet be lost
             found = self.shard.request(now, route, who, message)
             return iter(found if log is None else log.hold(found))
-        if isinstance(message, Push) and (reason := self._overfull(who, message)) is not None:
+        if (
+            isinstance(message, Push)
+            and (reason := self.shard.state.overfull(who.worker, message)) is not None
+        ):
             step = self.shard.state.step
             return iter((Reply(route, PushReply(RejectedVerdict(reason), step, 0, False)),))
         return self._happen(now, who, route, message, what, raw, lent)
@@ -263,9 +266,6 @@ class Replica(Generic[_L]):
         if self.log is None:
             return f"ps:{self._server} is not the primary of shard {self.number}"
         return "the shards are divided anew" if self.shard.stopped else None
-
-    def _overfull(self, who: Participant, push: Push) -> str | None:
-        return self.shard.state.overfull(who.worker, push)
 
     def _happen(
         self,
@@ -291,7 +291,7 @@ class Replica(Generic[_L]):
             if not self.shard.due:
                 return
             log.keep_values()  # they change again, within this event
-            instructions = self.shard.go_on(now)
+            instructions = self.shard.go_on()
 
     def tick(self, now: float, taken: Callable[[_L], int] = lambda _: 0) -> Iterator[Output[_L]]:
         """Passes the time; for `taken` see `ReplicationLog.look`."""
@@ -390,7 +390,10 @@ class Replica(Generic[_L]):
     def replicate(
         self, message: Replicate, event: Message, route: object, what: Any
     ) -> Iterator[Instruction]:
-        """Applies an entry; yields the outputs of the shard, which a backup drops."""
+        """Applies an entry; yields the outputs of the shard, which a backup drops.
+
+        Its dispatcher remembers the last `Send` to each shard all the same.
+        """
         if self.primary or not self.began or message.position != self._position + 1:
             raise FrameError(
                 f"entry {message.position} of shard {self.number} came where "
@@ -402,7 +405,7 @@ class Replica(Generic[_L]):
         who = Participant(message.index, message.incarnation)
         yield from self.shard.request(message.now, route, who, event, what)
         while self.shard.due:
-            yield from self.shard.go_on(message.now)
+            yield from self.shard.go_on()
 
     def follows(self, incarnation: int) -> FollowPrimary:
         """Returns the message by which this replica asks its primary for entries."""

@@ -1,1 +1,1 @@
-"""One parameter server's process: connections, who may say what, receive buffers, metrics."""
+"""One parameter server's process: connections, receive buffers, metrics."""

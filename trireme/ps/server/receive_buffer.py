@@ -53,7 +53,7 @@ class ReceiveBuffer:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._server = state.number
+        self._shard = state.number
         self._pool: list[_Memory] = []  # the memory that was used last is the last
 
     def place(self, link: Link, length: int) -> Sequence[memoryview]:
@@ -113,7 +113,7 @@ class ReceiveBuffer:
         return layout
 
     def _lent_buffer(self, link: Link, payload: Sequence[memoryview]) -> PartBuffer:
-        return _lent_buffer(self._known(link), self._server, payload, link.identity.task)
+        return _lent_buffer(self._known(link), self._shard, payload, link.identity.task)
 
 
 class EntryBuffers:
@@ -198,10 +198,10 @@ def _new_staging(state: ShardState, layout: Layout, task: str) -> Staging:
 
 
 def _lent_buffer(
-    layout: Layout, server: int, payload: Sequence[memoryview], task: str
+    layout: Layout, shard: int, payload: Sequence[memoryview], task: str
 ) -> PartBuffer:
     """Returns gradients that lie in lent memory."""
-    parts = layout.parts(server)
+    parts = layout.parts(shard)
     if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
         raise FrameError(f"{task} lent memory of other sizes than its model's")
     views = iter(payload)
@@ -211,7 +211,7 @@ def _lent_buffer(
         else torch.empty(0, dtype=dtype_of(part.vector.dtype))
         for part in parts
     ]
-    return PartBuffer(layout, server, vectors)
+    return PartBuffer(layout, shard, vectors)
 
 
 def _placed(staging: Staging, length: int, task: str) -> Sequence[memoryview]:

@@ -37,10 +37,6 @@ class Participants:
         self.retired.update(workers)
         self.live = {w: i for w, i in self.incarnations.items() if w not in self.retired}
 
-    @property
-    def training(self) -> tuple[str, ...]:
-        return tuple(f"worker:{worker}" for worker in sorted(self.live))
-
     def holds(self, who: Participant) -> bool:
         return self.incarnations.get(who.worker) == who.incarnation
 

@@ -1,4 +1,4 @@
-"""The shard: one server's whole behaviour, without sockets, threads, or a clock of its own.
+"""The shard: the whole behaviour of one replica, without sockets, threads, or a clock of its own.
 
 Events come in as method calls, each with its time; instructions go out as a list. The server, the
 simulator, the tests and a lone process all drive this same object.
@@ -14,7 +14,7 @@ Every shard carries out the same sequence of decisions, which the leader writes 
 instructions of an event are carried out, the driver calls `go_on` while `due` holds: other shards
 must hear of a decision before this shard carries it out.
 
-The driver names the participant that makes a request, or the server that sends a message, as the
+The driver names the participant that makes a request, or the shard that sends a message, as the
 handshake of the connection has proven it.
 
 A request is answered once, by one `Reply` to the route it came with. A push is decided once, by
@@ -24,7 +24,7 @@ a repeat gets the same verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -70,7 +70,7 @@ _MOST_TOPICS = 4096
 
 
 class Shard:
-    """One server's part of the parameters, and all decisions about it.
+    """One replica's part of the parameters, and all decisions about it.
 
     Args:
         factory: makes the values once the first worker has shown its model.
@@ -93,8 +93,8 @@ class Shard:
             messages.Share: self.share,
             messages.Status: self.status,
         }
-        self._withholding: Mapping[type[Message], Callable[..., list[Instruction]]] = {
-            messages.Pull: self.pull,
+        self._withholding: Mapping[type[Message], Callable[..., Sequence[Instruction]]] = {
+            messages.Pull: self.execution.answers.pull,
             messages.Drain: self.drain,
             messages.Collect: self.collect,
             TakeSnapshot: self.snapshot,
@@ -187,7 +187,7 @@ class Shard:
                 return [self._refused(route, "fenced", reason)]
         kind = type(message)
         if kind in self._withholding:
-            return self._withholding[kind](now, route, who, message)
+            return [*self._withholding[kind](now, route, who, message)]
         try:
             answer = self._answering[kind](who, message, payload)
         except (TriremeError, RuntimeError, TypeError, ValueError) as error:
@@ -252,11 +252,6 @@ class Shard:
             )
         state.values.write(tensors)
         return messages.Done()
-
-    def pull(
-        self, now: float, route: object, who: Participant, request: messages.Pull
-    ) -> list[Instruction]:
-        return [*self.execution.answers.pull(now, route, who, request)]
 
     def pull_extra(self, who: Participant, request: messages.PullExtra, _: None = None) -> Message:
         """Answers with extra values, as they are now."""
@@ -353,12 +348,12 @@ class Shard:
 
     # -- the leader's decisions ------------------------------------------------------------------
 
-    def heard(self, now: float, server: int, message: messages.FromServer) -> list[Instruction]:
+    def heard(self, now: float, shard: int, message: messages.FromServer) -> list[Instruction]:
         """Takes what another shard holds, or what the leader has decided."""
-        self.execution.hear(server, message)
+        self.execution.hear(shard, message)
         return self.execution.proceed()
 
-    def go_on(self, now: float) -> list[Instruction]:
+    def go_on(self) -> list[Instruction]:
         return self.execution.proceed()
 
     def snapshot(

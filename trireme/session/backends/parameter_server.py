@@ -64,7 +64,7 @@ class ParameterServer(Client, Backend):
         return weight
 
     def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges
-        result = self._run(self._protocol.wait())
+        result = super().wait()
         self._spread(result)
         return result
 

@@ -1,1 +1,1 @@
-"""The model of a worker: its assembly, and the computation of losses and gradients."""
+"""The model of a worker: what it trains, and the computation of losses and gradients."""

@@ -1,1 +1,1 @@
-"""What a worker watches of itself: progress, phases, liveness, lost updates."""
+"""What a worker watches of itself: progress and liveness."""

@@ -71,7 +71,7 @@ class LayerRows(TableExtension):
             module.left_rows |= self._updated
 
     def rows(self, module: TableModule, keys: Keys) -> torch.Tensor:
-        """Returns the rows of distinct keys; see `RowSource`."""
+        """Returns the rows of distinct keys."""
         place = self._places[module]
         if self._fetch is None:
             raise ConfigurationError(

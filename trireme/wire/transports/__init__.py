@@ -1,1 +1,1 @@
-"""The transports: tcp, tls, shared memory, and connections inside one process."""
+"""The transport tcp; others are plug-ins."""

@@ -1,1 +1,1 @@
-"""What one shard holds: the values, their optimizer, and what workers have of them."""
+"""What one shard holds: the values, their optimizer, and sums of gradients."""

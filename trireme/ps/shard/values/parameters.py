@@ -1,4 +1,4 @@
-"""The values that one server holds, with the optimizer and the moving average."""
+"""The values that one shard holds, with the optimizer and the moving average."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from trireme.ps.snapshot_messages import TensorSpec
 
 
 class Values:
-    """One server's part of the parameters.
+    """One shard's part of the parameters.
 
     Args:
         rule: whether to keep a moving average of the values.
     """
 
-    def __init__(self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule) -> None:
+    def __init__(self, layout: Layout, shard: int, optimizer: OptimizerSpec, rule: Rule) -> None:
         # the values, in new memory, zero until they are loaded
-        self.buffer = PartBuffer(layout, server)
+        self.buffer = PartBuffer(layout, shard)
         self.changes = 0  # counts the calls that may have changed the values
         # updates `buffer`
-        self.optimizer = SegmentOptimizer(optimizer, layout, server, self.buffer)
-        self._parts: tuple[Part, ...] = layout.parts(server)
+        self.optimizer = SegmentOptimizer(optimizer, layout, shard, self.buffer)
+        self._parts: tuple[Part, ...] = layout.parts(shard)
         self._average_rule = rule.average
-        self._average = PartBuffer(layout, server) if rule.average else None
+        self._average = PartBuffer(layout, shard) if rule.average else None
 
     def average(self, step: int, steps: int = 1) -> None:
         """Brings the average up to an update, which has made so many steps: it decays with each."""
@@ -59,7 +59,7 @@ class Values:
         self.changes += 1
         covered = fill(self.buffer, self._parts, tensors, "values")
         if covered != sum(part.length for part in self._parts):
-            raise Rejected(f"the values to load cover {covered} elements of this server's part")
+            raise Rejected(f"the values to load cover {covered} elements of this shard's part")
         averages = self._average
         if averages is not None and not fill(averages, self._parts, tensors, "average"):
             for average, value in zip(averages.vectors, self.buffer.vectors, strict=True):
@@ -75,4 +75,4 @@ class Values:
 
 
 ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
-"""Makes a server's values; as `Values`."""
+"""Makes a shard's values; as `Values`."""

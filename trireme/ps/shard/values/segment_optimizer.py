@@ -1,4 +1,4 @@
-"""`torch.optim` over the flat segments of one server, instead of over the model's tensors.
+"""`torch.optim` over the flat segments of one shard, instead of over the model's tensors.
 
 Element-wise arithmetic does not see the difference. A segment is updated in one piece as long as
 all of its parameters have had the same updates. Where an update has no gradient for some of them,
@@ -104,11 +104,9 @@ class _Call:
 
 
 class SegmentOptimizer:
-    """The optimizers of one server's part: each updates the segments of its parameter groups."""
+    """The optimizers of one shard's part: each updates the segments of its parameter groups."""
 
-    def __init__(
-        self, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
-    ) -> None:
+    def __init__(self, spec: OptimizerSpec, layout: Layout, shard: int, values: PartBuffer) -> None:
         names = dict.fromkeys(spec.names or (spec.name,))
         if unknown := [name for name in names if OPTIMIZERS.find(name) is None]:
             raise UnsupportedOptimizerError(
@@ -119,7 +117,7 @@ class SegmentOptimizer:
             raise ConfigurationError(reason)
         pieces = [
             _Piece(place, segment, segment.start, segment.stop, values.segments[place], positions)
-            for place, segment in enumerate(layout.segments(server))
+            for place, segment in enumerate(layout.segments(shard))
             for positions in [_positions(segment)]
         ]
         beyond = [p.segment.group for p in pieces if p.segment.group >= len(spec.groups)]
@@ -130,7 +128,7 @@ class SegmentOptimizer:
         self._optimizers: list[_TorchOptimizer] = []
         for name in names:
             own = [piece for piece in pieces if spec.names[piece.segment.group] == name]
-            if own:  # a model may be smaller than its servers
+            if own:  # a model may be smaller than its shards
                 self._optimizers.append(_TorchOptimizer(name, spec, layout, own))
         self._flushes = self._may_flush()
 
