@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from torch.utils.data import TensorDataset
 from tests.harness import Cluster, run_job
 from tests.tracing import arrows, check_nesting, read_trace, tasks_of
 from trireme.errors import ConfigurationError
+from trireme.ps.messages import Applied, Stale
 from trireme.ps.server.trace import Note, Notes
 from trireme.session.session import Session
-from trireme.tracking.profile import Profile
+from trireme.tracking.profile import Profile, _steps
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
@@ -154,7 +156,7 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
             TraceSpan("push", "phase", 5.5, 5.6),
             TraceSpan("wait", "phase", 5.6, 5.9),
         ),
-        pushes=(PushSpan(5.5, 5.6, (7,)), PushSpan(5.7, 5.8, (-1,))),
+        pushes=(PushSpan(5.5, 5.6, {0: 7}), PushSpan(5.7, 5.8, {})),
     )
     assert unpack(pack(worker)) == worker
     with pytest.raises(ValueError, match="not a part of a trace"):
@@ -202,6 +204,12 @@ def test_notes_stay_for_a_worker_that_traces_its_steps_before_another_begins() -
         notes.add(Note("Push", began, began + 1.0, worker))
         notes.wanted_by.clear()
     assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0],["Push",3.0,4.0,"worker:1",0]]'
+
+
+def test_a_push_points_to_each_server_that_applied_it_by_the_servers_number() -> None:
+    connected = Mock(verdicts=[Applied(4), Applied(4), Stale(4)])
+    connected.server = [1, 1, 2].__getitem__
+    assert _steps(connected) == {1: 4}
 
 
 def test_a_timeline_leaves_out_what_servers_noted_for_another_trace() -> None:

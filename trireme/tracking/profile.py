@@ -160,8 +160,8 @@ class Profile(Hook):
     def _notes(self, connected: ParameterServer) -> list[ServerPart]:
         """Returns the parts of the servers."""
         return [
-            ServerPart(index, each.offset, msgspec.json.decode(each.notes, type=_NOTES))
-            for index, each in enumerate(connected.trace("read"))
+            ServerPart(server, each.offset, msgspec.json.decode(each.notes, type=_NOTES))
+            for server, each in sorted(connected.trace("read").items())
         ]
 
     def _write(
@@ -229,9 +229,7 @@ class _Tracing:
         waits = times.push_began >= times.wait_ended
         if result.verdict is not None and len(self._undecided) > waits:
             push = self._undecided.popleft()
-            said = () if self._connected is None else self._connected.verdicts
-            firsts = [decided(verdict) for verdict in said]
-            steps = tuple(first.step if isinstance(first, Applied) else -1 for first in firsts)
+            steps = {} if self._connected is None else _steps(self._connected)
             self._pushes.append(PushSpan(push.began, push.ended, steps))
 
     def finish(self) -> WorkerPart:
@@ -267,6 +265,19 @@ def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:
     if event["cat"] == "user_annotation" and event["name"].startswith(_BACKENDS):
         return TraceSpan(event["name"], MESSAGE, began, ended)
     return TraceSpan(event["name"], event["cat"], began, ended, int(event["tid"]))
+
+
+def _steps(connected: ParameterServer) -> dict[int, int]:
+    """Returns the step that contains the last push, by the number of each server that applied it.
+
+    A server with the primaries of several shards has applied it to all of them in that step.
+    """
+    firsts = [decided(verdict) for verdict in connected.verdicts]
+    return {
+        connected.server(shard): first.step
+        for shard, first in enumerate(firsts)
+        if isinstance(first, Applied)
+    }
 
 
 class _Profiler:

@@ -51,11 +51,11 @@ class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A push: its times, and the step of each server that contains it, or -1."""
+    """A push: its times, and the step that contains it, by the number of each server."""
 
     began: float
     ended: float
-    steps: tuple[int, ...]
+    steps: dict[int, int]
 
 
 class WorkerPart(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ def _arrows(
 ) -> Iterator[Event]:
     """Yields an arrow from each push to the step of each server that contains it."""
     for number, push in enumerate(worker.pushes):
-        for server, step in enumerate(push.steps):
+        for server, step in push.steps.items():
             if (server, step) not in applied:
                 continue
             pid, began = applied[server, step]

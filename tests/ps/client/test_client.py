@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.ps.peers import peer_links
-from trireme.cluster.view import ServerEntry, View, WorkerEntry
+from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import ConfigurationError, Fenced, FrameError, WaitTimeout, WireTimeout
 from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import ClientOptions, Lanes, Request
@@ -64,10 +64,11 @@ class Membership:
 class Servers:
     """Servers in threads, and what the coordinator would tell them."""
 
-    def __init__(self, count: int, workers: int) -> None:
+    def __init__(self, count: int, workers: int, shards: tuple[ShardEntry, ...] = ()) -> None:
         listeners = [listen("tcp://127.0.0.1:0") for _ in range(count)]
         entries = tuple(ServerEntry(i, 1, each.address) for i, each in enumerate(listeners))
-        self.first_view = View(1, entries, tuple(WorkerEntry(w, 1) for w in range(workers)))
+        members = tuple(WorkerEntry(w, 1) for w in range(workers))
+        self.first_view = View(1, entries, members, shards)
         self.handlers = [ShardHandler(index) for index in range(count)]
         self.services = [
             Service(listener, [handler], job=JOB, secret=SECRET)
@@ -89,8 +90,8 @@ class Servers:
 
 
 @contextmanager
-def servers(count: int, workers: int = 1) -> Iterator[Servers]:
-    made = Servers(count, workers)
+def servers(count: int, workers: int = 1, shards: tuple[ShardEntry, ...] = ()) -> Iterator[Servers]:
+    made = Servers(count, workers, shards)
     threads = [threading.Thread(target=s.run, daemon=True) for s in made.services]
     for thread in threads:
         thread.start()
@@ -257,6 +258,21 @@ def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
         with pytest.raises(WireTimeout, match="worker:0 could not reach ps:0 for 0 s"):
             worker.client.wait()
         assert time.monotonic() - began < 5, "it was waited for like an answer that is withheld"
+        worker.client.close()
+
+
+def test_a_server_with_the_primaries_of_two_shards_is_traced_once_under_its_number() -> None:
+    """As after a failover: the number of a shard is not that of its server."""
+    with servers(2, shards=(ShardEntry(0, 128, 1), ShardEntry(128, 256, 1))) as made:
+        worker = Worker(made, 0, Rule())
+        worker.begin()
+        worker.client.trace("start")
+        worker.push()
+        worker.client.wait()
+        traces = worker.client.trace("read")
+        assert [*traces] == [1]
+        assert traces[1].notes.count(b'"Push"') == 2
+        assert [worker.client.server(shard) for shard in range(2)] == [1, 1]
         worker.client.close()
 
 

@@ -113,7 +113,7 @@ class Client:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Each server's verdict on the last push."""
+        """Each shard's verdict on the last push."""
         return [reply.verdict for reply in self._protocol.replies]
 
     # -- joining the job -------------------------------------------------------------------------
@@ -252,14 +252,23 @@ class Client:
     share = _carried_out(ClientProtocol.share)
     collect = _carried_out(ClientProtocol.collect)
 
-    def trace(self, action: Literal["start", "stop", "read"]) -> list[ServerTrace]:
-        """Asks each server in turn to begin or end a trace, or for the notes of its trace."""
-        traces = []
+    def server(self, shard: int) -> int:
+        """Returns the number of the server with the primary of a shard, in the newest view."""
+        return self._servers.lanes.server(shard)
+
+    def trace(self, action: Literal["start", "stop", "read"]) -> dict[int, ServerTrace]:
+        """Asks servers to begin or end a trace, or for its notes; returns the answers by server.
+
+        Each server with a primary is asked once, also where it has those of several shards.
+        """
+        traces: dict[int, ServerTrace] = {}
         for shard in range(len(self._parts.values)):
+            if self.server(shard) in traces:
+                continue
             self.settle()
             message, payload = self._run(self._protocol.trace(shard, action))
             assert isinstance(message, Traced)
-            traces.append(ServerTrace(message.offset, b"".join(payload)))
+            traces[self.server(shard)] = ServerTrace(message.offset, b"".join(payload))
         return traces
 
     # -- a consistent copy -----------------------------------------------------------------------

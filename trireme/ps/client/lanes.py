@@ -308,14 +308,18 @@ class Lanes:
             raise JobFailed(f"ps:{index} is not part of the job any longer")
         return entry
 
-    def task(self, shard: int) -> str:
-        """Returns the name of the server with the primary of a shard, in the newest view.
+    def server(self, shard: int) -> int:
+        """Returns the number of the server with the primary of a shard, in the newest view.
 
         A lane may still be of a shard that this view has no more.
         """
         view = self._view()
         gone = view is not None and 0 < len(view.shards) <= shard
-        return f"ps:{shard}" if view is None or gone else view.primary_name(shard)
+        return shard if view is None or gone else view.primary(shard)
+
+    def task(self, shard: int) -> str:
+        """Returns the name of that server."""
+        return f"ps:{self.server(shard)}"
 
     def known_view(self) -> View:
         """Returns the newest view.
