@@ -34,7 +34,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 from tests.harness import Cluster, run_job  # noqa: E402
 from trireme import Session  # noqa: E402
 
-STEPS, TRACED = 12, 8
+STEPS, TRACED = 24, 8
 COPIES = Cluster(1, 2, strategy="async", scheme="tcp", policy={"replicas": 2})
 ONE = Cluster(1, 1, strategy="async", scheme="tcp")
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.member import Member
@@ -154,6 +154,12 @@ class Watched(Member):
         super().__init__(replace(config, **options))  # type: ignore[arg-type]
         self._news: queue.Queue[View | JobOver] = queue.Queue()
         self.subscribe(self._news.put)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def next_view(self) -> View:
         news = self._news.get(timeout=PATIENCE)

@@ -8,6 +8,7 @@ import resource
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -32,11 +33,11 @@ def again(job: Driver, now: float = 5.0) -> None:
 
 def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     job, path = Job(), tmp_path / "journal"
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert journal.state is None
         for state in (Job(servers=1, replicas=1).state, job.state):
             journal.write(state)
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert journal.state == job.state
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -44,7 +45,7 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
 def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with (
-        Journal(path),
+        closing(Journal(path)),
         pytest.raises(ConfigurationError, match="another process"),
     ):
         Journal(path)
@@ -68,7 +69,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
     path, damaged, state = tmp_path / "journal", tmp_path / "damaged", Job().state
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         journal.write(state)
     whole = path.read_bytes()
     bits, found = random.Random(1), 0
@@ -77,7 +78,7 @@ def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
         content[bit // 8] ^= 1 << bit % 8
         damaged.write_bytes(content)
         try:
-            with Journal(damaged) as journal:
+            with closing(Journal(damaged)) as journal:
                 assert journal.state == state
         except ConfigurationError:
             found += 1
@@ -88,7 +89,7 @@ def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
 def test_a_journal_that_was_cut_or_removed_is_refused(tmp_path: Path, size: int) -> None:
     """Else the job would begin anew, and all its tasks would be of an earlier start."""
     path = tmp_path / "journal"
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         journal.write(Job().state)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ConfigurationError, match="damaged"):
@@ -98,7 +99,7 @@ def test_a_journal_that_was_cut_or_removed_is_refused(tmp_path: Path, size: int)
 def test_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> None:
     """A launcher starts the coordinator again: there may be room by then."""
     state = Job().state
-    with Journal(tmp_path / "journal") as journal:
+    with closing(Journal(tmp_path / "journal")) as journal:
         journal.write(state)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -108,7 +109,7 @@ def test_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert describe(raised.value).worth_a_restart
-    with Journal(tmp_path / "journal") as journal:
+    with closing(Journal(tmp_path / "journal")) as journal:
         assert journal.state == state
 
 
@@ -133,15 +134,15 @@ def test_what_is_written_outlives_a_process_that_is_killed(tmp_path: Path) -> No
     path = tmp_path / "journal"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], env={**os.environ})
     assert ended.returncode == -9
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert journal.state is not None and journal.state.view is not None
 
 
 def test_a_coordinator_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     policy = Policy(workers=1, servers=0)
-    with Journal(tmp_path / "journal") as journal:
+    with closing(Journal(tmp_path / "journal")) as journal:
         first = Coordinator(policy, journal=journal)
-    with Journal(tmp_path / "journal") as journal:
+    with closing(Journal(tmp_path / "journal")) as journal:
         second = Coordinator(policy, journal=journal)
     assert second.state.epoch == first.state.epoch
     assert (first.state.term, second.state.term) == (1, 2)
@@ -201,8 +202,8 @@ def test_what_tasks_report_of_themselves_is_not_written(tmp_path: Path) -> None:
     """It is two thirds of a state, and each task reports it again within a second."""
     job, path = Job(), tmp_path / "journal"
     tasks = {n: replace(t, status={"time/wait": 1.5}) for n, t in job.state.tasks.items()}
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         journal.write(replace(job.state, tasks=tasks))
     assert b"time/wait" not in path.read_bytes()
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert journal.state == job.state

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from unittest import mock
 
 import psutil
@@ -73,7 +73,10 @@ def half_open(scheme: str, way: str, timeout: float) -> float:
     mine = certificates("worker:0") if scheme == "tls" else None
     config = MemberConfig(proxy.address, JOB, "worker", 0, SECRET, certificates=mine)
     try:
-        with mock.patch("trireme.cluster.member.connect", unnoticed), Member(config) as member:
+        with (
+            mock.patch("trireme.cluster.member.connect", unnoticed),
+            closing(Member(config)) as member,
+        ):
             member.join(PATIENCE)
             before = proxy.connections
             getattr(proxy, way).lossy = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -48,12 +47,6 @@ class Journal:
         except ConfigurationError:
             self._lock.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def write(self, state: State) -> None:
         """Writes a state to the disk, without the tasks' reports, which they repeat."""

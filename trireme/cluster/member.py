@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from trireme.certificates import Certificates
 from trireme.cluster.member_protocol import (
@@ -77,12 +77,6 @@ class Member(MemberProtocol):
         self._logged_at = now
         name = f"trireme-member-{config.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def check(self) -> None:
         """Raises `JobFailed` if the job is over, with how it ended, and why."""

@@ -36,8 +36,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             K >= 1: each update is applied by itself, and the answer is withheld while its worker
             is more than K pushes ahead of the slowest live one. None: each update is applied by
             itself and answered at once.
-        deterministic: add the updates of a round in the order of the workers, so that a run is
-            bit-equal to its repeat.
         clip_norm: scale the mean gradient of a round down to this global L2 norm; None for no
             clipping. Only synchronous rounds clip on the server: elsewhere each worker can.
         average: keep an exponential moving average of the parameters.
@@ -50,7 +48,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     aggregate: int = 1
     staleness: int | None = None
-    deterministic: bool = False
     clip_norm: float | None = None
     average: Average | None = None
     max_steps: int | None = None

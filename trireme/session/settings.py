@@ -76,7 +76,6 @@ class Settings:
         rule = Rule() if alone else strategy.rule()
         rule = msgspec.structs.replace(
             rule,
-            deterministic=options.deterministic,
             clip_norm=options.clip_norm if rule.synchronous and rule.every is None else None,
             average=options.ema_rule,
             max_steps=self.max_steps,

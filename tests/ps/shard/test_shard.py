@@ -146,8 +146,7 @@ def test_the_first_worker_creates_the_shard_and_the_others_must_agree() -> None:
         (
             {"rule": Rule(aggregate=1, staleness=3)},
             "mismatch",
-            "the strategies differ: aggregate 1, deterministic False, codec none at worker:0, "
-            "staleness 3 at worker:1",
+            "the strategies differ: aggregate 1, codec none at worker:0, staleness 3 at worker:1",
         ),
         (
             {"optimizer": OptimizerSpec("Adam", SGD.groups)},
