@@ -191,5 +191,5 @@ def test_a_program_that_opens_no_session_has_not_finished(shell: Shell) -> None:
     (shell.directory / "program.py").write_text("print('nothing to train')")
     ended = shell.run("run", "--ps", 1, "--workers", 2, "--run-dir", "run", "program.py")
     assert ended.status == 2
-    assert "no worker had joined the job: nothing was trained" in report(ended)
+    assert "its program ended before the job had begun" in report(ended)
     assert "trireme: finished" not in ended.err

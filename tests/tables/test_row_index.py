@@ -80,7 +80,7 @@ class IndexMachine(RuleBasedStateMachine):
     def drop(self, ago: int) -> None:
         oldest = self.step - ago
         gone = {key for key, step in self.model.items() if step < oldest}
-        assert set(self.index.drop(oldest).tolist()) == gone
+        assert self.index.drop(oldest) == len(gone)
         for key in gone:
             del self.model[key]
 
@@ -151,7 +151,7 @@ def test_blocks_of_removed_records_are_used_again() -> None:
     add(index, list(range(20_000)), 1)
     size = index.storage.bytes
     for step in range(2, 6):
-        assert index.drop(step).size == 20_000
+        assert index.drop(step) == 20_000
         add(index, list(range(step * 20_000, (step + 1) * 20_000)), step)
     assert index.storage.bytes < 1.3 * size
 
