@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -814,8 +815,10 @@ class _WithTables(Shard):
 
     def attach(self, who: Participant, request: Attach, _: None = None) -> Message:
         out = super().attach(who, request)
-        if self.state.extension is not None:
-            self.state.extension.__class__ = self.kind
+        if (extension := self.state.extension) is not None:
+            extension.__class__ = self.kind
+            watch = vars(extension)["apply"].func  # the simulator's, around what was the method
+            extension.apply = partial(watch, self.kind.apply.__get__(extension))
         return out
 
 
@@ -826,9 +829,9 @@ class AnswersWithOldRows(_WithTables):
 
 
 class _CopiesFirst(ShardTables):
-    def apply(self, updates: Any, step: int) -> None:
+    def apply(self, extra: Any, step: int) -> None:
         self.before = super().copy()
-        super().apply(updates, step)
+        super().apply(extra, step)
 
     def copy(self) -> Any:
         now = super().copy()
