@@ -108,7 +108,7 @@ class Collective(Local):
             named = joined(
                 *(renamed(of, {f"{kind}/{name}": name for name in of}) for kind, of in kinds)
             )
-            bare = replace(state, values={}, average={}, optimizer={})
+            bare = replace(state, values={}, average={}, optimizer={}, extra={})
             head = msgspec.msgpack.encode((bare, described(shapes_of(named))))
         data = self.group.broadcast(head if self.group.is_chief else None)
         found, about = msgspec.msgpack.decode(data, type=tuple[ModelState, Described])
