@@ -113,7 +113,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     ("optimizer", "said"),
     [
         ({"a": adam, "c": adam}, r"optimizer 'c' is a function.*the model has 'a', 'b'"),
-        ([adam, adam], "functions that build them go by name"),
+        ([adam, adam], "optimizers and functions by name"),
         ({}, "give a function that builds one"),
         ("Adam", "give a function that builds one"),
     ],
