@@ -12,7 +12,7 @@ pytest.importorskip("numba", reason="tables are not tested: pip install 'trireme
 
 from tests.faults.processes import Tasks
 from tests.integration.shell import PROGRAMS, Shell
-from trireme.session.checkpoint import describe, list_checkpoints, load, verify
+from trireme.session.checkpoint import list_checkpoints, load, verify
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -65,7 +65,7 @@ def test_without_a_restart_the_assignments_of_a_worker_that_is_lost_still_count(
 
 
 @pytest.mark.thorough
-def test_checkpoints_of_changes_are_of_one_step_although_a_server_is_killed(shell: Shell) -> None:
+def test_checkpoints_are_of_one_step_although_a_server_is_killed(shell: Shell) -> None:
     """In each the counts are those of the assignments, and so they are where it goes on."""
     program = (PROGRAMS / "topics.py", "--out", "out", "--every-steps", 8)
     started = shell.start(
@@ -80,10 +80,7 @@ def test_checkpoints_of_changes_are_of_one_step_although_a_server_is_killed(shel
     assert Tasks(run).kill("ps:1")
     ended = started.ended()
     assert ended.status == 0, ended.text
-    last = list_checkpoints(run)
-    chains = [bool(describe(path).chain) for path in last]
-    assert chains.count(True) > len(chains) // 2, "most are of changes"
-    for path in last:
+    for path in list_checkpoints(run):
         verify(path)
         assert_exact(path)
     again = shell.run(

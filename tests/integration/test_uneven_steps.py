@@ -13,7 +13,6 @@ import pytest
 
 from tests.integration.shell import PROGRAMS, Ended, Shell
 from tests.integration.test_failures import pid_of, report
-from trireme.session.checkpoint import list_checkpoints, load
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -50,13 +49,6 @@ def test_a_process_with_fewer_steps_is_an_error_that_names_it(
     for worker in (0, 1):
         assert f"worker:{worker} | error: {words}" in ended.text
     assert "Traceback" not in ended.text and "SIGABRT" not in ended.text
-    if strategy == "allreduce":  # each process holds the whole model
-        (saved,) = list_checkpoints(shell.directory / "run")
-        data = load(saved)
-        assert data.step == made
-        if way == "session" and not fault.endswith("skip"):
-            (consumed,) = data.state["consumed"].values()
-            assert sum(stop - start for start, stop in consumed) == 2 * 8 * made
 
 
 @pytest.mark.thorough

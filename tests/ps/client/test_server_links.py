@@ -441,7 +441,9 @@ def test_an_answer_that_is_there_counts_though_the_job_is_over(count: int) -> No
         rig.start_all()
         for link in rig.links.links:
             assert link.connection is not None
-            while not select.select([link.connection], [], [], 10)[0]:
+            poll = select.poll()  # of any descriptor, unlike select.select
+            poll.register(link.connection, select.POLLIN)
+            while not poll.poll(10_000):
                 pass
         assert rig.finish() == [Stopping(0), Stopping(1)]
 
