@@ -212,20 +212,20 @@ def strategy_class(name: str) -> type[Strategy]:
 def resolve(name: str, config: JobConfig) -> Strategy:
     """Returns the strategy of a name, with the options of the launch, which it must have."""
     chosen = strategy_class(name)
-    classes = [strategy_class(each) for each in STRATEGIES]
     given: dict[str, Any] = {}
     for option in OPTIONS:
         value = config.value(option)
-        having = [each.name for each in classes if option.field in each.__dataclass_fields__]
-        if not having or value == option.default:
+        if value == option.default:
             continue
-        if chosen.name not in having:
+        if option.field in chosen.__dataclass_fields__:
+            given[option.field] = value
+        elif option.group == "training" and option.field not in ("strategy", "compress"):
+            having = option.help.partition(":")[0]
             raise ConfigurationError(
                 f"{option.name} is {value} ({config.origin(option.field)}), which {name} does not "
-                f"have, only {', '.join(having)}: add --strategy {' or '.join(having)}, or leave "
-                "it out"
+                f"have, only {having}: add --strategy {having.replace(', ', ' or ')}, or leave it "
+                "out"
             )
-        given[option.field] = value
     return chosen(**given)
 
 

@@ -46,9 +46,9 @@ def test_the_servers_optimizer_over_deltas() -> None:
         (
             "averaging",
             {"aggregate": 1},
-            "only diloco, sync: add --strategy diloco or sync",
+            "only sync, diloco: add --strategy sync or diloco",
         ),
-        ("diloco", {"staleness": 1}, "only averaging, ssp: add --strategy averaging or ssp"),
+        ("diloco", {"staleness": 1}, "only ssp, averaging: add --strategy ssp or averaging"),
         (
             "sync",
             {"every": 4},
