@@ -49,6 +49,23 @@ class TestPromotion:
         entry = job.view.server(1)
         assert entry is not None and entry.incarnation == 2
 
+    def test_a_silent_server_with_the_last_copy_is_waited_for_longer(self) -> None:
+        job = Job(2, 2, heartbeat_timeout=5.0)
+        job.lose("ps:0")
+        job.held.pop("ps:1")
+        job.pass_time(10.0)
+        assert job.state.tasks["ps:1"].state == "live"
+        assert job.view.life == 0
+        job.pass_time(5.0)
+        assert job.state.tasks["ps:1"].state == "lost"
+
+    def test_of_two_silent_servers_the_first_is_lost_and_the_other_waited_for(self) -> None:
+        job = Job(2, 2, heartbeat_timeout=5.0)
+        for name in ("ps:0", "ps:1"):
+            job.held.pop(name)
+        job.pass_time(5.0)
+        assert [job.state.tasks[f"ps:{index}"].state for index in (0, 1)] == ["lost", "live"]
+
 
 class TestMissingCopies:
     def test_they_are_filled_on_the_servers_that_are_left(self) -> None:

@@ -23,6 +23,11 @@ from trireme.cluster.scaling import DEPARTURE, DISMISSAL, answer_signals, dismis
 from trireme.cluster.state import DecisionBuilder, State, Task, comes_back_until, missing
 
 
+_LAST_COPY_TIMEOUTS = 3
+"""A silent server with the last copy of a shard is lost after so many heartbeat timeouts: where all
+others are gone, nobody could take its place, and the job would go back to its checkpoint."""
+
+
 def reconcile(builder: DecisionBuilder) -> None:
     """Brings the job into line with its tasks and the time."""
     _lose_silent_tasks(builder)
@@ -67,6 +72,14 @@ def lacks_copies(state: State) -> bool:
     )
 
 
+def _has_last_copy(state: State, task: Task) -> bool:
+    """Returns whether a server is the last one that holds a shard of which there were several."""
+    if task.role != "ps" or state.policy.replicas == 1 or lacks_copies(state):
+        return False
+    others = replace(state, tasks={n: t for n, t in state.tasks.items() if n != task.name})
+    return task.active and lacks_copies(others)
+
+
 def _inform_newcomers(builder: DecisionBuilder, *, renewed: bool) -> None:
     state = builder.state
     for newcomer in builder.newcomers:
@@ -90,7 +103,11 @@ def _lose_silent_tasks(builder: DecisionBuilder) -> None:
         grace = policy.reconnect_grace
         if builder.state.resumed is not None and task.since <= builder.state.resumed:
             grace = max(grace, policy.heartbeat_timeout)  # it pauses between its attempts
-        if task.state == "live" and silence >= policy.heartbeat_timeout:
+        limit = policy.heartbeat_timeout
+        if _has_last_copy(builder.state, task):
+            limit *= _LAST_COPY_TIMEOUTS
+            grace = max(grace, limit) if task.silent else grace
+        if task.state == "live" and silence >= limit:
             lose_task(builder, task, f"it sent nothing for {silence:.1f} s", silent=True)
         elif task.state == "disconnected" and away >= grace:
             why = f"{task.reason}, and it did not come back within {away:.1f} s"

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -29,6 +29,8 @@ from trireme.session.worker.lost_updates import LostUpdates
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
 from trireme.session.worker.stopping import LastIteration, rolled_back
 from trireme.tensors import digest, fill_local
+
+_T = TypeVar("_T")
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):
@@ -130,9 +132,13 @@ class Worker:
         return True
 
     def _pull_extra(self, request: ExtraRequest) -> Any:
+        return self._ask(lambda: self.backend.pull_extra(request))
+
+    def _ask(self, ask: Callable[[], _T]) -> _T:
+        """Asks the servers; again, where the job has given this worker up meanwhile."""
         while True:
             try:
-                return self.backend.pull_extra(request)
+                return ask()
             except Fenced:
                 self.come_back()
 
@@ -153,7 +159,7 @@ class Worker:
     def stop(self, reason: str) -> None:
         """Asks that the job end at the next step at which every worker can."""
         self.lifecycle.stop_sent = True
-        self.backend.stop(reason)
+        self._ask(lambda: self.backend.stop(reason))
 
     def begin_step(self) -> bool:
         """Meets the other processes that make the step together with this one.
@@ -230,7 +236,10 @@ class Worker:
         reason = None if lifecycle.stop_sent or backend.stopping else lifecycle.interrupted
         if reason is not None:
             self.stop(reason)
-        self.checkpoints.step_made(exchanged=result is not None)
+        try:
+            self.checkpoints.step_made(exchanged=result is not None)
+        except Fenced:  # another worker is chief, and saves
+            self.come_back()
         # Nothing is left to push, but with prefetch what is under way.
         if lifecycle.dismissed is not None and result is not None and not backend.stopping:
             backend.end()
@@ -358,6 +367,9 @@ class Worker:
                 self.rejoin()
 
     def save(self) -> None:
+        self._ask(self._save)
+
+    def _save(self) -> None:
         if self.lifecycle.is_chief or self.setup.process_group is not None:
             self.checkpoints.save()
 
