@@ -22,7 +22,6 @@ from trireme.cluster.reconfiguration import renew_view
 from trireme.cluster.scaling import DEPARTURE, DISMISSAL, answer_signals, dismiss_those_to_leave
 from trireme.cluster.state import DecisionBuilder, State, Task, comes_back_until, missing
 
-
 _LAST_COPY_TIMEOUTS = 3
 """A silent server with the last copy of a shard is lost after so many heartbeat timeouts: where all
 others are gone, nobody could take its place, and the job would go back to its checkpoint."""
