@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.key_draws import BATCH, WIDTH, uniform, zipf
-from trireme.compiled import compiled
 from trireme.tables.addresses import read_ahead
+from trireme.tables.compiled import compiled
 from trireme.tables.kernels import prepare
 from trireme.tables.keys import unique
 from trireme.tables.table import Table

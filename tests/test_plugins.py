@@ -69,7 +69,7 @@ def test_a_part_of_ours_that_is_not_installed_names_its_extra(install: Install) 
         patch.setitem(plugins._EXTRAS, "trireme.commands", {"weigh": "doctor"})
         with pytest.raises(
             ConfigurationError,
-            match=r"command weigh belongs to a part .* pip install 'trireme-train\[doctor\]'",
+            match=r"command weigh is in a plug-in .* pip install 'trireme-train\[doctor\]'",
         ):
             COMMANDS.load("weigh")
 

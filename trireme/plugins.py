@@ -101,7 +101,7 @@ class Plugins(Generic[_T]):
         return loaded
 
     def check(self, name: str) -> None:
-        """Raises `UsageError` for a name of a part of Trireme that is not installed here."""
+        """Raises `UsageError` for a name of a plug-in of Trireme that is not installed here."""
         if name not in self and (extra := _EXTRAS.get(self.group, {}).get(name)) is not None:
             raise UsageError(not_installed(f"the {self._what} {name}", extra))
 
@@ -115,8 +115,8 @@ class Plugins(Generic[_T]):
 
 
 def not_installed(what: str, extra: str) -> str:
-    """Returns the message that a part of Trireme is not installed here."""
-    return f"{what} belongs to a part that is not installed here: pip install '{_OWN}[{extra}]'"
+    """Returns the message that a plug-in of Trireme is not installed here."""
+    return f"{what} is in a plug-in that is not installed here: pip install '{_OWN}[{extra}]'"
 
 
 def known(group: str) -> list[str]:

@@ -25,6 +25,11 @@ def printable(text: str, keep: str = "") -> str:
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things in words, such as `1 server` or `2 servers`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -13,8 +13,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
 from trireme.errors import ConfigurationError
+from trireme.tables.compiled import compiled
 
 from .documents import Documents
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
 from trireme.data.seeds import derive
+from trireme.tables.compiled import compiled
 
 from .counts import Counts, LocalCounts, Words
 from .documents import Documents

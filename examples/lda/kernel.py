@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 from .counts import Counts
 from .proposals import Floats

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 from .counts import Counts
 

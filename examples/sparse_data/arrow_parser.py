@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from pyarrow import csv
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 from .hashing import check_bits, column_state, feature_of, hash_bytes
 from .lines import NEWLINE, Bytes

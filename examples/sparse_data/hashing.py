@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trireme.compiled import compiled
 from trireme.errors import ConfigurationError
+from trireme.tables.compiled import compiled
 
 _OFFSET = 0xCBF29CE484222325
 _PRIME = np.uint64(0x100000001B3)

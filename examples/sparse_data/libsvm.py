@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 from .batches import SparseBatch
 from .hashing import check_bits, feature_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 MINUS, PLUS, DOT, ZERO, NINE = 45, 43, 46, 48, 57
 _SMALL_E, _LARGE_E = 101, 69

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 Text = npt.NDArray[np.uint8]
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from trireme.monitor.stage_operation import StageOperation
-from trireme.parallel.operation_log import OperationLog
+from trireme.parallel.operation_log import OperationLog, StageOperation
 
 
 def test_each_reader_has_what_was_computed_while_it_read() -> None:

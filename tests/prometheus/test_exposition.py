@@ -26,9 +26,8 @@ import trireme
 from tests.metric_values import metrics_of
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
-from trireme.metrics import BucketCounts
 from trireme.prometheus.exposition import MembershipMetrics, expose
-from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.metrics import BucketCounts, ShardMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.test_commands import FINISHED
 from trireme.cli import main
+from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.launch.run_directory import claim
 from trireme.monitor.records import Begin, Record, RecordWriter, records_directory
 
@@ -51,3 +52,27 @@ def test_the_status_of_a_worker_says_that_it_makes_no_step_now(capsys) -> None:
     writer.close()
     assert main(["status", "run"]) == 0
     assert "step 3, makes no step now: it saves" in capsys.readouterr().out
+
+
+def test_a_worker_that_left_waits_for_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"state": "waits", "excuse": "it waits for other tasks", "step": 7}
+    live, left = (
+        TaskStatus("worker", index, state, "", 1, "here", 9 + index, "", 0.1, dict(told))
+        for index, state in enumerate(("live", "left"))
+    )
+    status = ClusterStatus("running", "a worker left", 2, (), (live, left))
+    monkeypatch.setattr("trireme.screen.status.query", lambda record: status)
+    claimed = claim(Path("run"))
+    running = msgspec.structs.replace(
+        FINISHED, state="running", ended=None, coordinator="tcp://h:1"
+    )
+    claimed.write_record(running)
+    try:
+        assert main(["status", "run"]) == 0
+    finally:
+        claimed.release()
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert "makes no step now: it waits for other tasks" in first
+    assert second.split("left")[1].strip() == "step 7"

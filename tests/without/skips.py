@@ -17,7 +17,7 @@ import pytest
 _WORDS = os.environ["TRIREME_WITHOUT"].split()
 _NAMES = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in _WORDS))
 _MODULES = "|".join(re.escape(word) for word in _WORDS if word.startswith("trireme."))
-_MISSING = re.compile(rf"belongs to a part that is\s+not installed|No module named '({_MODULES})\b")
+_MISSING = re.compile(rf"is in a plug-in that is\s+not installed|No module named '({_MODULES})\b")
 
 
 @pytest.hookimpl(wrapper=True)

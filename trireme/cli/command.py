@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         known = {each: action for action in self.arguments for each in action.option_strings}
         if dashed not in known:
             if dashed[2:] in plugins.known(LAUNCH_HOOKS.group):
-                LAUNCH_HOOKS.load(dashed[2:])  # raises where its part is not installed
+                LAUNCH_HOOKS.load(dashed[2:])  # raises where its plug-in is not installed
             raise UsageError(
                 f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
                 f"`{self.prog} --help` lists them"

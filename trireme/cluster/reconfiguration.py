@@ -30,6 +30,7 @@ from trireme.cluster.progress import BUSY
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import DecisionBuilder, Reconfiguration, State, Task
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry, first_view
+from trireme.printable import counted
 
 REBALANCE_SECONDS = 30.0
 """Nothing is planned for so long, at most, after the loss of a server whose process is started
@@ -272,7 +273,9 @@ def _is_primary(state: State, task: Task, generation: int, shard: int) -> bool:
 
 def _describe(view: View) -> str:
     workers = ", ".join(str(worker.index) for worker in view.workers)
-    text = f"view {view.number}: workers {workers or 'none'}, {len(view.servers)} servers"
+    text = (
+        f"view {view.number}: workers {workers or 'none'}, {counted(len(view.servers), 'server')}"
+    )
     if view.generation > 1 or any(shard.backups or shard.joining for shard in view.shards):
         text += f", generation {view.generation}: {_placement(view.shards)}"
     if view.next_shards:

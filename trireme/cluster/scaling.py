@@ -30,6 +30,7 @@ from trireme.cluster.messages import (
 from trireme.cluster.reconfiguration import is_needed
 from trireme.cluster.spec import task_name
 from trireme.cluster.state import DecisionBuilder, Policy, State, Task
+from trireme.printable import counted
 
 MOST_WORKERS = 1024
 """A job grows to so many workers at most: a larger number is a mistyped one."""
@@ -52,7 +53,9 @@ def scale(builder: DecisionBuilder, connection: int, message: Scale, sequence: i
             _resize(builder, role, count)
     builder.send(connection, _answer(builder.state), sequence)
     servers, workers = (len(builder.state.wanted(role)) for role in wanted)
-    builder.add_reason(f"the job shall have {servers} servers and {workers} workers")
+    builder.add_reason(
+        f"the job shall have {counted(servers, 'server')} and {counted(workers, 'worker')}"
+    )
 
 
 def admit_further(builder: DecisionBuilder, role: str, index: int) -> bool:

@@ -1,6 +1,6 @@
 """The interface of streams, data sets that can only be read from the beginning.
 
-What deals their examples is a part of Trireme of its own, which is loaded where a loop has one.
+A plug-in deals their examples, which is loaded where a loop has one.
 """
 
 from __future__ import annotations

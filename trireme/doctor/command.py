@@ -30,6 +30,7 @@ from trireme.doctor.entry import DOCTOR
 from trireme.errors import TriremeError, UsageError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.location import local_directory
+from trireme.printable import counted
 
 _SECONDS = 3.0
 """How long to wait for a host."""
@@ -90,4 +91,4 @@ def _lines(checks: Sequence[Check]) -> Iterator[str]:
             yield f"{'':<8} {'':<{width}}  -> {check.advice}"
     problems = sum(check.level == "problem" for check in checks)
     warnings = sum(check.level == "warning" for check in checks)
-    yield f"{len(checks)} checks: {problems} problems, {warnings} warnings"
+    yield f"{len(checks)} checks: {counted(problems, 'problem')}, {counted(warnings, 'warning')}"

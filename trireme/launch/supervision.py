@@ -33,6 +33,7 @@ from trireme.launch.supervision_state import (
     SupervisionLimits,
 )
 from trireme.launch.verdict import Failure, Verdict, losses
+from trireme.printable import counted
 
 
 class Supervision:
@@ -338,8 +339,9 @@ class Supervision:
         if not left:
             self._fail(now)
             return [Notify(f"WARNING: {failure}, and no server is left")]
-        servers = "1 server" if left == 1 else f"{left} servers"
-        return [Notify(f"WARNING: {failure}; the job goes on with the {servers} left")]
+        return [
+            Notify(f"WARNING: {failure}; the job goes on with the {counted(left, 'server')} left")
+        ]
 
     def _lose_worker(self, now: float, failure: Failure) -> list[Action]:
         self.verdict.lost.append(failure)

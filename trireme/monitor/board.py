@@ -108,7 +108,7 @@ BOARDS = Plugins("trireme.boards", "board", BoardType)
 
 
 def open_board(directory: Path, first_step: int) -> Board | None:
-    """Returns the board of a run; None where no part of Trireme that has one is installed.
+    """Returns the board of a run; None where no plug-in that has one is installed.
 
     Raises:
         ConfigurationError: it is installed and does not work here.

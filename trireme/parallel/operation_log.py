@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from trireme.monitor.stage_operation import StageOperation
+import msgspec
+
+
+class StageOperation(msgspec.Struct, frozen=True):
+    """One operation of a process: a stage's forward or backward pass of one micro-batch."""
+
+    process: int  # the process's index along the pipeline
+    stage: int
+    kind: str  # `forward`, `backward`, or `weight` where weights' gradients are computed apart
+    microbatch: int
+    start: float  # start, stop: in seconds on the wall clock of the host
+    stop: float
 
 
 class OperationLog:

@@ -23,9 +23,8 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from trireme.monitor.stage_operation import StageOperation
 from trireme.parallel.config import PipelineConfig
-from trireme.parallel.operation_log import OperationLog
+from trireme.parallel.operation_log import OperationLog, StageOperation
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.stages import Stage
 

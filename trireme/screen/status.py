@@ -14,7 +14,7 @@ import msgspec
 from trireme.cli.runs import local_run, query
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.placement import missing_copies
-from trireme.cluster.progress import EXCUSE
+from trireme.cluster.progress import EXCUSE, LOCATION, STUCK
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import RemotePath, location
@@ -144,6 +144,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
             n: v
             for n, v in task.get("status", {}).items()
             if (v not in ("", 0) or n == "step") and (over or n != UNSAVED)  # a finding
+            # What a task waited for when it was last heard of says nothing once it is gone.
+            if n not in ("state", EXCUSE, LOCATION, STUCK) or task.get("state", "live") == "live"
         }
         report = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
         report = report.replace(f"{EXCUSE} ", "makes no step now: ")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from trireme.tables.compiled import compiled
+
+# isort: split  # without numba that module says what to install
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
-
-from trireme.compiled import compiled
 
 
 @intrinsic  # type: ignore[untyped-decorator]

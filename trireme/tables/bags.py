@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 from trireme.tables.keys import plain, sum_rows
 
 

@@ -6,7 +6,7 @@ the normal distribution's cumulative function at a uniform number (Wichura, Algo
 Percentage Points of the Normal Distribution, Applied Statistics 37, 1988: PPND16), with a logarithm
 of our own in the tails. Both are computed in float64 and rounded once to the dtype of the row, so
 all machines have the same bits, whatever mathematical library they have: see
-`trireme.compiled` for what that relies on.
+`trireme.tables.compiled` for what that relies on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 from trireme.tables.keys import mix
 from trireme.tables.table_spec import Constant, Initializer, Normal, Uniform
 

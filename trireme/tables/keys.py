@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 Keys = npt.NDArray[np.int64]
 """Keys of rows, of shape (n,)."""

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
 from trireme.errors import Rejected
 from trireme.tables.addresses import array_at, lowest_bit, read_ahead, upper_bytes_equal
+from trireme.tables.compiled import compiled
 from trireme.tables.keys import SLOTS, Keys, mix, mix_with, slots_of
 from trireme.tables.row_storage import (
     Memory,

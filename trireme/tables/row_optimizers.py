@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
 from trireme.plugins import Plugins
 from trireme.tables.addresses import array_at, read_ahead
+from trireme.tables.compiled import compiled
 from trireme.tables.row_storage import HEADER_BYTES, touch
 from trireme.tables.table_spec import (
     FTRL,

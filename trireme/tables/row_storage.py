@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trireme.compiled import compiled
 from trireme.tables.addresses import array_at
+from trireme.tables.compiled import compiled
 from trireme.tables.keys import SLOTS
 
 HEADER_BYTES = 16

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trireme.compiled import compiled
 from trireme.tables.addresses import array_at
+from trireme.tables.compiled import compiled
 from trireme.tables.initializers import fill_row
 from trireme.tables.keys import Counts, Keys
 from trireme.tables.row_index import Addresses, search

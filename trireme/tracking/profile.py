@@ -41,7 +41,6 @@ from trireme.tracking.trace import (
 )
 
 if TYPE_CHECKING:
-    from trireme.monitor.stage_operation import StageOperation
     from trireme.session.backends.parameter_server import ParameterServer
     from trireme.session.result import StepResult
     from trireme.session.session import Session
@@ -244,7 +243,7 @@ class _Tracing:
         )
 
 
-def _stage_spans(operations: Sequence[StageOperation], offset: float) -> list[TraceSpan]:
+def _stage_spans(operations: Sequence[Any], offset: float) -> list[TraceSpan]:
     """Returns the operations of a pipeline's stages, or of a graph's segments, as spans."""
     return [
         TraceSpan(

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from sparse_data import SparseBatch
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 
 Floats = npt.NDArray[np.float32]
 Wholes = npt.NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 from trireme.tables.row_optimizers import RowOptimizer, row_at
 
 

@@ -19,7 +19,7 @@ from trireme.session.worker.dry_run import describe
         (None, "", 2, 0, ["each of 2 processes holds everything", "averages 128 B"]),
         ("fsdp", "", 2, 0, ["split over 2 processes, by the mesh fsdp=2"]),
         ("tensor", "", 2, 0, ["by the mesh tp=2"]),
-        ("async", "", 1, 1, ["256 slots over 1 servers\n"]),
+        ("async", "", 1, 1, ["256 slots over 1 server\n"]),
         ("async", "", 1, 2, ["256 slots over 2 servers\n", "  ps:1  slots 128-255"]),
     ],
 )

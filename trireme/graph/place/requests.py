@@ -12,6 +12,7 @@ from torch import fx
 from trireme.errors import ConfigurationError, suggestion
 from trireme.graph.capture.source import scope
 from trireme.graph.place.costs import Constraints
+from trireme.printable import counted
 
 _DEVICE = re.compile(r"(worker:\d+(/(cpu|cuda:\d+))?|ps:\d+)", re.ASCII)
 
@@ -197,7 +198,9 @@ def _why(device: str, places: Sequence[str], servers: int) -> str:
         return "parameter servers hold parameters only"
     if any(_is_any_of(place, [device]) for place in places):
         return "the devices that the configuration allows are others"
-    return f"this job has {', '.join(places)}" + (f" and {servers} servers" if servers else "")
+    return f"this job has {', '.join(places)}" + (
+        f" and {counted(servers, 'server')}" if servers else ""
+    )
 
 
 def _shortened(names: Sequence[str]) -> str:

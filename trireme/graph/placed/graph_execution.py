@@ -15,8 +15,7 @@ from trireme.graph.capture.rehearsal import restored_state
 from trireme.graph.execute.executor import Microbatch
 from trireme.graph.placed.decision import Example
 from trireme.graph.placed.graph_part import GraphPart, PlacedGraph
-from trireme.monitor.stage_operation import StageOperation
-from trireme.parallel.operation_log import OperationLog
+from trireme.parallel.operation_log import OperationLog, StageOperation
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.session.loss import Loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trireme.cluster.placement import first_division
 from trireme.cluster.spec import task_name
 from trireme.monitor.numbers import size
+from trireme.printable import counted
 from trireme.ps.optimizers import members
 from trireme.session.model.training_setup import TrainingSetup
 
@@ -38,7 +39,7 @@ def describe(setup: TrainingSetup) -> str:
         elif mesh.sharded:
             held = f"the model is split over {mesh.size} processes, by the mesh {mesh}"
         return "\n".join([*lines, f"layout: {held}"])
-    lines.append(f"layout: {layout.spec.slots} slots over {task.servers} servers")
+    lines.append(f"layout: {layout.spec.slots} slots over {counted(task.servers, 'server')}")
     one_host = dict.fromkeys(range(task.servers), "")
     for shard in first_division(one_host, layout.spec.slots, task.config.tasks.replicas):
         held = size(sum(part.bytes for part in layout.parts(shard.primary)))
@@ -48,5 +49,7 @@ def describe(setup: TrainingSetup) -> str:
             + (f"; a copy on {copies}" if copies else "")
         )
     when = "a step" if settings.rule.every is None else f"every {settings.rule.every} steps"
-    lines.append(f"{when}: each of {task.workers} workers pushes {nbytes} and pulls {nbytes}")
+    lines.append(
+        f"{when}: each of {counted(task.workers, 'worker')} pushes {nbytes} and pulls {nbytes}"
+    )
     return "\n".join(lines)

@@ -28,7 +28,7 @@ def test_a_function_whose_code_cannot_be_kept_works_too() -> None:
     """A function without a file has no place beside it."""
     pytest.importorskip("numba")
     program = """
-from trireme.compiled import compiled
+from trireme.tables.compiled import compiled
 print(compiled(lambda number: number + 1)(41))
 """
     ended = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.metrics import SECONDS_BUCKETS, BucketCounts
+from trireme.ps.server.metrics import SECONDS_BUCKETS, BucketCounts
 
 
 @given(
