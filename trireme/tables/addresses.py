@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trireme.tables.compiled import compiled
+from trireme.tables.compiled import compiled  # first: without numba it says what to install
 
-# isort: split  # without numba that module says what to install
+# isort: split
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
