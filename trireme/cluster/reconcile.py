@@ -23,7 +23,7 @@ from trireme.cluster.scaling import DEPARTURE, DISMISSAL, answer_signals, dismis
 from trireme.cluster.state import DecisionBuilder, State, Task, comes_back_until, missing
 
 _LAST_COPY_TIMEOUTS = 3
-"""A silent server with the last copy of a shard is lost after so many heartbeat timeouts: where all
+"""A server with the last copy of a shard is lost after so many silent heartbeat timeouts: where all
 others are gone, nobody could take its place, and the job would go back to its checkpoint."""
 
 
@@ -105,7 +105,7 @@ def _lose_silent_tasks(builder: DecisionBuilder) -> None:
         limit = policy.heartbeat_timeout
         if _has_last_copy(builder.state, task):
             limit *= _LAST_COPY_TIMEOUTS
-            grace = max(grace, limit) if task.silent else grace
+            grace = max(grace, limit)
         if task.state == "live" and silence >= limit:
             lose_task(builder, task, f"it sent nothing for {silence:.1f} s", silent=True)
         elif task.state == "disconnected" and away >= grace:
