@@ -3,7 +3,7 @@
     python docs/images/capture.py                   all of them
     python docs/images/capture.py top report        some of them
 
-Needs tmux; `report` needs Chromium, `graph` Graphviz. Those of TensorBoard are screenshots of
+Needs tmux; `report` needs Chromium. Those of TensorBoard are screenshots of
 `make browser-test`, in build/browser. `pipeline.png` is a schedule as it was traced.
 """
 
@@ -63,18 +63,10 @@ def report(scratch: Path) -> None:
     subprocess.run([*shot, f"--screenshot={picture}", page], check=True, timeout=PATIENCE)
 
 
-def graph(scratch: Path) -> None:
-    """The drawing of two towers."""
-    towers = "examples/placed_towers.py"
-    command = [TRIREME, "graph", "--workers", "2", "--svg", str(FOLDER / "graph.svg"), towers]
-    subprocess.run(command, cwd=scratch, check=True, timeout=PATIENCE)
-
-
 PICTURES: dict[str, Callable[[Path], None]] = {
     "running": running,
     "top": top,
     "report": report,
-    "graph": graph,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,7 @@ import pytest
 import torch
 
 from trireme.cli import main
-from trireme.launch.config.task_config import (
-    DRAWN,
-    DrawRequest,
-    TaskConfig,
-    decode_task,
-    encode_task,
-)
+from trireme.launch.config.task_config import DRAWN, TaskConfig, decode_task, encode_task
 
 SHOW = f"""import os, sys
 print(os.environ['TRIREME_TASK'])
@@ -76,34 +69,26 @@ def task(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
 
 
 def test_the_session_is_asked_for_pictures_and_does_not_train(capsys) -> None:
-    words = ["--workers", "3", "--svg=a.svg", "--microbatches", "4"]
-    assert main(["graph", *words, "train.py", "--svg", "mine"]) == 0
+    words = ["--workers", "3", "--microbatches=4"]
+    assert main(["graph", *words, "train.py", "--workers", "mine"]) == 0
     asked, arguments = task(capsys)
-    assert asked["draw"] == {"workers": 3, "svg": "a.svg"}
+    assert asked["draw"] == 3
     assert asked["dry_run"] is True
     assert (asked["workers"], asked["group"]["size"], asked["servers"]) == (3, 3, 0)
     assert asked["config"]["training"]["strategy"] == "graph"
     assert asked["config"]["model"]["microbatches"] == 4
     assert asked["config"]["origins"]["strategy"] == "trireme graph"
-    assert arguments == "['--svg', 'mine']"
+    assert arguments == "['--workers', 'mine']"
     assert not Path("runs").exists()
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(capsys) -> None:
-    Path("pages").mkdir()
-    for name, why in (("pages", "is a directory"), ("train.py/a.svg", "nothing can be written")):
-        assert main(["graph", "--svg", name, "train.py"]) == 2
-        told = capsys.readouterr()
-        assert why in told.err and told.out == ""
-
-
-def test_one_worker_and_no_file_by_default(capsys) -> None:
+def test_one_worker_by_default(capsys) -> None:
     assert main(["graph", "--strategy", "graph", "train.py"]) == 0
-    assert task(capsys)[0]["draw"] == {"workers": 1, "svg": None}
+    assert task(capsys)[0]["draw"] == 1
 
 
 def test_a_task_keeps_what_it_is_asked_to_draw() -> None:
-    task = TaskConfig(job="j", draw=DrawRequest(workers=2, svg="a.svg"))
+    task = TaskConfig(job="j", draw=2)
     assert decode_task(encode_task(task)) == task
     assert decode_task(encode_task(TaskConfig(job="j"))).draw is None
 
@@ -112,11 +97,11 @@ def test_environment_file_and_mesh_decide_too(capsys, monkeypatch) -> None:
     Path("trireme.toml").write_text("workers = 3\nps = 2\n")
     assert main(["graph", "--mesh", "dp=2", "train.py"]) == 0
     asked = task(capsys)[0]
-    assert asked["draw"]["workers"] == 6
+    assert asked["draw"] == 6
     assert asked["servers"] == 0
     monkeypatch.setitem(os.environ, "TRIREME_WORKERS", "2")
     assert main(["graph", "train.py"]) == 0
-    assert task(capsys)[0]["draw"]["workers"] == 2
+    assert task(capsys)[0]["draw"] == 2
 
 
 @pytest.mark.parametrize(
@@ -126,7 +111,7 @@ def test_environment_file_and_mesh_decide_too(capsys, monkeypatch) -> None:
         (["--strategy", "sync", "train.py"], "draws what strategy graph would do"),
         (["--workers", "auto", "train.py"], "give --workers N"),
         (["--workers", "0", "train.py"], "workers is '0'"),
-        (["--swg", "x", "train.py"], "did you mean --svg?"),
+        (["--wokers", "x", "train.py"], "did you mean --workers?"),
         (["--ps", "1", "train.py"], "no option --ps"),
         ([], "name the program"),
         (["other.py"], "there is no program other.py"),
@@ -156,13 +141,6 @@ def test_the_graph_is_drawn_at_the_first_step_and_nothing_else_is_left(capsys) -
     assert "relu" in out
     assert "predicted:" in out and "worker:1/cpu" in out
     assert [path.name for path in Path().iterdir()] == ["train.py"]
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="NOT DRAWN: no program dot (Graphviz)")
-def test_a_drawing_is_a_file(capsys) -> None:
-    status, out, _ = drawn(capsys, TRAIN % ("return self.linear(x)", 1), "--svg", "graph.svg")
-    assert status == 0 and "wrote graph.svg" in out
-    assert "<svg" in Path("graph.svg").read_text()
 
 
 def test_a_model_that_cannot_be_captured_is_refused_with_its_line(capsys) -> None:

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from trireme.errors import UsageError
-from trireme.graph.drawing.output import check_file
 from trireme.graph.entry import GRAPH, GRAPH_OPTIONS
 from trireme.job_config import JobConfig
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import (
     DRAWN,
     TASK_VARIABLE,
-    DrawRequest,
     GroupMember,
     TaskConfig,
     encode_task,
@@ -41,9 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     if not program:
         raise UsageError("name the program: trireme graph [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)
-    if given.svg is not None:
-        check_file(given.svg)
-    task = _task(config, given.svg)
+    task = _task(config)
     os.environ.update(thread_variables(os.environ, task.threads or 1))
     os.environ[TASK_VARIABLE] = encode_task(task)
     status = run_program(program)
@@ -61,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     return status
 
 
-def _task(config: JobConfig, svg: str | None) -> TaskConfig:
+def _task(config: JobConfig) -> TaskConfig:
     if config.tasks.workers == "auto":
         raise UsageError(
             f"workers is auto ({config.origin('workers')}), and a graph is placed on a number of "
@@ -75,6 +71,6 @@ def _task(config: JobConfig, svg: str | None) -> TaskConfig:
         config=config,
         display="none",
         dry_run=True,
-        draw=DrawRequest(workers=processes, svg=svg),
+        draw=processes,
         threads=threads_of_task(os.environ, processes),  # as each task would have
     )

@@ -29,11 +29,6 @@ def _graph() -> Parser:
         add_option(parser, option)
     parser.add_module()
     parser.add_argument(
-        "--svg",
-        metavar="FILE",
-        help="draw it into FILE as SVG, with Graphviz",
-    )
-    parser.add_argument(
         "--strategy",
         metavar="graph",
         default="graph",

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
 from trireme.graph.config import GraphConfig
-from trireme.graph.drawing.output import check_file, write
 from trireme.graph.drawing.picture import Module, Picture
-from trireme.graph.drawing.svg import dot
 from trireme.graph.drawing.text import EACH_TASK, WIDTH, placement_rows, text
 from trireme.graph.drawing.words import count, duration, milliseconds, size
 from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.graph.placed.decision import Decider, Example
-from trireme.launch.config.task_config import DrawRequest
 
 DEVICES = ("worker:0/cpu", "worker:1/cpu")
 
@@ -77,32 +71,6 @@ def test_a_module_in_one_place_is_a_row_and_so_are_nodes_side_by_side(picture: P
     assert any(label.endswith("add") for label in rows)
     assert sum(map(len, rows.values())) == len(listed)
     assert EACH_TASK in text(picture)
-
-
-def test_the_drawing_has_modules_places_and_what_is_sent(picture: Picture) -> None:
-    drawn = dot(picture)
-    assert 'subgraph "cluster_left"' in drawn and 'subgraph "cluster_right"' in drawn
-    assert re.search(r'"linear" \[label="linear\\nfloat32.*fillcolor="#dbe6fd"', drawn)
-    assert re.search(r'"tanh" \[label="tanh\\nfloat32.*fillcolor="#fbe0d4"', drawn)
-    assert re.search(r'"tanh" -> "add" \[label=" 72 B " penwidth=2.6', drawn)
-    assert drawn.count("{") == drawn.count("}")
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="NOT DRAWN: no program dot (Graphviz)")
-def test_graphviz_draws_it(picture: Picture, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "graph.svg"
-    assert f"wrote {path}" in write(picture, DrawRequest(svg=str(path)))
-    assert "<svg" in path.read_text() and "worker:1/cpu" in path.read_text()
-
-
-def test_without_graphviz_the_error_says_what_to_install(
-    picture: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="apt-get install graphviz"):
-        write(picture, DrawRequest(svg=str(tmp_path / "graph.svg")))
-    with pytest.raises(ConfigurationError, match="it is a directory"):
-        check_file(str(tmp_path))
 
 
 def test_numbers_have_three_digits_and_a_unit() -> None:

@@ -32,7 +32,6 @@ class Node:
     shape: str = ""  # the dtype and shape of its value, such as `float32[s0, 10]`
     source: str = ""  # the line that it comes from, as `file:line`; "" if unknown
     place: str = ""  # such as `worker:1/cpu`; "" for what each task computes for itself
-    inputs: tuple[str, ...] = ()  # the names of the nodes that it reads
     cost: Operation = field(default_factory=lambda: Operation(""))
 
     @property
@@ -195,6 +194,5 @@ def _node(node: fx.Node, place: str, operations: Mapping[str, Operation]) -> Nod
         "" if node.op == "output" else shape_text(value),
         source_line(node) if operator else "",
         place,
-        tuple(each.name for each in node.all_input_nodes),
         operations.get(node.name, Operation(node.name)),
     )

@@ -17,7 +17,6 @@ from trireme.graph.placed.drawing_computation import DrawingComputation
 from trireme.graph.placed.graph_execution import GraphExecution, Piece
 from trireme.graph.placed.graph_part import GraphPart
 from trireme.parallel.assembly import Parallel, ProcessGroupComputation
-from trireme.parallel.deferred import Deferred
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.session.loss import Loss, scalar
@@ -37,29 +36,24 @@ _log = logging.getLogger(__name__)
 class Placed(Parallel):
     """Processes that hold one model as a dataflow graph, in one or several replicas."""
 
-    def deferred(
+    def lean_model(
         self, settings: Settings, given: nn.Module | Callable[[], nn.Module]
-    ) -> Deferred | None:
-        """Returns a session's model without memory for its parameters, if it can be placed so.
+    ) -> nn.Module | None:
+        """Returns a session's model on the CPU, if it is placed, and divided, before it trains.
 
         That is the case with an example, without parameter servers, if the program gives a function
-        that builds the model. Values follow from the seed, as where each process builds it.
+        that builds the model.
         """
         if graph_config(settings).example is None or settings.task.servers:
             return None
-        try:
-            if isinstance(given, nn.Module):
-                raise ConfigurationError(
-                    "give the session a function that builds it, not the model"
-                )
-            found = Deferred(given, lambda: seed_model(settings))
-        except ConfigurationError as error:
+        if isinstance(given, nn.Module):
             _log.warning(
-                "every process builds the whole model, also the parts of others: %s", error
+                "every process keeps the whole model, also the parts of others: give the session a "
+                "function that builds it, not the model"
             )
             return None
-        found.model.train()
-        return found
+        seed_model(settings)
+        return given().train()
 
     def part(
         self,
@@ -67,12 +61,11 @@ class Placed(Parallel):
         process_group: TorchProcessGroup,
         whole: nn.Module,
         optimizer: torch.optim.Optimizer,
-        deferred: Deferred | None,
         cut: nn.Module | None,
     ) -> MeshPart:
         graph = graph_config(settings)
         decider = Decider.of(graph, optimizer, settings.task.servers)
-        return GraphPart(process_group, whole, graph, decider, deferred)
+        return GraphPart(process_group, whole, graph, decider, cut)
 
     def ready(self, settings: Settings, part: MeshPart) -> None:
         assert isinstance(part, GraphPart)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.graph.config import graph_config
-from trireme.graph.drawing.output import write
+from trireme.graph.drawing.text import text
 from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.graph.placed.decision import Decider, Example, captured_graph, plain_inputs
 from trireme.launch.config.task_config import DRAWN
@@ -31,23 +31,23 @@ class DrawingComputation(Computation):
     def backward(self, batch: Any) -> StepResult:
         """Draws the graph."""
         setup, task = self._setup, self._setup.settings.task
-        request, config = task.draw, graph_config(setup.settings)
-        assert request is not None
+        workers, config = task.draw, graph_config(setup.settings)
+        assert workers is not None
         given = inputs_and_targets(batch, keep_targets=self._loss is model_loss)
         (inputs, targets), _ = next(pieces(given, min(config.pieces, examples_in(given))))
         args, kwargs = arguments(inputs)
         example = Example(args, kwargs, lambda out: scalar(self._loss(out, targets)))
-        names = [f"worker:{number}/{setup.flat.device}" for number in range(request.workers)]
+        names = [f"worker:{number}/{setup.flat.device}" for number in range(workers)]
         hardware = Hardware(
             tuple(Device(name, memory_bytes=config.memory_bytes) for name in names), ASSUMED
         )
         decider = Decider.of(config, setup.optimizer, task.servers)
         captured = captured_graph(setup.model, *plain_inputs(args, kwargs))
         placed = decider.decide(captured, setup.model, example, hardware=hardware, homes={})
-        print(write(placed.picture(type(setup.model).__name__), request))
+        print(text(placed.picture(type(setup.model).__name__)))
         for line in placed.requests.unmet:
             print(f"warning: {line}")
-        if request.workers > 1:
+        if workers > 1:
             print(
                 f"\nlinks between tasks are assumed: {1e6 * ASSUMED.latency_seconds:.0f} us, "
                 f"{ASSUMED.bytes_per_second / 1e9:.0f} GB/s; a job measures them"

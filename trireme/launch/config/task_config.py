@@ -24,13 +24,6 @@ DRAWN = 73
 tells it from one that has ended by itself."""
 
 
-class DrawRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which picture `trireme graph` wants of a model's graph, besides the text."""
-
-    workers: int = 1  # the job's processes; the mesh says how many of them share the graph
-    svg: str | None = None  # the file for the drawing
-
-
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of the processes that hold one model: all of a job without servers, or of one worker."""
 
@@ -70,7 +63,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How progress is shown: lines; lines but for steps, which the launcher shows; not at all; or
     what suits the terminal."""
     dry_run: bool = False  # print what would be done, and end before training
-    draw: DrawRequest | None = None  # what to draw of the model's graph, in place of a dry run
+    draw: int | None = None  # the processes on which to draw the model's graph; None trains
     connect_timeout: float = 300.0  # of the coordinator, in seconds
     threads: int | None = None  # of BLAS; None leaves it to PyTorch
     restarts_left: int = 0
