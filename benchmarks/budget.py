@@ -78,9 +78,8 @@ def usage(process: psutil.Process) -> Usage:
 def role(process: psutil.Process) -> str:
     """Returns which task a process is."""
     words = process.cmdline()
-    if "--job-name" in words:
-        name = words[words.index("--job-name") + 1]
-        return f"{name}:{words[words.index('--task-index') + 1]}"
+    if "--task" in words:
+        return words[words.index("--task") + 1]
     if "--rank" in words:
         return f"loop:{words[words.index('--rank') + 1]}"
     return "template" if "trireme.fork.process" in words else "launcher"

@@ -40,7 +40,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.commands": {
         **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
         **{"doctor": "doctor", "graph": "graph", "report": "dashboards"},
-        **{"scale": "scaling", "status": "screen", "top": "screen"},
+        **{"scale": "scaling", "status": "screen", "task": "environments", "top": "screen"},
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},

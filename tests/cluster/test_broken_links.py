@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.cluster.driver import Job
-from trireme.cluster.journal import resumed
+from trireme.cluster.coordinator import resumed
 from trireme.cluster.messages import Heartbeat, LinkLost
 from trireme.cluster.progress import BUSY, STEPS
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.cluster.driver import Driver
-from trireme.cluster.journal import resumed
+from trireme.cluster.coordinator import resumed
 from trireme.cluster.membership import Closed, Event, Paused, ProcessEnded, Received, Tick
 from trireme.cluster.messages import (
     CaughtUp,

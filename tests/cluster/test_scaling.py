@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.driver import Driver, Job
-from trireme.cluster.journal import resumed
+from trireme.cluster.coordinator import resumed
 from trireme.cluster.membership import ProcessEnded, Received, Stop, Tick
 from trireme.cluster.messages import (
     Dismissed,

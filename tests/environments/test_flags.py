@@ -83,6 +83,7 @@ def test_what_names_no_cluster_is_the_programs_own(words: list[str]) -> None:
     ("words", "message"),
     [
         (["--job_name=worker", "--ps_hosts=a:1"], "--worker-hosts is missing"),
+        (["--job_name=ps"], "no flag says of which: add --ps_hosts and --worker_hosts"),
         (["--job_name=chief", *HOSTS], "--job-name is 'chief'"),
         (["--job_name=worker", "--task_index=2", *HOSTS], "worker:0 to worker:1"),
         ([*WORKER, "--sync_replicas=maybe"], "--sync-replicas is 'maybe'"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trireme.cluster.spec import ClusterSpec, ClusterTask
+from trireme.environments.cluster import ClusterSpec, ClusterTask
 from trireme.environments.tf_config import read_tf_config
 from trireme.errors import ConfigurationError
 

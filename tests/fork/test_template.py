@@ -159,8 +159,7 @@ def test_a_task_is_a_child_of_the_launcher_in_a_session_of_its_own(ran: Ran) -> 
 def test_it_is_listed_under_the_command_line_of_a_task(ran: Ran) -> None:
     for index in TELLS:
         assert ran.told(index)["command"] == [
-            *(sys.executable, "-m", "trireme", "task", "--job-name", "worker"),
-            *("--task-index", str(index), "--tied-to", str(os.getpid())),
+            *(sys.executable, "-m", "trireme", "--task", f"worker:{index}", str(os.getpid())),
             *("programs/program.py", "--word"),
         ]
 

@@ -38,9 +38,8 @@ def test_tasks_start_through_it_and_train(directory: Path, ssh: Path) -> None:
     ended = trireme(directory, *job, "--ps", 1, "--workers", 2, "--run-dir", "run", *demo)
     assert "worker:0 | test accuracy" in ended.stdout
     started = [line.split() for line in (ssh.parent / "started").read_text().splitlines()]
-    tasks = {words[words.index("--job-name") + 1] + words[words.index("--task-index") + 1]
-             for words in started}  # fmt: skip
-    assert tasks == {"ps0", "worker0", "worker1"}  # the launcher is the coordinator
+    tasks = {words[words.index("--task") + 1] for words in started}
+    assert tasks == {"ps:0", "worker:0", "worker:1"}  # the launcher is the coordinator
     assert {words[0] for words in started} == {"one", "two"}
     record = json.loads((directory.parent / "run" / "job.json").read_text())
     assert record["options"]["through-hosts"] == "one,two"

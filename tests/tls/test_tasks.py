@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_by_hand import FAR, LOCAL, mean
+from tests.environments.test_by_hand import FAR, LOCAL, mean
 from trireme.errors import ConfigurationError
 from trireme.tls.directory import issue, make_authority
 

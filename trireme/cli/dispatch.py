@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from trireme.cli.command import COMMANDS
 from trireme.errors import ConfigurationError, TriremeError, UsageError, suggestion
+from trireme.launch.config.task_config import TASK_VARIABLE, TASK_WORD
 from trireme.printable import printable
 
 
@@ -89,6 +90,10 @@ def _run(arguments: Sequence[str]) -> int:
     if name == "--version":
         print(_versions())
         return 0
+    if name == TASK_WORD and TASK_VARIABLE in os.environ:
+        from trireme.cli.tasks.task import main
+
+        return main(rest)
     if name.startswith("-"):
         close = suggestion(name, ("--help", "--version"))
         raise UsageError(f"there is no option {name}{close}; `trireme --help` lists them")

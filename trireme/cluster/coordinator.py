@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from trireme.clock import Clock, MonotonicClock
-from trireme.cluster.journal import Journal, resumed
 from trireme.cluster.membership import (
     Closed,
     Event,
@@ -26,7 +28,14 @@ from trireme.cluster.messages import (
     StatusQuery,
 )
 from trireme.cluster.spec import OBSERVER, task_name
-from trireme.cluster.state import Close, Policy, cluster_status, everybody_informed, initial_state
+from trireme.cluster.state import (
+    Close,
+    Policy,
+    State,
+    cluster_status,
+    everybody_informed,
+    initial_state,
+)
 from trireme.errors import FrameError, NetworkLost, WireError
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import new_epoch
@@ -39,6 +48,19 @@ _STALL_SECONDS, _STALL_SHARE = 1.0, 0.5
 """A service ticks many times a second. Time between two ticks beyond so many seconds, or beyond
 this share of the silence after which a task is lost, is time in which the coordinator was stalled,
 and does not count as silence of the tasks."""
+
+
+class Journal(Protocol):
+    """Where a coordinator keeps what it has decided.
+
+    Attributes:
+        state: the state that was written last; None where there is none yet.
+    """
+
+    state: State | None
+
+    def write(self, state: State) -> None:
+        """Keeps a state: when it returns, the state outlives this process."""
 
 
 class Coordinator:
@@ -166,3 +188,36 @@ class Coordinator:
                 link.close()
             else:
                 link.offer(instruction.message, sequence=instruction.sequence)
+
+
+def resumed(now: float, state: State) -> State:
+    """Returns the state with which another coordinator goes on.
+
+    Times of the last coordinator's clock mean nothing on this one's: all deadlines begin again.
+    Every task that was connected is disconnected until it comes back, which it does by itself.
+    """
+    tasks = {}
+    for name, task in state.tasks.items():
+        if task.active:
+            task = replace(task, state="disconnected", reason="the coordinator was started again")
+        tasks[name] = replace(
+            task,
+            connection=None,
+            since=now,
+            heard=now,
+            pace=replace(task.pace, moved=now),
+            signal=None if task.signal is None else (task.signal[0], now),
+        )
+    under_way = state.reconfiguration
+    return replace(
+        state,
+        term=state.term + 1,
+        tasks=tasks,
+        started=now,
+        over_since=now,
+        noticed=now,
+        plan_after=now,
+        resumed=now,
+        shunned={server: (now, times) for server, (_, times) in state.shunned.items()},
+        reconfiguration=None if under_way is None else replace(under_way, since=now),
+    )

@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from trireme.cluster.spec import ROLES
-from trireme.launch.by_hand import FALSE, TRUE, classic_strategy, classic_task
-from trireme.launch.environment import Launched
+from trireme.environments.by_hand import FALSE, TRUE, classic_strategy, classic_task
+from trireme.environments.found import Launched
+from trireme.errors import UsageError
 
 _FLAGS = {
     "job_name": "job_name",
@@ -50,8 +51,19 @@ def find_flagged(arguments: Sequence[str]) -> Launched | None:
         ", ".join(named.cluster.ps),
     )
     options = {"aggregate": flags.get("aggregate"), "strategy": classic_strategy(flags)}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    return Launched("the command line", named, options, words)
+    return Launched("the command line", named, options)
+
+
+def check_flags(arguments: Sequence[str]) -> None:
+    """Refuses a program that is told its role in a cluster, and not the cluster."""
+    flags, _ = _split(arguments)
+    role = flags.get("job_name")
+    if role in _CLASSIC_ROLES and not flags.keys() & {"ps_hosts", "worker_hosts"}:
+        raise UsageError(
+            f"--job_name={role} makes this process a task of a cluster, and no flag says of which: "
+            "add --ps_hosts and --worker_hosts, the same for every task, and --task_index; or "
+            "leave --job_name out to run this process alone"
+        )
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -60,6 +72,11 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     There are no flags unless they name a cluster: a role, hosts as HOST:PORT lists, and a number as
     the index. Others are the program's own.
     """
+    flags, others = _split(arguments)
+    return (flags, others) if _names_task(flags) else ({}, list(arguments))
+
+
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     flags: dict[str, str] = {}
     others: list[str] = []
     words = list(arguments)
@@ -78,7 +95,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif not equals:
             value = words.pop(0) if words else ""
         flags[name] = value
-    return (flags, others) if _names_task(flags) else ({}, list(arguments))
+    return flags, others
 
 
 def _names_task(flags: Mapping[str, str]) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trireme.cluster.spec import LOOPBACK
+from trireme.environments.found import Launched
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import GroupMember, TaskConfig
-from trireme.launch.environment import Launched
 from trireme.launch.process_setup.resources import threads_of_task
 
 TORCHRUN, PMI, SLURM = "torchrun", "MPI", "Slurm"

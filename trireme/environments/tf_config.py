@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from trireme.cluster.spec import ClusterSpec, ClusterTask
+from trireme.environments.cluster import ClusterSpec, ClusterTask
+from trireme.environments.found import Launched
 from trireme.errors import ConfigurationError, suggestion
 from trireme.launch.config.task_config import GroupMember, TaskConfig
-from trireme.launch.environment import Launched
 from trireme.launch.process_setup.resources import threads_of_task
 
 _VARIABLE = "TF_CONFIG"

@@ -13,7 +13,6 @@ from trireme.job_config import (
     COMMAND_LINE,
     LAUNCH_CALL,
     OPTIONS,
-    TASK_OPTIONS,
     JobConfig,
     Option,
     declared,
@@ -68,11 +67,6 @@ def all_options() -> tuple[Option, ...]:
     )
     own = (o for name, engine in engines.items() for o in declared(engine.options, engine=name))
     return (*told, *hook_options(), *own)
-
-
-def task_options() -> tuple[Option, ...]:
-    """Returns the options of a task that is started by hand."""
-    return (*TASK_OPTIONS, *hook_options())
 
 
 def engine_options(config: JobConfig, kind: type[_O]) -> _O:

@@ -1,8 +1,8 @@
 """Reads from the environment which task this process is.
 
-`TRIREME_TASK` describes the task completely. Without it, what another launcher left does: torchrun,
-Slurm, `TF_CONFIG` and others, each of which is an entry point. Without any of them this process is
-a job of its own, with one worker and no server.
+`TRIREME_TASK` describes the task completely. Without it, the plug-in `environments` finds what
+another launcher has left: torchrun, Slurm, `TF_CONFIG`, or the flags of a task that is started by
+hand. Otherwise this process is a job of its own, with one worker and no server.
 
 `trireme` reports the failures of the processes that it starts. A process of another launcher
 reports its own failure, in one line, because many processes write to one terminal.
@@ -15,21 +15,19 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from trireme.cluster.spec import LOOPBACK, ClusterSpec, ClusterTask, is_loopback
+from trireme.cluster.spec import LOOPBACK, is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
-from trireme.job_config import JobConfig
-from trireme.launch.by_hand import manual_task
 from trireme.launch.config.secret import receive_secret
-from trireme.launch.config.sources import read_config, read_file
+from trireme.launch.config.sources import read_config
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, decode_task, fresh_job
-from trireme.launch.engines import all_options, task_options
+from trireme.launch.engines import all_options
 from trireme.plugins import Plugins, not_installed
 from trireme.printable import printable
 
@@ -37,41 +35,26 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A process that another launcher started.
-
-    Attributes:
-        by: the name of the launcher, for messages.
-        task: the process: one of a group that holds a model, without the job's options; or a task
-            of a cluster with servers.
-        options: the options of the job that the launcher gave, by their fields.
-        words: the arguments of `trireme task` for the same task.
-    """
-
-    by: str
-    task: TaskConfig | ClusterTask
-    options: Mapping[str, str | None] = field(default_factory=dict)
-    words: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Environment:
-    """What some launchers leave in the environment of a process, or on its command line.
+    """How tasks find out what they are that `trireme` has not started.
 
     Attributes:
-        find: returns what variables and arguments say; None if they are of none of its launchers.
-        check: raises an error if a launcher started the process that it cannot read.
+        find: returns the task that variables and arguments name, with the options of its job; the
+            directory has the file of options (None: the current one). None if they name no task.
+        serve: has this process become the parameter server that its arguments name.
         own_arguments: returns the arguments of a program that are not for `find`.
+        join: returns a worker of servers that the program itself names: their hosts, the worker's
+            index, how many workers there are, the environment, and the directory, as for `find`.
     """
 
-    find: Callable[[Mapping[str, str], Sequence[str]], Launched | None]
-    check: Callable[[Mapping[str, str]], None] = lambda environ: None
-    own_arguments: Callable[[Sequence[str]], list[str]] = list
+    find: Callable[[Mapping[str, str], Sequence[str], Path | None], TaskConfig | None]
+    serve: Callable[[Sequence[str]], object]
+    own_arguments: Callable[[Sequence[str]], list[str]]
+    join: Callable[[str, int, int, Mapping[str, str], Path | None], TaskConfig]
 
 
 ENVIRONMENTS = Plugins("trireme.environments", "environment", Environment)
-"""Every installed one."""
-
+_NAME = "launchers"
 _MARKS = ("RANK", "TF_CONFIG", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 """Variables of launchers without which a process would train alone, where others are beside it."""
 
@@ -86,20 +69,17 @@ def current_task() -> TaskConfig:
         task = detect()
     else:
         try:
-            launched = find_launched(os.environ, sys.argv[1:])
-            task = _task_of(launched, os.environ, None)
+            found = _find(os.environ, sys.argv[1:], None)
+            task = _alone(os.environ) if found is None else found
         except TriremeError:
             sys.excepthook = partial(_print_error, "")
             raise
-        if launched is not None:
+        if found is not None:
             rank = f"rank {task.group.rank}: " if task.group.size > 1 else ""
             sys.excepthook = partial(_print_error, rank)
-        if launched is not None and task.role != "worker":
+        if task.role != "worker":
             # TensorFlow's programs wait in `server.join()` here. A server runs none of this.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            command = [sys.executable, "-m", "trireme", "task", *launched.words]
-            os.execv(sys.executable, command)
+            ENVIRONMENTS.load(_NAME).serve(sys.argv[1:])
     if task.group.size > 1 and (task.group.one_host or is_loopback(task.group.address)):
         _stay_on_loopback(os.environ)
     return task
@@ -112,11 +92,8 @@ def program_arguments() -> list[str]:
     list to its parser: `parser.parse_args(trireme.program_arguments())`. In a task that `trireme`
     has started all arguments are the program's own.
     """
-    arguments = sys.argv[1:]
-    if TASK_VARIABLE not in os.environ:
-        for environment in ENVIRONMENTS.all().values():
-            arguments = environment.own_arguments(arguments)
-    return arguments
+    known = None if TASK_VARIABLE in os.environ else ENVIRONMENTS.find(_NAME)
+    return sys.argv[1:] if known is None else known.own_arguments(sys.argv[1:])
 
 
 def detect(
@@ -127,7 +104,7 @@ def detect(
     """Returns the task that this process is."""
     environ = os.environ if environ is None else environ
     if TASK_VARIABLE not in environ:
-        return _task_of(find_launched(environ, arguments), environ, directory)
+        return _find(environ, arguments, directory) or _alone(environ)
     task = decode_task(environ[TASK_VARIABLE])
     if "secret" not in task.descriptors:
         return task
@@ -135,58 +112,30 @@ def detect(
     return msgspec.structs.replace(task, secret=secret, certificates=certificates)
 
 
-def find_launched(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> Launched | None:
+def _find(
+    environ: Mapping[str, str], arguments: Sequence[str], directory: Path | None
+) -> TaskConfig | None:
     """Returns what another launcher says of this process; None if none started it."""
-    environments = ENVIRONMENTS.all()
-    for environment in environments.values():
-        if (launched := environment.find(environ, arguments)) is not None:
-            return launched
-    for environment in environments.values():
-        environment.check(environ)
+    known = ENVIRONMENTS.find(_NAME)
+    if known is not None:
+        return known.find(environ, arguments, directory)
     names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments}
     marks = [name for name in _MARKS if environ.get(name)]
     marks += ["--job_name"] if {"job_name", "ps_hosts"} <= names else []
-    if marks and "launchers" not in environments:
+    if marks:
         raise ConfigurationError(
             not_installed(f"what {marks[0]} says of a task of another launcher", "environments")
         )
     return None
 
 
-def _task_of(
-    launched: Launched | None, environ: Mapping[str, str], directory: Path | None
-) -> TaskConfig:
-    if launched is None:
-        _warn_of_variables(environ)
-        return TaskConfig(job=fresh_job())
-    file = read_file(None, directory)
-    if isinstance(launched.task, ClusterTask):
-        config = read_config(launched.options, environ, file, task_options())
-        return manual_task(launched.task, config, environ)
-    return _with_options(launched.by, launched.task, read_config(launched.options, environ, file))
-
-
-def worker_of_servers(
-    servers: str,
-    worker: int,
-    workers: int,
-    environ: Mapping[str, str] | None = None,
-    directory: Path | None = None,
-) -> TaskConfig:
+def worker_of_servers(servers: str, worker: int, workers: int) -> TaskConfig:
     """Returns a worker of servers that were started by hand, for a program without launcher."""
-    environ = os.environ if environ is None else environ
-    if TASK_VARIABLE in environ or find_launched(environ) is not None:
-        raise ConfigurationError(
-            f"the program names its servers itself ({servers}), and its launch has made this "
-            "process a task of a job already: start it by python, or leave the servers out"
-        )
-    named = ClusterTask("worker", worker, ClusterSpec.of_servers(servers, workers))
-    config = read_config({}, environ, read_file(None, directory), task_options())
-    return manual_task(named, config, environ)
+    return ENVIRONMENTS.load(_NAME).join(servers, worker, workers, os.environ, None)
 
 
-def _warn_of_variables(environ: Mapping[str, str]) -> None:
-    """Warns of launch options in the environment of a program that no launcher started."""
+def _alone(environ: Mapping[str, str]) -> TaskConfig:
+    """Returns a job of its own; warns of launch options, which no launcher has read."""
     read_config({}, environ, None)  # refuses misspelt variables
     without_effect = [o.variable for o in all_options() if environ.get(o.variable, "") != ""]
     if without_effect:
@@ -195,25 +144,7 @@ def _warn_of_variables(environ: Mapping[str, str]) -> None:
             "have; start it with `trireme run`",
             ", ".join(without_effect),
         )
-
-
-def _with_options(launcher: str, task: TaskConfig, config: JobConfig) -> TaskConfig:
-    """Returns the task of one process of a group that holds a model together."""
-    if config.tasks.ps:
-        raise ConfigurationError(
-            f"ps is {config.tasks.ps} ({config.origin('ps')}), and {launcher} starts "
-            "workers alone: start a job with parameter servers by `trireme run` or `trireme task`, "
-            "or leave ps out"
-        )
-    config = config.replaced(launcher, workers=task.workers)
-    config.check_together(0)
-    return msgspec.structs.replace(
-        task,
-        job=task.job or fresh_job(),
-        config=config,
-        # All processes write to one terminal or file, without their names before the lines.
-        display="none" if task.group.rank else "plain",
-    )
+    return TaskConfig(job=fresh_job())
 
 
 def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:

@@ -25,7 +25,7 @@ import msgspec
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
-from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.launch.config.task_config import TASK_VARIABLE, TASK_WORD, TaskConfig, encode_task
 from trireme.launch.exit_reason import describe_status
 from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
@@ -268,9 +268,7 @@ def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
         program: the user's program and its arguments.
     """
     return [
-        *(sys.executable, "-m", "trireme", "task"),
-        *("--job-name", config.role, "--task-index", str(config.index)),
-        *("--tied-to", str(os.getpid())),
+        *(sys.executable, "-m", "trireme", TASK_WORD, config.name, str(os.getpid())),
         *(program if config.role == "worker" else ()),
     ]
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from trireme.cli.command import number
 from trireme.cli.runs import observer, timeout_seconds
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback
+from trireme.environments.secret import find_secret
 from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
-from trireme.launch.by_hand import JOB
-from trireme.launch.config.secret import find_secret
+from trireme.launch.config.task_config import BY_HAND
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import printable
@@ -88,7 +88,7 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
         certificates=given.certs,
     )
     address = f"{scheme}://{given.coordinator}"
-    return Observer(address, JOB, bytes.fromhex(secret), certificates)
+    return Observer(address, BY_HAND, bytes.fromhex(secret), certificates)
 
 
 def _numbers(job: Scaled | ClusterStatus) -> str:

@@ -18,7 +18,7 @@ from trireme.monitor.exporter import expose
 from trireme.printable import printable
 
 if TYPE_CHECKING:
-    from trireme.cluster.journal import Journal
+    from trireme.cluster.coordinator import Journal
     from trireme.cluster.messages import ClusterStatus
     from trireme.cluster.state import Policy, State
 

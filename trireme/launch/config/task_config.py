@@ -16,8 +16,14 @@ from trireme.job_config import JobConfig
 
 TASK_VARIABLE = "TRIREME_TASK"
 
-Role = Literal["coordinator", "ps", "worker"]
+TASK_WORD = "--task"
+"""The word after `trireme` with which a launcher starts a task."""
 
+BY_HAND = "by-hand"
+"""The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
+Address and secret keep such jobs apart."""
+
+Role = Literal["coordinator", "ps", "worker"]
 
 DRAWN = 73
 """The exit status of a program that was ended when its graph was drawn, by which `trireme graph`

@@ -17,8 +17,7 @@ from types import FrameType
 import torch
 
 from trireme.certificates import Certificates
-from trireme.cluster.coordinator import Coordinator
-from trireme.cluster.journal import Journal
+from trireme.cluster.coordinator import Coordinator, Journal
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig, News
 from trireme.cluster.messages import Dismissed, JobOver, StatusValue

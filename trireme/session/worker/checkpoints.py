@@ -12,7 +12,7 @@ import torch
 
 from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, JobFailed, WireError
-from trireme.launch.by_hand import JOB
+from trireme.launch.config.task_config import BY_HAND
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.optimizers import members, name_of
 from trireme.ps.snapshot import ModelState
@@ -110,7 +110,7 @@ class WorkerCheckpoints:
         known = [] if run_dir is None else list_checkpoints(run_dir)
         if resume not in ("auto", "never"):
             newest, job = self._newest(), self._setup.settings.task.job
-            if newest is not None and newest.state.get("job") == job != JOB:
+            if newest is not None and newest.state.get("job") == job != BY_HAND:
                 return newest  # the job was started again, and has saved since
             return load(resume, streamed=self._backend.streams)
         if resume == "never" and known:

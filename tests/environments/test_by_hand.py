@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trireme.cluster.spec import ClusterSpec, ClusterTask
+from trireme.environments.by_hand import manual_task
+from trireme.environments.cluster import ClusterSpec, ClusterTask
+from trireme.environments.entry import LAUNCHERS
 from trireme.errors import ConfigurationError
-from trireme.launch.by_hand import manual_task
 from trireme.launch.config.sources import read_config
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.environment import worker_of_servers
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_
 
 def test_a_program_names_its_servers_itself(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "TRIREME_STRATEGY": "ssp"}
-    task = worker_of_servers(SERVERS, 2, 3, environ, tmp_path)
+    task = LAUNCHERS.join(SERVERS, 2, 3, environ, tmp_path)
     other = mean(replace(LOCAL, role="worker", index=2, ps_hosts=SERVERS), tmp_path)
     assert task == msgspec.structs.replace(other, config=task.config)
     assert (task.config.training.strategy, task.config.tasks.workers, task.config.tasks.ps) == (
@@ -155,4 +155,4 @@ def test_servers_that_a_program_cannot_name(
 ) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path), **environ}
     with pytest.raises(ConfigurationError, match=message):
-        worker_of_servers(servers, worker, workers, environ, tmp_path)
+        LAUNCHERS.join(servers, worker, workers, environ, tmp_path)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.cluster.spec import ClusterSpec
+from trireme.environments.cluster import ClusterSpec
 from trireme.errors import ConfigurationError
 
 

@@ -16,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.cluster.driver import Driver, Job
-from trireme.cluster.coordinator import Coordinator
-from trireme.cluster.journal import Journal, resumed
+from trireme.cluster.coordinator import Coordinator, resumed
 from trireme.cluster.messages import Joined, ViewChanged
 from trireme.cluster.state import Policy, State
 from trireme.cluster.view import first_view
+from trireme.environments.journal import FileJournal
 from trireme.errors import ClusterError, ConfigurationError
 from trireme.launch.exit_reason import describe
 
@@ -33,11 +33,11 @@ def again(job: Driver, now: float = 5.0) -> None:
 
 def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     job, path = Job(), tmp_path / "journal"
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         assert journal.state is None
         for state in (Job(servers=1, replicas=1).state, job.state):
             journal.write(state)
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         assert journal.state == job.state
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -45,10 +45,10 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
 def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with (
-        closing(Journal(path)),
+        closing(FileJournal(path)),
         pytest.raises(ConfigurationError, match="another process"),
     ):
-        Journal(path)
+        FileJournal(path)
 
 
 @pytest.mark.parametrize("content", [b"no journal, but long enough " * 200, b"trireme journal 4\n"])
@@ -56,7 +56,7 @@ def test_what_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path, content
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="no journal of a coordinator, or damaged"):
-        Journal(path)
+        FileJournal(path)
     assert path.read_bytes() == content
 
 
@@ -64,12 +64,12 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(b"trireme journal 3\n" + bytes(64))
     with pytest.raises(ConfigurationError, match="of another version"):
-        Journal(path)
+        FileJournal(path)
 
 
 def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
     path, damaged, state = tmp_path / "journal", tmp_path / "damaged", Job().state
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         journal.write(state)
     whole = path.read_bytes()
     bits, found = random.Random(1), 0
@@ -78,7 +78,7 @@ def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
         content[bit // 8] ^= 1 << bit % 8
         damaged.write_bytes(content)
         try:
-            with closing(Journal(damaged)) as journal:
+            with closing(FileJournal(damaged)) as journal:
                 assert journal.state == state
         except ConfigurationError:
             found += 1
@@ -89,17 +89,17 @@ def test_each_changed_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
 def test_a_journal_that_was_cut_or_removed_is_refused(tmp_path: Path, size: int) -> None:
     """Else the job would begin anew, and all its tasks would be of an earlier start."""
     path = tmp_path / "journal"
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         journal.write(Job().state)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ConfigurationError, match="damaged"):
-        Journal(path)
+        FileJournal(path)
 
 
 def test_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> None:
     """A launcher starts the coordinator again: there may be room by then."""
     state = Job().state
-    with closing(Journal(tmp_path / "journal")) as journal:
+    with closing(FileJournal(tmp_path / "journal")) as journal:
         journal.write(state)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -109,21 +109,21 @@ def test_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert describe(raised.value).worth_a_restart
-    with closing(Journal(tmp_path / "journal")) as journal:
+    with closing(FileJournal(tmp_path / "journal")) as journal:
         assert journal.state == state
 
 
 def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be used"):
-        Journal(tmp_path / "nowhere" / "journal")
+        FileJournal(tmp_path / "nowhere" / "journal")
 
 
 KILLED = """
 import os, sys
 from pathlib import Path
 from tests.cluster.driver import Job
-from trireme.cluster.journal import Journal
-journal, job = Journal(Path(sys.argv[1])), Job()
+from trireme.environments.journal import FileJournal
+journal, job = FileJournal(Path(sys.argv[1])), Job()
 journal.write(job.state)
 os.kill(os.getpid(), 9)
 """
@@ -134,15 +134,15 @@ def test_what_is_written_outlives_a_process_that_is_killed(tmp_path: Path) -> No
     path = tmp_path / "journal"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], env={**os.environ})
     assert ended.returncode == -9
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         assert journal.state is not None and journal.state.view is not None
 
 
 def test_a_coordinator_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     policy = Policy(workers=1, servers=0)
-    with closing(Journal(tmp_path / "journal")) as journal:
+    with closing(FileJournal(tmp_path / "journal")) as journal:
         first = Coordinator(policy, journal=journal)
-    with closing(Journal(tmp_path / "journal")) as journal:
+    with closing(FileJournal(tmp_path / "journal")) as journal:
         second = Coordinator(policy, journal=journal)
     assert second.state.epoch == first.state.epoch
     assert (first.state.term, second.state.term) == (1, 2)
@@ -202,8 +202,8 @@ def test_what_tasks_report_of_themselves_is_not_written(tmp_path: Path) -> None:
     """It is two thirds of a state, and each task reports it again within a second."""
     job, path = Job(), tmp_path / "journal"
     tasks = {n: replace(t, status={"time/wait": 1.5}) for n, t in job.state.tasks.items()}
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         journal.write(replace(job.state, tasks=tasks))
     assert b"time/wait" not in path.read_bytes()
-    with closing(Journal(path)) as journal:
+    with closing(FileJournal(path)) as journal:
         assert journal.state == job.state

@@ -21,7 +21,7 @@ _MAGIC = b"trireme journal "
 _VERSION = b"4\n"
 
 
-class Journal:
+class FileJournal:
     """The journal of one job's coordinator, which only one process can have open.
 
     Attributes:
@@ -86,36 +86,3 @@ class Journal:
             f"the coordinator's journal {self._path} cannot be used: {error}; check the directory, "
             "its permissions, and the space on the disk"
         )
-
-
-def resumed(now: float, state: State) -> State:
-    """Returns the state with which another coordinator goes on.
-
-    Times of the last coordinator's clock mean nothing on this one's: all deadlines begin again.
-    Every task that was connected is disconnected until it comes back, which it does by itself.
-    """
-    tasks = {}
-    for name, task in state.tasks.items():
-        if task.active:
-            task = replace(task, state="disconnected", reason="the coordinator was started again")
-        tasks[name] = replace(
-            task,
-            connection=None,
-            since=now,
-            heard=now,
-            pace=replace(task.pace, moved=now),
-            signal=None if task.signal is None else (task.signal[0], now),
-        )
-    under_way = state.reconfiguration
-    return replace(
-        state,
-        term=state.term + 1,
-        tasks=tasks,
-        started=now,
-        over_since=now,
-        noticed=now,
-        plan_after=now,
-        resumed=now,
-        shunned={server: (now, times) for server, (_, times) in state.shunned.items()},
-        reconfiguration=None if under_way is None else replace(under_way, since=now),
-    )

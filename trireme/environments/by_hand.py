@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import cast
 
 from trireme.certificates import encryption
-from trireme.cluster.spec import ROLES, ClusterSpec, ClusterTask, is_loopback
+from trireme.cluster.spec import ROLES, is_loopback
+from trireme.environments.cluster import ClusterSpec, ClusterTask
+from trireme.environments.secret import find_secret
 from trireme.errors import ConfigurationError, UsageError, suggestion
-from trireme.job_config import JobConfig
-from trireme.launch.config.secret import find_secret
-from trireme.launch.config.task_config import Role, TaskConfig
+from trireme.job_config import TASK_OPTIONS, JobConfig, Option
+from trireme.launch.config.task_config import BY_HAND, Role, TaskConfig
+from trireme.launch.hooks import hook_options
 from trireme.launch.process_setup.resources import threads_of_task
 from trireme.location import local_directory
-
-JOB = "by-hand"
-"""The id of every job started by hand, as there is no launcher to choose one for all of its tasks.
-Address and secret keep such jobs apart."""
 
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -26,6 +24,11 @@ Flags = Mapping[str, str | None]
 """The values of the classic flags, by their names; None for one that was not given."""
 
 _log = logging.getLogger(__name__)
+
+
+def task_options() -> tuple[Option, ...]:
+    """Returns the options of a task that is started by hand."""
+    return (*TASK_OPTIONS, *hook_options())
 
 
 def classic_task(flags: Flags) -> ClusterTask:
@@ -106,7 +109,7 @@ def manual_task(
     config = config.replaced("the hosts", workers=workers, ps=servers)
     config.check_together(servers)
     return TaskConfig(
-        job=JOB,
+        job=BY_HAND,
         role=cast(Role, role),
         index=index,
         workers=workers,
