@@ -96,10 +96,10 @@ def test_a_round_must_be_able_to_fill() -> None:
     [
         ({"workers": 2, "strategy": "diloco"}, "needs a parameter server: add --ps 1"),
         ({"ps": 1, "strategy": "sync", "every": 4}, "add --strategy averaging"),
-        ({"ps": 1, "aggregate": 1}, "add --strategy diloco or sync"),
-        ({"ps": 1, "aggregate": 1, "strategy": "async"}, "add --strategy diloco or sync"),
-        ({"ps": 1, "staleness": 1, "strategy": "sync"}, "add --strategy averaging or ssp"),
-        ({"ps": 1, "staleness": 1, "strategy": "diloco"}, "only averaging, ssp"),
+        ({"ps": 1, "aggregate": 1}, "add --strategy sync or diloco"),
+        ({"ps": 1, "aggregate": 1, "strategy": "async"}, "add --strategy sync or diloco"),
+        ({"ps": 1, "staleness": 1, "strategy": "sync"}, "add --strategy ssp or averaging"),
+        ({"ps": 1, "staleness": 1, "strategy": "diloco"}, "only ssp, averaging"),
     ],
 )
 def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: str) -> None:
