@@ -30,4 +30,4 @@ def test_it_is_listed_and_its_options_are_those_of_the_launch(directory: Path) -
     assert "did you mean lookahead?" in wrong
     job = ("run", "--ps", 1, "--strategy", "sync", "--every", 4, DIGITS)
     wrong = trireme(directory, *job, status=2).stderr
-    assert "only averaging, diloco, lookahead: add --strategy averaging or diloco or" in wrong
+    assert "only averaging, diloco: add --strategy averaging or diloco, or leave" in wrong
