@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from trireme.parallel.strategies import TensorParallel as TensorParallel
     from trireme.ps.messages import Applied as Applied
     from trireme.ps.messages import Stale as Stale
-    from trireme.session.hooks import EarlyStopping as EarlyStopping
     from trireme.session.hooks import Hook as Hook
     from trireme.session.loss import model_loss as model_loss
     from trireme.session.options import Checkpoint as Checkpoint
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from trireme.strategies import Sync as Sync
     from trireme.tables.embedding import Embedding as Embedding
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
+    from trireme.tracking.early_stopping import EarlyStopping as EarlyStopping
     from trireme.tracking.profile import Profile as Profile
     from trireme.tracking.trackers import MLflow as MLflow
     from trireme.tracking.trackers import WandB as WandB
@@ -59,7 +59,8 @@ _HOME = {
     "trireme.parallel.strategies": ("FSDP", "AllReduce", "PipelineParallel", "TensorParallel"),
     "trireme.ps.messages": ("Applied", "Stale"),
     "trireme.loops.distribute": ("distribute",),
-    "trireme.session.hooks": ("EarlyStopping", "Hook"),
+    "trireme.session.hooks": ("Hook",),
+    "trireme.tracking.early_stopping": ("EarlyStopping",),
     "trireme.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
     "trireme.tracking.trackers": ("MLflow", "WandB"),

@@ -36,7 +36,6 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"abfs": "abfs", "abfss": "abfs", "az": "abfs", "memory": "remote"},
     },
     "trireme.backends": {"graph": "graph", "local": "averaging", "parallel": "parallel"},
-    "trireme.boards": {"tensorboard": "dashboards"},
     "trireme.commands": {
         **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
         **{"doctor": "doctor", "graph": "graph", "report": "dashboards"},
@@ -47,6 +46,10 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.exporters": {"prometheus": "prometheus"},
     "trireme.environments": {"launchers": "environments"},
     "trireme.hooks": {"profile": "tracking"},
+    "trireme.observers": {
+        **{"curves": "dashboards", "labels": "advice", "lost-updates": "advice"},
+        **{"schedules": "advice"},
+    },
     "trireme.packing": {"codecs": "compression"},
     "trireme.orders": {"samplers": "samplers"},
     "trireme.streams": {"streams": "streams"},

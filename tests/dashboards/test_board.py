@@ -18,6 +18,7 @@ from tensorboard.util import tensor_util
 from torch import nn
 
 from trireme.dashboards.board import TensorBoard
+from trireme.dashboards.recording import Curves
 from trireme.errors import ConfigurationError
 from trireme.session.job_methods import JobMethods
 
@@ -40,21 +41,19 @@ class Methods(JobMethods):
     job: Any = None  # none is joined
 
     def __init__(self, board: TensorBoard, step: int, model: nn.Module | None = None) -> None:
-        self._board = board
-        self._step = step
+        settings = types.SimpleNamespace(run_dir=None)
+        curves = Curves(
+            types.SimpleNamespace(global_step=step, setup=types.SimpleNamespace(settings=settings))
+        )
+        curves._board = board
+        lifecycle = types.SimpleNamespace(is_chief=True)
+        worker = types.SimpleNamespace(observers={"curves": curves}, lifecycle=lifecycle)
+        self.job = types.SimpleNamespace(worker=worker)
         self._model = model or nn.Identity()
 
     @property
     def model(self) -> nn.Module:
         return self._model
-
-    @property
-    def board(self) -> TensorBoard:
-        return self._board
-
-    @property
-    def global_step(self) -> int:
-        return self._step
 
 
 def test_scalars_in_runs_of_their_own(tmp_path: Path) -> None:

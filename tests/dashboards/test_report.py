@@ -10,9 +10,8 @@ import torch
 
 from trireme.cli import main
 from trireme.dashboards.charts import line_chart, smoothed, stacked_bars, thinned
-from trireme.dashboards.curves import read_curves
 from trireme.dashboards.report import CheckpointRow, ReportData, page
-from trireme.dashboards.totals import slowest, worker_totals
+from trireme.dashboards.totals import read_curves, slowest, worker_totals
 from trireme.launch.run_directory import JobRecord
 from trireme.monitor.numbers import number
 from trireme.monitor.records import Begin, Record, Start

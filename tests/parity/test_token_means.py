@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -200,38 +199,3 @@ def loop_of_dealt_batches() -> list[str]:
 def test_loops_whose_data_the_job_deals_are_not_warned_of_sizes() -> None:
     found = run_process_group(ProcessGroup(workers=2), loop_of_dealt_batches).values
     assert found == [[], []]
-
-
-def test_labels_that_a_loss_of_ones_own_leaves_out_are_noticed_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for weight, times in ((None, 1), (tokens, 0)):
-        capsys.readouterr()
-        torch.manual_seed(0)
-        model = Language()
-        optimizer = torch.optim.SGD(model.parameters(), 0.5)
-        with Session(model, token_mean, optimizer, weight=weight) as session:
-            for batch in session.loader(Texts(), BATCH, epochs=1):
-                session.step(batch)
-        assert capsys.readouterr().out.count("targets are -100") == times
-
-
-def labels_left_out_late() -> list[str]:
-    """What a worker is warned of, whose second batch is the first with labels of -100."""
-    lines: list[str] = []
-    torch.manual_seed(0)
-    model, texts = Language(), Texts()
-    sgd = torch.optim.SGD(model.parameters(), 0.5)
-    with (
-        Session(model, token_mean, sgd, max_steps=4) as session,
-        mock.patch.object(session.worker.progress, "warn", lines.append),
-    ):
-        for step in range(4):
-            labels = texts.labels[:4] if step else texts.ids[:4]
-            session.step((texts.ids[:4], labels))
-    return [line for line in lines if "targets are -100" in line]
-
-
-def test_the_chief_alone_says_so_once() -> None:
-    chief, other = run_process_group(ProcessGroup(workers=2), labels_left_out_late).values
-    assert (len(chief), other) == (1, [])

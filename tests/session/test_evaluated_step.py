@@ -48,18 +48,16 @@ def test_the_label_is_the_step_of_the_values_that_the_servers_had(tmp_path: Path
         session.step(ONES)
         chief_has_stepped.set()
         assert other_has_stepped.wait(SECONDS)
-        board = session.board
-        assert board is not None
         with (
             mock.patch.object(session.worker.progress, "message") as message,
-            mock.patch.object(board, "scalars") as scalars,
+            mock.patch.object(session.recorder, "log") as log,
         ):
             loss = session.evaluate(TensorDataset(*ONES))["loss"]
         step = round(100 - loss)
         assert (step, session.global_step) == (6, 1)
         assert session.evaluated_step == step
         assert message.call_args.args[0].startswith(f"validation at global step {step}:")
-        assert scalars.call_args.args[0] == step
+        assert log.call_args.args[2] == step
 
     assert run_job(Cluster(2, 1, "async", run_dir=tmp_path / "run"), make, program).values
     assert hooks[0].seen == [6]

@@ -21,7 +21,6 @@ from torch import nn
 
 from trireme.dashboards.forward_tracer import graph_of
 from trireme.errors import ConfigurationError
-from trireme.monitor.board import Board
 from trireme.tensors import map_tensors
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _PATIENCE_SECONDS = 30.0
 _Task = Callable[[], object]
 
 
-class TensorBoard(Board):
+class TensorBoard:
     """Writes summaries on a thread of its own.
 
     `scalars` and `record` cost the caller only a copy of the values: the thread moves them to the
@@ -120,6 +119,7 @@ class TensorBoard(Board):
     def graph(
         self, model: nn.Module, example: Any, devices: Mapping[str, str] | None, run: str = "train"
     ) -> None:
+        """Records what a model computes, by the devices of its modules where they are known."""
         # A model that no process has the whole of has no memory: shapes are computed alone.
         if any(parameter.is_meta for parameter in model.parameters()):
             example = map_tensors(example, lambda tensor: tensor.to("meta"))

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from trireme.dashboards.curves import Points
+from trireme.dashboards.totals import Points
 from trireme.monitor.numbers import number
 
 if TYPE_CHECKING:

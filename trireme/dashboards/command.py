@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trireme.cli.runs import local_run
-from trireme.dashboards.curves import read_curves
 from trireme.dashboards.entry import REPORT
 from trireme.dashboards.report import CheckpointRow, ReportData, page
+from trireme.dashboards.totals import read_curves
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.location import RemotePath, local_directory, location

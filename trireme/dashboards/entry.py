@@ -1,11 +1,11 @@
-"""The command `report` and the board of TensorBoard, as their entry points declare them."""
+"""The command `report` and the observer that writes curves, as their entry points declare them."""
 
 from __future__ import annotations
 
 from trireme.cli.command import Command, Parser
-from trireme.monitor.board import BoardType
+from trireme.session.worker.observer import ObserverType
 
-TENSORBOARD = BoardType("trireme.dashboards.board:TensorBoard")
+CURVES = ObserverType("trireme.dashboards.recording:Curves")
 
 
 def _report() -> Parser:

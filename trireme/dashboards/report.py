@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trireme.dashboards.charts import line_chart, stacked_bars, template
-from trireme.dashboards.curves import Curves
 from trireme.dashboards.totals import (
+    Curves,
     ServerTotals,
     WorkerTotals,
     failovers,

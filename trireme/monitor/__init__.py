@@ -1,1 +1,1 @@
-"""Records of tasks, and the interfaces of boards and exporters."""
+"""Records of tasks, and the interface of exporters."""

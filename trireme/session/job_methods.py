@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trireme.monitor.board import Board
 from trireme.session.worker.job import Job
 from trireme.session.worker.recorder import Recorder
 from trireme.session.worker.stopping import ShouldStop
@@ -86,9 +85,10 @@ class JobMethods(ABC):
         return self.worker.setup.model
 
     @property
-    def board(self) -> Board | None:
+    def board(self) -> Any:
         """The TensorBoard writer; None where this worker is not chief or has no run directory."""
-        return self.recorder.board if self.is_chief else None
+        curves = self.worker.observers.get("curves")
+        return curves.board if curves is not None and self.is_chief else None
 
     @property
     def pipeline(self) -> Any:
@@ -116,55 +116,45 @@ class JobMethods(ABC):
             self.recorder.log({**(values or {}), **named}, run, step)
 
     def image(self, name: str, image: Any, **options: Any) -> None:
-        """Records an image, or a grid of them.
+        """Records an image (channels, height, width), or a four-dimensional grid of images.
 
-        Args:
-            name: the tag under which TensorBoard shows it.
-            image: a tensor or array (channels, height, width), or four-dimensional for several;
-                floats in [0, 1] or bytes. `dataformats` says other orders, such as "HW".
-            options: see the class.
+        They are tensors or arrays, of floats in [0, 1] or bytes. `dataformats` says other orders,
+        such as "HW".
         """
-        self._record("add_images" if image.ndim == 4 else "add_image", name, image, options)
+        self._show("image", name, image, **options)
 
     def histogram(self, name: str, values: Any, **options: Any) -> None:
         """Records how the values of a tensor are distributed."""
-        self._record("add_histogram", name, values, options)
+        self._show("histogram", name, values, **options)
 
     def audio(self, name: str, sound: Any, **options: Any) -> None:
         """Records a sound: values in [-1, 1] of shape (1, time)."""
-        self._record("add_audio", name, sound, options)
+        self._show("audio", name, sound, **options)
 
     def text(self, name: str, text: str, **options: Any) -> None:
         """Records a text in Markdown."""
-        self._record("add_text", name, text, options)
+        self._show("text", name, text, **options)
 
     def pr_curve(
         self, name: str, predictions: torch.Tensor, *, labels: torch.Tensor, **options: Any
     ) -> None:
         """Records precision and recall by threshold.
 
-        Args:
-            name: the tag under which TensorBoard shows it.
-            predictions: for each example, how likely it is to be of the class, in [0, 1].
-            labels: for each example, whether it is.
-            options: see the class.
+        `predictions` says of each example how likely it is to be of the class, in [0, 1]; `labels`,
+        whether it is.
         """
-        self._record("add_pr_curve", name, (labels, predictions), options)
+        self._show("pr_curve", name, (labels, predictions), **options)
 
-    def embedding(self, name: str, matrix: Any, *, run: str = "train", **options: Any) -> None:
+    def embedding(self, name: str, matrix: Any, **options: Any) -> None:
         """Records points (number, dimension) for the projector.
 
         The options are `metadata`, a label for each point, and `label_img`, an image for each.
         """
-        options |= {"tag": name, "global_step": self.global_step}
-        if (board := self.board) is not None:
-            board.write_now(name, lambda writer: writer.add_embedding(matrix, **options), run)
+        self._show("embedding", name, matrix, **options)
 
-    def figure(self, name: str, figure: Any, *, run: str = "train", **options: Any) -> None:
+    def figure(self, name: str, figure: Any, **options: Any) -> None:
         """Records one or several figures of matplotlib."""
-        step = self.global_step
-        if (board := self.board) is not None:
-            board.write_now(name, lambda to: to.add_figure(name, figure, step, **options), run)
+        self._show("figure", name, figure, **options)
 
     def graph(self, example: Any, *, run: str = "train") -> None:
         """Records what the model computes from example inputs, with shapes and devices.
@@ -176,11 +166,8 @@ class JobMethods(ABC):
             example: a tensor, a tuple of arguments, or a dict of keyword arguments.
             run: the name of the run.
         """
-        placed = None if self.pipeline is None else self.pipeline.graph
-        if (board := self.board) is not None:
-            devices = None if placed is None else placed.decision.modules
-            board.graph(self.model, example, devices, run)
+        self._show("graph", "", (self.model, example, self.pipeline), run=run)
 
-    def _record(self, method: str, name: str, values: Any, options: dict[str, Any]) -> None:
-        if (board := self.board) is not None:
-            board.record(method, name, values, self.global_step, **options)
+    def _show(self, kind: str, name: str, value: Any, **options: Any) -> None:
+        if self.is_chief and (curves := self.worker.observers.get("curves")) is not None:
+            curves.show(kind, name, value, **options)

@@ -1,1 +1,1 @@
-"""Hooks that record a run for other tools: traces, MLflow and Weights & Biases."""
+"""Hooks: early stopping, and records for other tools: traces, MLflow, Weights & Biases."""

@@ -31,6 +31,9 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
         ),
         progress=Progress(),
         global_step=0,
+        first_step=0,
+        observers={},
+        warn_as_chief=lambda text: None,
         lifecycle=SimpleNamespace(
             is_chief=False, servers=None, state="training", report=lambda status: None
         ),
@@ -44,29 +47,6 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
         buffers=SimpleNamespace(publish=lambda: None),
         storage=SimpleNamespace(saved=0, failed=0, alarm="", submitted=None),
     )
-
-
-def test_who_becomes_chief_tells_the_bytes_of_its_steps_since_the_last_record(
-    tmp_path: Path,
-) -> None:
-    worker = worker_of(TaskConfig(job="j", index=1, workers=2, servers=1), tmp_path)
-    recorder = Recorder(worker)
-    logged: list[dict[str, Any]] = []
-    recorder.log = lambda values, run: logged.append(dict(values))  # type: ignore[method-assign]
-    for step in range(1, 121):
-        worker.lifecycle.is_chief = step > 100
-        worker.global_step = step
-        worker.backend.bytes_sent += 500
-        worker.backend.bytes_received += 700
-        result = StepResult(torch.tensor(1.0), [], {}, 10)
-        result.verdict, result.steps, result.global_step = Applied(step), 1, step
-        recorder.step(result, 0.0, 0.125)
-    recorder.close()
-    assert [values["speed/compute_seconds"] for values in logged] == [0.125, 0.125]
-    assert [values["speed/push_seconds"] for values in logged] == [0.0, 0.0]
-    assert [values["bytes/pushed_per_step"] for values in logged] == [500, 500]
-    assert [values["bytes/pulled_per_step"] for values in logged] == [700, 700]
-    assert logged[-1]["updates/applied_total"] == 120
 
 
 def test_the_last_report_keeps_the_durations_of_the_last_step_that_was_reported(

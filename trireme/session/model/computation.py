@@ -100,13 +100,10 @@ class Computation:
             result.examples, result.weight = 0, 0.0
         return result
 
-    def leaves_out_labels(self, batch: Any) -> bool:
-        """Returns whether a batch has labels of -100, and is weighed by its examples."""
-        if self._options.weight is not None or self._loss is model_loss:
-            return False
-        _, targets = inputs_and_targets(batch)
-        counted = counted_labels(self.model, targets)
-        return counted is not None and counted < targets.numel()
+    @property
+    def weighs_examples(self) -> bool:
+        """Whether the weight of a batch is the number of its examples."""
+        return self._options.weight is None and self._loss is not model_loss
 
     def _counted(self, weight: float) -> float:
         return 0.0 if self._stands_in else weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -12,7 +11,6 @@ from trireme.ps.messages import GroupSpec
 from trireme.ps.optimizers import spec_of
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.progress import Progress
-from trireme.session.settings import Settings
 
 
 class Hyperparameters:
@@ -79,25 +77,6 @@ class Hyperparameters:
                     + ("" if most is None else f", max_steps={most}")
                 ) from error
             self._scheduled += 1
-
-
-def note_schedule(error: BaseException, settings: Settings, step: int, began: int) -> None:
-    """Adds a note to the error of a schedule that the program has stepped past its end itself."""
-    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    passed: Any = next((each for each in frames[::-1] if isinstance(each, LRScheduler)), None)
-    total, asked = getattr(passed, "total_steps", None), getattr(passed, "last_epoch", 0)
-    if not isinstance(error, ValueError) or total is None or asked <= total:
-        return
-    counted = "a step of the loop is a global step"
-    if settings.steps_of_a_loop(1) == 0:
-        counted = "each update of any worker is a global step"
-    error.add_note(
-        f"The program steps this {type(passed).__name__} itself: it was built for {total} steps, "
-        f"and was asked for step {asked}. The job is at global step {step}, and this process began "
-        f"at step {began}: {counted}. Before each step, advance the schedule to where the job is: "
-        "while schedule.last_epoch < optimizer.loop_steps: schedule.step(), where optimizer is "
-        "what trireme.distribute returned; or let a session count: Session(scheduler=...)"
-    )
 
 
 def _scheduler(setup: TrainingSetup) -> Any:

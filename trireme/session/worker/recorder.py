@@ -1,4 +1,4 @@
-"""Counts, shows and records one worker's steps: counters, curves and lines of progress."""
+"""Counts, shows and records one worker's steps: counters, records and lines of progress."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
 from trireme.location import RemotePath
-from trireme.monitor.board import Board, open_board
 from trireme.monitor.exporter import expose
 from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
 from trireme.plugins import not_installed
@@ -25,6 +23,7 @@ from trireme.stores import Uploads, open_store
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from torch import Tensor
 
 MOST_SKIPS = 100
 """A run ends after this many steps in a row whose loss is not finite."""
@@ -43,7 +42,7 @@ _COUNTERS = ("examples", "staleness", "bytes_pushed", "bytes_pulled")
 """The numbers of a worker's status, and its sums, that are also metrics for Prometheus."""
 
 
-class _Means:
+class Means:
     """The means per step since the last call that had further steps."""
 
     def __init__(self, began: float) -> None:
@@ -61,9 +60,10 @@ class _Means:
 
 
 class Recorder:
-    """Counts and shows one worker's steps, and as chief writes the curves.
+    """Counts and shows one worker's steps.
 
     Attributes:
+        began: when this worker began, on `time.monotonic`.
         seconds: the seconds spent so far, by phase.
         observer: called with each phase, and when it began and ended, on `time.monotonic`.
     """
@@ -77,31 +77,31 @@ class Recorder:
         self._own_loop = own_loop
         self._settings = settings
         self._progress = worker.progress
-        self._directory = None if settings.run_dir is None else settings.run_dir / "tensorboard"
-        self._board: Board | None = None
         self._steps = 0
         self._examples = 0
         self._staleness = 0
         self._in_a_row = 0  # consecutive skipped steps
         self._last: StepResult | None = None
-        self._first_step = worker.global_step
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._ended: float | None = None
         self._report_at = 0.0
-        self._show_at = self._began + _SILENCE_SECONDS
+        self._show_at = self.began + _SILENCE_SECONDS
         self._pushes = {"applied": 0, "stale": 0}  # of several steps each, in some strategies
         self._reported: dict[str, float] = {}  # of the last status
         self._alone = not task.servers and task.group.size == 1
         self.seconds = dict.fromkeys(_ALONE if self._alone else _SERVED, 0.0)
         self.observer: Callable[[str, float, float], object] | None = None
-        self._curve_means, self._status_means = _Means(self._began), _Means(self._began)
+        self._means = Means(self.began)
         self._process = psutil.Process()
         self._journal: RecordWriter | None = None
         if task.records is not None or settings.run_dir is not None:
             records = task.records or records_directory(Path(settings.run_dir or "."))
             begun = begin_here(task.name, task.job, settings.run_dir)
             self._journal = RecordWriter(Path(records), begun)
-        self._flushed = worker.storage.submitted
+        if "curves" not in worker.observers and settings.run_dir is not None:
+            worker.warn_as_chief(
+                not_installed("TensorBoard, to which curves are written,", "dashboards")
+            )
         self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
         self._exposition = expose((self,), task)
         if self._exposition is not None:
@@ -144,15 +144,13 @@ class Recorder:
             self._show_at = now + _SILENCE_SECONDS
             if not self._own_loop:
                 self._progress.step(self._steps, self.job_examples, result)
-        if due:
-            self._record(result)
+        for observer in self._worker.observers.values():
+            observer.after_step(self, result, due=due)
+        if due and not self._own_loop:
+            self._worker.buffers.publish()
         if now >= self._report_at:
             self._report_at = now + _REPORT_SECONDS
             self._report(result)
-        if (saved := self._worker.storage.submitted) != self._flushed:
-            self._flushed = saved
-            if self._board is not None:  # a run that is resumed there has the curves before it
-                self._board.flush(timeout=0.0)
 
     def phase(self, name: str, began: float, ended: float) -> None:
         """Counts a phase of a step, between two readings of the clock."""
@@ -190,7 +188,7 @@ class Recorder:
         for name in _GAUGES:
             text = f"{name.replace('_', ' ')} of this worker"
             yield GaugeMetricFamily(f"trireme_{name}", text, self._reported.get(name, 0))
-        sums = self._sums()
+        sums = self.sums()
         for name in _COUNTERS:
             text = f"Sum of {name.replace('_', ' ')} of this worker"
             yield CounterMetricFamily(f"trireme_{name}_total", text, sums[name])
@@ -212,11 +210,12 @@ class Recorder:
 
         It is an estimate from the sizes of this worker's own batches.
         """
-        steps = self._worker.global_step - self._first_step
+        steps = self._worker.global_step - self._worker.first_step
         mean = self._examples / max(self._steps, 1)
         return mean * steps * self._settings.batches_per_step
 
-    def _sums(self) -> dict[str, float]:
+    def sums(self) -> dict[str, float]:
+        """Returns what was counted since this worker began, by name."""
         backend = self._worker.backend
         return {
             "time": time.monotonic(),
@@ -228,27 +227,7 @@ class Recorder:
             **self.seconds,
         }
 
-    def _record(self, result: StepResult) -> None:
-        means, values = self._curve_means.of(self._sums()), self._values(result)
-        if self._worker.lifecycle.is_chief and self._directory is not None:
-            values |= self._learning_rates()
-            values |= {f"speed/{phase}_seconds": means[phase] for phase in self.seconds}
-            values |= {
-                "speed/examples_per_second": means["examples_per_second"],
-                "updates/staleness": means["staleness"],
-                "updates/applied_total": float(self.applied),
-                "updates/stale_total": float(self.stale),
-            }
-            if self._worker.task.servers:
-                values |= {
-                    "bytes/pushed_per_step": means["bytes_pushed"],
-                    "bytes/pulled_per_step": means["bytes_pulled"],
-                }
-            self.log(values, "train")
-        if not self._own_loop:
-            self._worker.buffers.publish()
-
-    def _values(self, result: StepResult) -> dict[str, float]:
+    def values(self, result: StepResult) -> dict[str, float]:
         """Returns loss and metrics, as means over replicas that step together."""
         if self._own_loop:
             return {}  # it logs what it computes
@@ -260,8 +239,8 @@ class Recorder:
         return self._worker.backend.mean(own, counts=reports)
 
     def _report(self, result: StepResult, *, last: bool = False) -> None:
-        sums, worker = self._sums(), self._worker
-        means = self._status_means.of(sums)
+        sums, worker = self.sums(), self._worker
+        means = self._means.of(sums)
         numbers: dict[str, float] = {
             "step": self._steps,
             "global_step": result.global_step,
@@ -291,40 +270,17 @@ class Recorder:
             record = Record(time=time.time(), status=status, seconds=dict(self.seconds))
             self._journal.write(record, due=last)
 
-    def _learning_rates(self) -> dict[str, float]:
-        groups = self._worker.setup.optimizer.param_groups
-        if len(groups) == 1:
-            return {"learning_rate": float(groups[0]["lr"])}
-        return {f"learning_rate/group_{i}": float(group["lr"]) for i, group in enumerate(groups)}
-
     # -- records of the program -----------------------------------------------------------------
 
-    def log(
-        self, values: Mapping[str, float | torch.Tensor], run: str, step: int | None = None
-    ) -> None:
+    def log(self, values: Mapping[str, float | Tensor], run: str, step: int | None = None) -> None:
         """Records numbers at a global step; None for the present one."""
-        board = self.board
-        if board is not None:
-            board.scalars(self._worker.global_step if step is None else step, values, run)
+        for observer in self._worker.observers.values():
+            observer.log(values, run, self._worker.global_step if step is None else step)
 
     def evaluated(self, name: str, results: Mapping[str, float], step: int) -> None:
         self.log(results, name, step)
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {step}: {shown}")
-
-    @property
-    def board(self) -> Board | None:
-        """The TensorBoard writer, created on first access; None without a run directory."""
-        if self._board is None and self._directory is not None:
-            # Earlier curves, of a resumed run or another chief, are kept up to this step.
-            step = self._worker.global_step if self._steps else self._first_step
-            self._board = open_board(self._directory, step + 1 if step else 0)
-            if self._board is None:
-                self._directory = None
-                self._progress.warn(
-                    not_installed("TensorBoard, to which curves are written,", "dashboards")
-                )
-        return self._board
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -355,20 +311,26 @@ class Recorder:
             say(f"{self._steps} steps{skipped}")
         if not worker.lifecycle.is_chief:
             return
-        steps, begun = worker.global_step - self._first_step, worker.checkpoints.restored_from
+        steps, begun = (
+            worker.global_step - self._worker.first_step,
+            worker.checkpoints.restored_from,
+        )
         if not steps and begun is not None and worker.lifecycle.interrupted is None:
             say(
                 f"nothing was left to do: step {begun} is the last one; continue with "
                 "more steps, or start again in another run directory"
             )
-        if self._board is not None:
-            say(f"curves: tensorboard --logdir {self._settings.home}/tensorboard")
-        seconds = (self._ended or time.monotonic()) - self._began
+        for observer in worker.observers.values():
+            observer.finish()
+        seconds = (self._ended or time.monotonic()) - self.began
         pace = pace_text(self.job_examples / max(seconds, 1e-9))
         say(f"{steps} global steps in {seconds:.1f} s, {pace}")
 
     def close(self) -> None:
-        for each in (self._board, self._journal, self._mirror, self._exposition):
+        for each in (
+            *self._worker.observers.values(),
+            *(self._journal, self._mirror, self._exposition),
+        ):
             if each is not None:
                 each.close()
-        self._board = self._mirror = None
+        self._mirror = None

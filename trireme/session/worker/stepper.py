@@ -18,9 +18,6 @@ from trireme.session.model.trained import clip
 from trireme.session.result import StepResult
 from trireme.session.worker.worker import Worker
 
-_LOOKS = 16
-"""The number of the chief's first batches that are looked at for labels that do not count."""
-
 
 class Stepper:
     """Computes the gradients of one worker's steps, and seeds what is random in them."""
@@ -34,7 +31,6 @@ class Stepper:
         named = optimizers if isinstance(optimizers, Mapping) else several
         self._places: dict[str | int, int] = dict(zip(named, several, strict=False))
         self._clip_norm = setup.settings.clip_norm
-        self._looks = _LOOKS
         if setup.process_group is None:
             flat = setup.flat
             flat.keeps_views = flat.device.type != "cpu"  # GPU memory is scarce
@@ -58,15 +54,8 @@ class Stepper:
         setup, extension = worker.setup, worker.setup.extension
         if extension is not None:
             extension.forget()
-        if self._looks and worker.lifecycle.is_chief:  # all workers run the same program
-            self._looks -= 1
-            if self._computation.leaves_out_labels(batch):
-                self._looks = 0
-                worker.progress.warn(
-                    "targets are -100, which losses of PyTorch leave out of their mean, and each "
-                    "batch counts by its examples. Give the number of labels that count, such as "
-                    "weight=lambda batch, outputs: (batch[1] != -100).sum()"
-                )
+        for observer in worker.observers.values():
+            observer.before_gradient(self._computation, batch)
         self.seeding.step(worker.global_step)
         worker.begin_step()
         if joint is not None:

@@ -23,9 +23,9 @@ from trireme.session.observers.liveness import WAITS
 from trireme.session.observers.progress import make_progress
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.checkpoints import WorkerCheckpoints
-from trireme.session.worker.hyperparameters import Hyperparameters, note_schedule
+from trireme.session.worker.hyperparameters import Hyperparameters
 from trireme.session.worker.lifecycle import Lifecycle
-from trireme.session.worker.lost_updates import LostUpdates
+from trireme.session.worker.observer import observers_of
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
 from trireme.session.worker.stopping import LastIteration, rolled_back
 from trireme.tensors import digest, fill_local
@@ -71,13 +71,14 @@ class Worker:
         if setup.extension is not None:
             self.lifecycle.exits.callback(setup.extension.close)
         self._hyper = Hyperparameters(setup, self.progress)
-        self._lost_updates = LostUpdates(setup.trained, self._warn_as_chief)
+        self.observers = observers_of(self)
         self._parameters = OptimizerParameters(setup)
         self._prefetches = settings.prefetches and setup.process_group is None
-        self._began = 0  # the global step at which this process began
+        self.first_step = 0  # the global step at which this process began
 
-    def _warn_as_chief(self, text: str) -> None:
-        if self.lifecycle.is_chief:  # all workers run the same program
+    def warn_as_chief(self, text: str) -> None:
+        """Warns once in the job of what holds on all workers, which run the same program."""
+        if self.lifecycle.is_chief:
             self.progress.warn(text)
 
     # -- joining --------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class Worker:
         self.buffers = self.checkpoints.buffers
         self._receive_first()
         self.remember()
-        self._began = self.global_step
+        self.first_step = self.global_step
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
         if self.task.servers and lifecycle.is_chief:
             view = lifecycle.view
@@ -217,7 +218,8 @@ class Worker:
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
         self.setup.own_writes.check()
-        self._lost_updates.before()
+        for observer in self.observers.values():
+            observer.before_update()
         self.checkpoints.ask_all()
         backend, lifecycle = self.backend, self.lifecycle
         try:
@@ -231,7 +233,8 @@ class Worker:
         except Fenced:
             result = self.rejoin()
         lifecycle.liveness.stepped()
-        self._lost_updates.after()
+        for observer in self.observers.values():
+            observer.after_update()
         result = self._decided(result)
         reason = None if lifecycle.stop_sent or backend.stopping else lifecycle.interrupted
         if reason is not None:
@@ -374,7 +377,9 @@ class Worker:
             self.checkpoints.save()
 
     def note(self, error: BaseException) -> None:
-        note_schedule(error, self.setup.settings, self.global_step, self._began)
+        """Has observers add to an error what is known of it."""
+        for observer in self.observers.values():
+            observer.on_fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Tells the job why this worker failed; says what is lost with a server.

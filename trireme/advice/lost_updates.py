@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from trireme.session.model.trained import Trained
+from trireme.session.worker.observer import Observer
 from trireme.tensors import to_local
 
 _STEPS = (10, 100, 1000)
@@ -15,44 +15,41 @@ _SAMPLE = 4096
 _NARROW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-class LostUpdates:
+class LostUpdates(Observer):
     """Warns, once, where most updates of a step fall below the last place of the values.
 
     A sum is rounded to the nearest value: where an update is less than half of the last place of a
     value, the value stays as it is, at every step. A few steps are looked at.
     """
 
-    def __init__(self, trained: Trained, warn: Callable[[str], None]) -> None:
-        self._trained = trained
-        self._warn = warn
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
         self._updates = 0
         # Of each narrow parameter with a gradient: some values, and which of them are to move.
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def before(self) -> None:
-        """Called before an update, with its gradients."""
+    def before_update(self) -> None:
         self._updates += 1
         self._before.clear()
         if self._updates not in _STEPS:
             return
-        for name, parameter in self._trained.parameters.items():
+        for name, parameter in self.worker.setup.trained.parameters.items():
             gradient = parameter.grad
             dense = gradient is not None and gradient.layout is torch.strided
             if gradient is not None and dense and parameter.dtype in _NARROW:
                 self._before[name] = _sampled(parameter), _sampled(gradient) != 0
 
-    def after(self) -> None:
-        """Called after the update, with the new values."""
+    def after_update(self) -> None:
         updated = lost = 0
         narrow = set[str]()
         for name, (values, moves) in self._before.items():
-            parameter = self._trained.parameters[name]
+            parameter = self.worker.setup.trained.parameters[name]
             narrow.add(_NARROW[parameter.dtype])
             updated += int(moves.sum())
             lost += int((moves & (_sampled(parameter) == values)).sum())
         self._before.clear()
         if updated and 2 * lost > updated:
-            self._warn(
+            self.worker.warn_as_chief(
                 f"{100 * lost // updated}% of the values that have a gradient did not change in "
                 f"update {self._updates}: the parameters are in {' and '.join(sorted(narrow))}, "
                 "and updates below the last place of a value are lost, at every step. Train "

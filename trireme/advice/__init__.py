@@ -1,0 +1,1 @@
+"""Plug-in: warnings and notes about programs whose training goes wrong without an error."""

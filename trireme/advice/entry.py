@@ -1,0 +1,9 @@
+"""The observers that warn, as their entry points declare them."""
+
+from __future__ import annotations
+
+from trireme.session.worker.observer import ObserverType
+
+LOST_UPDATES = ObserverType("trireme.advice.lost_updates:LostUpdates")
+LABELS = ObserverType("trireme.advice.labels:UncountedLabels")
+SCHEDULES = ObserverType("trireme.advice.schedules:PassedSchedules")

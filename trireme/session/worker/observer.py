@@ -1,0 +1,70 @@
+"""What installed packages add to watch a worker's training: curves and warnings."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trireme.plugins import Plugins
+
+if TYPE_CHECKING:
+    import torch
+
+    from trireme.session.model.computation import Computation
+    from trireme.session.result import StepResult
+
+
+class Observer:
+    """Watches the training of one worker. Each method does nothing unless a subclass overrides it.
+
+    Every worker of a job has the same observers, and calls their methods at the same steps.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def before_gradient(self, computation: Computation, batch: Any) -> None:
+        """Called before a session computes the gradient of a batch."""
+
+    def before_update(self) -> None:
+        """Called before an update, with its gradients."""
+
+    def after_update(self) -> None:
+        """Called after an update, with the new values."""
+
+    def after_step(self, recorder: Any, result: StepResult, *, due: bool) -> None:
+        """Called when a step is counted; it is `due` every `log_every` steps."""
+
+    def log(self, values: Mapping[str, float | torch.Tensor], run: str, step: int) -> None:
+        """Called with numbers that the program or an evaluation logs, on the chief."""
+
+    def on_fail(self, error: BaseException) -> None:
+        """Called with the exception that ends training."""
+
+    def finish(self) -> None:
+        """Called on the chief when training has ended, unless it failed."""
+
+    def close(self) -> None:
+        """Called when the job is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverType:
+    """A kind of observer. Its module should import fast.
+
+    Attributes:
+        open: the class, derived from `Observer`, as `package.module:class`.
+    """
+
+    open: str
+
+
+OBSERVERS = Plugins("trireme.observers", "observer", ObserverType)
+"""Every installed one."""
+
+
+def observers_of(worker: Any) -> dict[str, Any]:
+    """Returns the observers of a worker, by the names of their entry points."""
+    return {name: pkgutil.resolve_name(kind.open)(worker) for name, kind in OBSERVERS.all().items()}
