@@ -5,29 +5,23 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 from urllib.request import urlopen
 
 import pytest
 import torch
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
-from tests.metric_values import metrics_of
+from tests.ps.bench import Bench
 from trireme.cluster.messages import ClusterStatus, TaskStatus
-from trireme.cluster.view import ShardEntry
-from trireme.prometheus.exposition import MembershipMetrics, expose
-from trireme.ps.server.metrics import BucketCounts, ShardMetrics
+from trireme.cluster.view import ShardEntry, View
+from trireme.prometheus.exposition import expose, families, membership
+from trireme.ps.server.metrics import ShardMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
@@ -50,43 +44,22 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
     return float(only)
 
 
-class Counted(NamedTuple):
-    """Metrics of each kind."""
-
-    loss: float
-    staleness: BucketCounts
-
-    def collect(self) -> Iterator[Metric]:
-        text = "Pushes by verdict"
-        pushes = CounterMetricFamily("trireme_pushes_total", text, labels=["verdict"])
-        pushes.add_metric(['sta"le\\'], 3)
-        yield pushes
-        yield GaugeMetricFamily("trireme_loss", "", self.loss)
-        buckets = [*self.staleness.cumulative.items()]
-        total = self.staleness.sum
-        yield HistogramMetricFamily("trireme_push_staleness", "", buckets, total)
-
-
 def test_what_is_counted_is_scraped_and_parsed() -> None:
-    counted = Counted(0.25, BucketCounts([0, 1, 2]))
-    counted.staleness.observe(0)
-    counted.staleness.observe(1)
-    exposition = expose([counted], "worker:1", "127.0.0.1", 0)
+    numbers = {'pushes/sta"le\\': 3.0, "loss": 0.25, "apply_seconds/count": 2.0}
+    numbers["apply_seconds/sum"] = 0.5
+    exposition = expose([lambda: numbers], "worker:1", "127.0.0.1", 0)
     assert exposition is not None
     with exposition:
-        assert value(scrape(exposition.address), "trireme_push_staleness_count") == 2
-        counted.staleness.observe(1)
-        counted.staleness.observe(200)
+        assert value(scrape(exposition.address), "trireme_apply_seconds_count") == 2
+        numbers |= {"apply_seconds/count": 4.0, "apply_seconds/sum": 202.0}
         families = scrape(exposition.address)
     assert families["trireme_pushes"].type == "counter"
     assert families["trireme_pushes"].documentation == "Pushes by verdict"
     assert value(families, "trireme_pushes_total", verdict='sta"le\\', task="worker:1") == 3
     assert value(families, "trireme_loss", task="worker:1") == 0.25
-    assert families["trireme_push_staleness"].type == "histogram"
-    assert value(families, "trireme_push_staleness_bucket", le="1.0") == 3
-    assert value(families, "trireme_push_staleness_bucket", le="+Inf") == 4
-    assert value(families, "trireme_push_staleness_count") == 4
-    assert value(families, "trireme_push_staleness_sum") == 202
+    assert families["trireme_apply_seconds"].type == "summary"
+    assert value(families, "trireme_apply_seconds_count") == 4
+    assert value(families, "trireme_apply_seconds_sum") == 202
 
 
 def test_the_door_is_closed_when_it_is_closed() -> None:
@@ -125,7 +98,7 @@ def test_the_coordinator_counts_its_tasks_by_state() -> None:
     status = ClusterStatus(
         *("running", "", 3, (), tasks), replicas=2, servers=2, shards=shards, generation=4, life=1
     )
-    families = metrics_of(MembershipMetrics(lambda: status))
+    families = {metric.name: metric for metric in membership(status)}
     assert value(families, "trireme_missing_copies") == 1
     assert (value(families, "trireme_generation"), value(families, "trireme_life")) == (4, 1)
     assert value(families, "trireme_view") == 3
@@ -157,13 +130,13 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     with session:
         for batch in session.loader(data, 4):
             session.step(batch)
-    servers, status = ShardMetrics(), ClusterStatus("running", "", 1, (), ())
-    families = [
-        metric
-        for one in (session.recorder, servers, MembershipMetrics(lambda: status))
-        for metric in metrics_of(one).values()
-    ]
-    known = {sample.name for family in families for sample in family.samples}
-    known |= {family.name for family in families}
+    task = TaskStatus("ps", 0, "live", "", 1, "here", 1, "", 0.5, {})
+    servers, status = ShardMetrics(), ClusterStatus("running", "", 1, (), (task,))
+    servers.view(0.0, View(1, (), (), (ShardEntry(0, 128, 0, ()),)))
+    servers.status(0.0, Bench().shard)
+    counted = families({**session.recorder.numbers(), **servers.numbers})
+    found = [*counted, *membership(status)]
+    known = {sample.name for family in found for sample in family.samples}
+    known |= {family.name for family in found}
     assert asked <= known, asked - known
     assert len(asked) >= 12

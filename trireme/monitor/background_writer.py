@@ -6,13 +6,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+from typing import Self, TextIO
 
 _END_SECONDS = 2.0
 """How long what is left may take at the end."""
@@ -62,20 +59,6 @@ class BackgroundWriter:
     def _drop(self) -> None:
         with self._lock:
             self.dropped += 1
-
-
-class DroppedWrites(NamedTuple):
-    """The metric of the writes that writers have dropped."""
-
-    writers: Sequence[BackgroundWriter]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the metric for Prometheus."""
-        from prometheus_client.core import CounterMetricFamily
-
-        text = "Log lines and records that no terminal or disk has taken"
-        dropped = sum(writer.dropped for writer in self.writers)
-        yield CounterMetricFamily("trireme_dropped_writes_total", text, dropped)
 
 
 class BackgroundHandler(logging.Handler):

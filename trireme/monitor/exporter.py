@@ -28,7 +28,7 @@ class Exporter:
     Attributes:
         open: the function from sources, the task's name, and the host and port to listen on, to an
             `Exposition`, as `package.module:function`; None where that fails, which it has logged.
-            A source is a collector of `prometheus_client`, or returns a `ClusterStatus`.
+            A source returns numbers by name, or a `ClusterStatus`; see `trireme.prometheus`.
     """
 
     open: str

@@ -8,21 +8,61 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Thread
-from typing import Any, NamedTuple, Self, get_args
+from typing import NamedTuple, Self, get_args
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
 from trireme.cluster.messages import ClusterStatus, TaskState
 from trireme.cluster.placement import missing_copies
 from trireme.cluster.spec import task_name
 
 _log = logging.getLogger(__name__)
+
+
+Source = Callable[[], Mapping[str, float] | ClusterStatus]
+
+_FAMILIES = {
+    "apply_seconds": ("How long it took to apply the updates of a step", ""),
+    "bytes_pulled": ("Bytes of values that answers have brought to this worker", ""),
+    "bytes_pushed": ("Bytes of updates that this worker has sent", ""),
+    "checkpoints": ("Checkpoints by what became of them", "outcome"),
+    "dropped_writes": ("Log lines and records that no terminal or disk has taken", ""),
+    "examples": ("Examples of this worker", ""),
+    "generation": ("How the parameters are divided", ""),
+    "global_step": ("The global step of the values", ""),
+    "life": ("How often all copies of a shard were lost", ""),
+    "log_bytes": ("The bytes of these entries", ""),
+    "log_entries": ("Entries that this server has sent to other replicas", ""),
+    "log_unconfirmed_entries": ("Entries that not every backup has confirmed", ""),
+    "memory_bytes": ("Resident memory of the process", ""),
+    "missing_copies": ("Copies of shards that are missing or being filled", ""),
+    "phase_seconds": ("Seconds by phase of a step", "phase"),
+    "push_staleness": ("The sum of the staleness of the pushes applied", ""),
+    "pushes": ("Pushes by verdict", "verdict"),
+    "shards": ("Shards at this server, by its role", "role"),
+    "staleness": ("The sum of the staleness of this worker's pushes", ""),
+    "takeovers": ("Shards taken over from a primary that was lost", ""),
+    "task_quiet_seconds": ("Since the task was last heard", "member"),
+    "tasks": ("Tasks by their state", "state"),
+    "view": ("The number of the newest view", ""),
+    "withheld_answers": ("Workers whose answer waits", ""),
+    "worker_lag": ("Pushes behind the worker that is furthest", "worker"),
+}
+"""The text and the label of families of metrics."""
+
+_COUNTERS = (
+    *("bytes_pulled", "bytes_pushed", "checkpoints", "dropped_writes", "examples", "log_bytes"),
+    *("log_entries", "phase_seconds", "push_staleness", "pushes", "staleness", "takeovers"),
+)
 
 
 class Exposition:
@@ -47,19 +87,19 @@ class Exposition:
         self._server.server_close()
 
 
-def expose(sources: Sequence[Any], task: str, host: str, port: int) -> Exposition | None:
+def expose(sources: Sequence[Source], task: str, host: str, port: int) -> Exposition | None:
     """Serves metrics; returns None, with a warning, if that fails.
 
     Args:
-        sources: collectors, which yield the metrics in the thread of the HTTP server, or functions
-            that return the status of the job.
+        sources: functions that return numbers by name, or the status of the job. They are called in
+            the thread of the HTTP server. A name such as `pushes/stale` is of the family `pushes`.
         task: the task's name, the label `task` of each metric.
         host: the address to listen on.
         port: 0 lets the system choose.
     """
     registry = CollectorRegistry()
-    for each in sources:
-        registry.register(_Labelled(MembershipMetrics(each) if callable(each) else each, task))
+    for source in sources:
+        registry.register(Metrics(source, task))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except (OSError, OverflowError) as error:
@@ -72,17 +112,20 @@ def expose(sources: Sequence[Any], task: str, host: str, port: int) -> Expositio
     return Exposition(f"http://{host}:{server.server_port}/metrics", server, thread)
 
 
-class _Labelled(NamedTuple):
-    """A collector whose metrics have the label `task`."""
+class Metrics(NamedTuple):
+    """The metrics of one source, each with the label `task`."""
 
-    collector: Collector
+    source: Source
     task: str
 
     def describe(self) -> list[Metric]:
         return []  # registering asks for no metric
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self.collector.collect():
+        """Yields the metrics."""
+        found = self.source()
+        metrics = membership(found) if isinstance(found, ClusterStatus) else families(found)
+        for metric in metrics:
             metric.samples = [
                 sample._replace(labels={**sample.labels, "task": self.task})
                 for sample in metric.samples
@@ -90,29 +133,34 @@ class _Labelled(NamedTuple):
             yield metric
 
 
-class MembershipMetrics(NamedTuple):
-    """The metrics of a job's membership, from the coordinator's status."""
+def families(numbers: Mapping[str, float]) -> Iterator[Metric]:
+    """Yields the metrics of numbers by name."""
+    grouped: dict[str, dict[str, float]] = {}
+    for each, value in numbers.items():
+        name, _, label = each.partition("/")
+        grouped.setdefault(name, {})[label] = value
+    for name, values in grouped.items():
+        text, label = _FAMILIES.get(name, (name.replace("_", " ").capitalize(), ""))
+        if "count" in values:
+            count, total = int(values["count"]), values["sum"]
+            yield SummaryMetricFamily(f"trireme_{name}", text, count, total)
+            continue
+        kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
+        family = kind(f"trireme_{name}", text, labels=[label] if label else [])
+        for each, value in values.items():
+            family.add_metric([each] if label else [], value)
+        yield family
 
-    status: Callable[[], ClusterStatus]
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the metrics for Prometheus."""
-        status = self.status()
-        missing = sum(missing_copies(status.shards, status.servers, status.replicas))
-        for name, text, value in (
-            ("view", "The number of the newest view", status.view),
-            ("generation", "How the parameters are divided", status.generation),
-            ("life", "How often all copies of a shard were lost", status.life),
-            ("missing_copies", "Copies of shards that are missing or being filled", missing),
-        ):
-            yield GaugeMetricFamily(f"trireme_{name}", text, value)
-        counts = Counter(task.state for task in status.tasks)
-        tasks = GaugeMetricFamily("trireme_tasks", "Tasks by their state", labels=["state"])
-        for state in get_args(TaskState):
-            tasks.add_metric([state], counts[state])
-        text = "Since the task was last heard"
-        quiet = GaugeMetricFamily("trireme_task_quiet_seconds", text, labels=["member"])
-        for task in status.tasks:
-            if task.quiet_seconds >= 0:
-                quiet.add_metric([task_name(task.role, task.index)], task.quiet_seconds)
-        yield from (tasks, quiet)
+def membership(status: ClusterStatus) -> Iterator[Metric]:
+    """Yields the metrics of a job's membership, from the coordinator's status."""
+    missing = sum(missing_copies(status.shards, status.servers, status.replicas))
+    counts = Counter(task.state for task in status.tasks)
+    quiet = {
+        f"task_quiet_seconds/{task_name(task.role, task.index)}": task.quiet_seconds
+        for task in status.tasks
+        if task.quiet_seconds >= 0
+    }
+    numbers = {"view": status.view, "generation": status.generation, "life": status.life}
+    states = {f"tasks/{state}": counts[state] for state in get_args(TaskState)}
+    yield from families({**numbers, "missing_copies": missing, **states, **quiet})

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
-from tests.metric_values import value
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.monitor.records import UNSAVED, read_starts
@@ -92,8 +91,8 @@ def test_a_save_that_fails_does_not_end_training(
     assert "the newest is of step 2" in said
     assert said.count("Training goes on, and the next save is tried within 30 s") == 2
     assert made.worker.storage.alarm == ""  # later ones were saved
-    assert value(made.recorder, "trireme_checkpoints_total", outcome="failed") == 2
-    assert value(made.recorder, "trireme_checkpoints_total", outcome="saved") == 4
+    numbers = made.recorder.numbers()
+    assert (numbers["checkpoints/failed"], numbers["checkpoints/saved"]) == (2, 4)
 
 
 def test_the_alarm_is_in_the_status_and_the_report_until_a_save_succeeds(

@@ -26,7 +26,7 @@ from trireme.launch.process_setup.resources import (
     return_freed_memory,
     take_turns,
 )
-from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter, DroppedWrites
+from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
 from trireme.printable import printable
 
 if TYPE_CHECKING:
@@ -141,21 +141,22 @@ def serve_parameters(task: TaskConfig, start: Start, terminal: BackgroundWriter)
     )
 
     metrics = ShardMetrics(server.index)
-    with (
-        BackgroundWriter("records", _MOST_RECORDS) as records,
-        serve_metrics(task, (metrics, DroppedWrites((terminal, records))), start.say),
-    ):
+    with BackgroundWriter("records", _MOST_RECORDS) as records:
         write = _recorder(task)
 
         def record(status: Mapping[str, float | str], last: bool) -> None:
             records.put(partial(write, time.time(), dict(status), last))
 
-        return serve(
-            server,
-            on_listening=start.listens,
-            metrics=metrics,
-            record=record,
-        )
+        def numbers() -> dict[str, float]:
+            return {**metrics.numbers, "dropped_writes": terminal.dropped + records.dropped}
+
+        with serve_metrics(task, (numbers,), start.say):
+            return serve(
+                server,
+                on_listening=start.listens,
+                metrics=metrics,
+                record=record,
+            )
 
 
 def _recorder(task: TaskConfig) -> Callable[[float, dict[str, float | str], bool], None]:

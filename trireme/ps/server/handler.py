@@ -241,7 +241,7 @@ class ShardHandler:
         now = self._now()
         self.replicas.incarnation = incarnation
         if self._metrics is not None:
-            self._metrics.replication.view(now, view)
+            self._metrics.view(now, view)
         # Shards of this server hear each other when all have taken the view: before,
         # an answer could go out with values that another shard's message has changed since.
         self._delivers = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from trireme.session.worker.worker import Worker
 from trireme.stores import Uploads, open_store
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
     from torch import Tensor
 
 MOST_SKIPS = 100
@@ -39,7 +38,7 @@ _SILENCE_SECONDS = 30.0  # where steps are slow, one is shown after so long
 
 _GAUGES = ("global_step", "loss", "examples_per_second", "memory_bytes")
 _COUNTERS = ("examples", "staleness", "bytes_pushed", "bytes_pulled")
-"""The numbers of a worker's status, and its sums, that are also metrics for Prometheus."""
+"""The numbers of a worker's status, and its sums, that are scraped too."""
 
 
 class Means:
@@ -103,7 +102,7 @@ class Recorder:
                 not_installed("TensorBoard, to which curves are written,", "dashboards")
             )
         self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
-        self._exposition = expose((self,), task)
+        self._exposition = expose((self.numbers,), task)
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
 
@@ -181,28 +180,17 @@ class Recorder:
             self.stale += steps
             self._pushes["stale"] += 1
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the metrics for Prometheus, in the thread that is asked for them."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        for name in _GAUGES:
-            text = f"{name.replace('_', ' ')} of this worker"
-            yield GaugeMetricFamily(f"trireme_{name}", text, self._reported.get(name, 0))
-        sums = self.sums()
-        for name in _COUNTERS:
-            text = f"Sum of {name.replace('_', ' ')} of this worker"
-            yield CounterMetricFamily(f"trireme_{name}_total", text, sums[name])
-        storage = self._worker.storage
-        saves = {"saved": storage.saved, "failed": storage.failed}
-        for name, label, text, values in (
-            ("pushes", "verdict", "Pushes by verdict", self._pushes),
-            ("checkpoints", "outcome", "Checkpoints by what became of them", saves),
-            ("phase_seconds", "phase", "Seconds by phase of a step", self.seconds),
-        ):
-            family = CounterMetricFamily(f"trireme_{name}_total", text, labels=[label])
-            for each, value in values.items():
-                family.add_metric([each], value)
-            yield family
+    def numbers(self) -> dict[str, float]:
+        """Returns what is scraped of this worker. Any thread may call it."""
+        sums, storage = self.sums(), self._worker.storage
+        return {
+            **{name: self._reported.get(name, 0) for name in _GAUGES},
+            **{name: sums[name] for name in _COUNTERS},
+            **{f"pushes/{verdict}": count for verdict, count in self._pushes.items()},
+            **{f"phase_seconds/{phase}": seconds for phase, seconds in self.seconds.items()},
+            "checkpoints/saved": storage.saved,
+            "checkpoints/failed": storage.failed,
+        }
 
     @property
     def job_examples(self) -> float:
