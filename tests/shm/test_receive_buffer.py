@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from tests.descriptors import open_descriptors
 from trireme.ps.lending_messages import LendMemory
-from trireme.ps.server.receive_buffer import ReceiveBuffer
-from trireme.ps.shard.state import ShardState
+from trireme.ps.server.borrowed_memory import BorrowedMemory
 from trireme.shm.memory import SharedMemory
 from trireme.shm.transport import ShmStream
 from trireme.wire.handshake import Identity
@@ -43,9 +43,8 @@ def memory() -> Iterator[SharedMemory]:
 def test_memory_that_is_lent_leaves_no_descriptor(
     memory: SharedMemory, message: LendMemory, accepted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(
-        logging.ERROR, "trireme.ps.server.receive_buffer"
-    )  # a record would keep the frames' memory
+    # A record would keep the frames' memory.
+    caplog.set_level(logging.ERROR, "trireme.ps.server.borrowed_memory")
     before = open_descriptors()
     one, other = socket.socketpair(socket.AF_UNIX)
     worker, server = ShmStream(one, "shm://server"), ShmStream(other, "shm://worker", accepted=True)
@@ -53,9 +52,9 @@ def test_memory_that_is_lent_leaves_no_descriptor(
     worker.write([b"!"])
     server.read_into([memoryview(bytearray(8))])
     connection = SimpleNamespace(stream=server, lending=None)
-    link = SimpleNamespace(identity=Identity("job", "worker:0", 0), connection=connection)
-    receive_buffer = ReceiveBuffer(ShardState(0))
-    assert (receive_buffer.borrow(cast(Link, link), message) is not None) == accepted
+    link = Mock(identity=Identity("job", "worker:0", 0), connection=connection)
+    borrowed = BorrowedMemory()
+    assert borrowed.add(cast(Link, link), message) == accepted
     assert (connection.lending is not None) == accepted
     if accepted:
         memory.view[64:72] = b"gradient"
@@ -63,5 +62,5 @@ def test_memory_that_is_lent_leaves_no_descriptor(
     worker.close()
     server.close()
     # What these look at stays mapped until then, and a mapping has a descriptor of its own.
-    del link, connection
+    del link, connection, borrowed
     assert open_descriptors() == before

@@ -78,7 +78,6 @@ def gives_gradients_back_at_once() -> AbstractContextManager[Any]:
     def gives(self: Any, *said: Any) -> Any:
         staging = take(self, *said)
         staging.release()
-        staging.busy = True
         return staging
 
     return patch.object(ReceiveBuffer, "take", gives)

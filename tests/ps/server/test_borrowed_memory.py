@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
+from trireme.ps.lending_messages import LendMemory
 from trireme.ps.server.borrowed_memory import BorrowedMemory
-from trireme.shm.memory import Lending, SharedMemory, available
+from trireme.shm.memory import SharedMemory, available
 from trireme.wire.service import Link
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs Linux")
@@ -19,8 +20,9 @@ class Lender:
     """The link of a worker that lends memory."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        lending = Lending(memory.places(((0, 8),)), (), borrowed=True)
-        self.connection = SimpleNamespace(lending=lending)
+        stream = SimpleNamespace(take_descriptor=lambda: os.dup(memory.fileno()))
+        self.connection = SimpleNamespace(stream=stream, lending=None)
+        self.identity = SimpleNamespace(task="worker:0")
 
 
 def link(memory: SharedMemory) -> Link:
@@ -37,12 +39,11 @@ def test_memory_has_one_identity_in_every_process_that_maps_it() -> None:
 def test_memory_is_known_as_long_as_one_connection_lends_it() -> None:
     memory, borrowed = SharedMemory.create(4096), BorrowedMemory()
     links = [link(memory), link(memory)]
-    again = SharedMemory.attach(os.dup(memory.fileno()), 4096)
-    assert borrowed.add(links[0], memory, ((0, 8),))
-    assert not borrowed.add(links[1], again, ((8, 8),)), "the others know it already"
+    for number, each in enumerate(links):
+        assert borrowed.add(each, LendMemory(4096, ((8 * number, 8),), ()))
     assert borrowed.identities == (memory.identity,)
     assert borrowed.remove(links[0]) is None
-    assert borrowed.find(memory.identity) is memory
+    assert borrowed.find(memory.identity) is not None
     assert borrowed.remove(links[1]) == memory.identity
     assert borrowed.find(memory.identity) is None
     assert borrowed.identities == ()
@@ -52,7 +53,7 @@ def test_memory_is_known_as_long_as_one_connection_lends_it() -> None:
 def test_a_push_has_a_place_where_it_came_through_the_memory() -> None:
     memory, borrowed = SharedMemory.create(4096), BorrowedMemory()
     lender = link(memory)
-    borrowed.add(lender, memory, ((0, 8),))
+    borrowed.add(lender, LendMemory(4096, ((0, 8),), ()))
     lending = lender.connection.lending
     assert lending is not None
     place = borrowed.place_of(lender, lending.incoming)

@@ -18,7 +18,7 @@ from tests.ps.bench import ASYNC, SYNC, Bench, view
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.errors import FrameError, OutOfMemory
 from trireme.ps.extra import Place
-from trireme.ps.flat import as_bytes
+from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.leader.decisions import Decided, Held
 from trireme.ps.lending_messages import LendExtra, MemoryLent
 from trireme.ps.messages import (
@@ -38,10 +38,9 @@ from trireme.ps.replication.log import EVENTS
 from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fill, Replicate
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.rule import Average, Rule
-from trireme.ps.server import receive_buffer
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.server.receive_buffer import Staging
+from trireme.ps.server.receive_buffer import ReceiveBuffer
 from trireme.ps.server.trace import Note
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.connection import Incoming, SharedPayload
@@ -299,14 +298,15 @@ class ManyWorkers:
     """A server and the links of its workers, which pushes come over; all buffers are counted."""
 
     def __init__(self, rule: Rule, workers: int, patched: pytest.MonkeyPatch) -> None:
-        self.made = list[Staging]()
-        new = receive_buffer._new_staging
+        self.made = list[PartBuffer]()
+        new = ReceiveBuffer._new
 
-        def counted(*said: Any) -> Staging:
-            self.made.append(new(*said))
-            return self.made[-1]
+        def counted(*said: Any) -> Any:
+            made = new(*said)
+            self.made.append(made[0])
+            return made
 
-        patched.setattr(receive_buffer, "_new_staging", counted)
+        patched.setattr(ReceiveBuffer, "_new", counted)
         self.server, bench = Server(workers=range(workers)), Bench()
         self.links = [self.server.link(f"worker:{index}", 1) for index in range(workers)]
         for link in self.links:
@@ -369,7 +369,7 @@ def test_receive_buffers_are_freed_with_the_connections_of_workers(
     many = ManyWorkers(SYNC, 6, monkeypatch)
     for worker in range(6):
         many.push(worker, 1, 1.0)
-    there = [weakref.ref(staging.gradients) for staging in many.made]
+    there = [*map(weakref.ref, many.made)]
     many.made.clear()
     for link in many.links[1:]:
         many.server.handler.closed(cast(Link, link), None)

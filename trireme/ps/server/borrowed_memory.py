@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from trireme.errors import WireError
 from trireme.ps.extra import Extra, bytes_in
-from trireme.ps.lending_messages import LendExtra
+from trireme.ps.lending_messages import LendExtra, LendMemory
 from trireme.ps.lent_memory import LentMemory
-from trireme.ps.messages import Pairs
 from trireme.ps.replication.log import Lent
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
@@ -34,14 +33,22 @@ class BorrowedMemory:
         """The identities of all memory that is mapped."""
         return tuple(self._memories)
 
-    def add(self, link: Link, memory: SharedMemory, places: Pairs) -> bool:
-        """Notes that a worker lends memory; returns whether that changes `identities`.
-
-        Args:
-            places: the (offset, length) in it that the worker's pushes come from, in bytes.
-        """
-        self._lent[link] = Lent(memory.identity, places)
-        return self._memories.setdefault(memory.identity, memory) is memory
+    def add(self, link: Link, message: LendMemory) -> bool:
+        """Maps memory that a worker of this host lends; returns False if it cannot be used."""
+        memory, local = _attached(link, message.nbytes), local_memory()
+        if memory is None or local is None:
+            return False
+        try:
+            outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
+        except WireError as error:
+            _warn(link, error)
+            return False
+        link.connection.lending = local.lend(outbound, inbound, borrowed=True)
+        if message.extra:
+            link.connection.stream.expect_descriptor()
+        self._lent[link] = Lent(memory.identity, message.outbound)
+        self._memories.setdefault(memory.identity, memory)
+        return True
 
     def remove(self, link: Link) -> int | None:
         """Forgets what a worker lent over a connection; returns the memory that nobody lends now.
@@ -74,17 +81,10 @@ class BorrowedExtra:
 
     def add(self, link: Link, message: LendExtra) -> bool:
         """Maps memory that a worker of this host lends; returns False if it cannot be used."""
-        descriptor, local = link.connection.stream.take_descriptor(), local_memory()
-        if descriptor is None or local is None:
-            return False
-        try:
-            memory = local.attach(descriptor, message.nbytes)
-        except WireError as error:
-            _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)
-            return False
-        memory.close()  # the mapping stays while a view of it exists
-        self._memories[link] = LentMemory(memory)
-        return True
+        memory = _attached(link, message.nbytes)
+        if memory is not None:
+            self._memories[link] = LentMemory(memory)
+        return memory is not None
 
     def remove(self, link: Link) -> None:
         """Forgets the memory of a connection. It stays mapped while a view of it exists."""
@@ -99,3 +99,21 @@ class BorrowedExtra:
         """Returns the part of an answer, whose bytes lie in memory lent over its connection."""
         memory = self._memories.get(link)
         return extra if memory is None else memory.answer(extra)
+
+
+def _attached(link: Link, nbytes: int) -> SharedMemory | None:
+    """Maps the memory whose descriptor has come over a connection; None if that cannot be."""
+    descriptor, local = link.connection.stream.take_descriptor(), local_memory()
+    if descriptor is None or local is None:
+        return None
+    try:
+        memory = local.attach(descriptor, nbytes)
+    except WireError as error:
+        _warn(link, error)
+        return None
+    memory.close()  # the mapping stays while a view of it exists
+    return memory
+
+
+def _warn(link: Link, error: WireError) -> None:
+    _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)

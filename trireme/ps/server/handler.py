@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import torch
 from msgspec.structs import replace
 
 from trireme.cluster.messages import LinkLost
@@ -51,19 +52,14 @@ from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.server.borrowed_memory import BorrowedExtra, BorrowedMemory
 from trireme.ps.server.metrics import ShardMetrics
-from trireme.ps.server.payloads import (
-    ValueBytes,
-    memory_for,
-    needed_bytes,
-    unpack,
-    unpack_state,
-)
-from trireme.ps.server.receive_buffer import Buffers, Staging
+from trireme.ps.server.payloads import memory_for, needed_bytes, unpack
+from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.state import ShardState
 from trireme.ps.snapshot_messages import Load, WriteValues
-from trireme.wire.connection import Incoming
+from trireme.wire.connection import Incoming, SharedPayload
 from trireme.wire.message import Message
 from trireme.wire.service import Link
 
@@ -71,9 +67,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
-    """The route of an answer."""
+    """The route of an answer: over no link for an event that another server has received."""
 
-    # the link over which it is sent; None for an event that another server has received
     link: Link | None
     sequence: int = 0  # the sequence of the request
     staging: Staging | None = None  # the receive buffer that is free again once the answer is sent
@@ -112,7 +107,7 @@ class ShardHandler:
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._followers: set[Link] = set()  # the connections of other replicas
         self._confirms: dict[Replica[Link], None] = {}  # that have applied entries in this turn
-        self._buffers: dict[Replica[Link], Buffers] = {}
+        self._buffers: dict[Replica[Link], ReceiveBuffer] = {}
         self._borrowed = BorrowedMemory()
         self._extra = BorrowedExtra()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
@@ -120,7 +115,9 @@ class ShardHandler:
         # of a generation that is not here yet
         self._early: list[tuple[Link, ConnectToLeader | FollowPrimary]] = []
         self._reported: list[Message] = []
-        self._values = ValueBytes()
+        # values for several workers, and what they are of: these tensors, after so many changes
+        self._shared = SharedPayload()
+        self._shared_of: tuple[Sequence[torch.Tensor], int] = (), 0
 
     def _make(self, number: int) -> Dispatcher[Link]:
         dispatcher: Dispatcher[Link] = Dispatcher(Shard(number))
@@ -162,16 +159,13 @@ class ShardHandler:
                 return
         began, staging = self._now(), None
         what: object = None
-        if isinstance(message, LendMemory):
-            self._borrow(link, replica, message, incoming.sequence)
-            return
-        if isinstance(message, LendExtra):
-            link.offer(MemoryLent(self._extra.add(link, message)), sequence=incoming.sequence)
+        if isinstance(message, LendMemory | LendExtra):
+            self._borrow(link, message, incoming.sequence)
             return
         if isinstance(message, Push | PullExtra) and message.extra:
             message = replace(message, extra=self._extra.received(link, message.extra))
         if isinstance(message, Push):
-            staging = self._buffers_of(replica).received.take(link, payload)
+            staging = self._buffer(replica).take(link, payload)
             what = staging.gradients
         try:
             if isinstance(message, Attach):
@@ -202,10 +196,10 @@ class ShardHandler:
         if replica is not None:
             replica.closed(link)
             if replica in self._buffers:
-                self._buffers[replica].received.trim()
+                self._buffers[replica].trim()
         if (memory := self._borrowed.remove(link)) is not None:
-            for buffers in self._buffers.values():
-                buffers.entries.forget(memory)
+            for buffer in self._buffers.values():
+                buffer.forget(memory)
             self._tell_primaries()
         if link.opened_here:
             self.peer_gone(link)
@@ -282,37 +276,34 @@ class ShardHandler:
 
     def _open(self, link: Link, message: Message) -> None:
         """Takes the first message of a connection."""
+        words: Sequence[Message] = ()
+        outputs: Sequence[Output[Link]] = ()
         if isinstance(message, ConnectToShard):
             replica = self.replicas.addressed(link, message)
-            if replica is None:
-                link.close()  # both sides have the newest view within moments
-            else:
-                self._bound[link] = replica
-            return
-        if not isinstance(message, (ConnectToLeader, FollowPrimary)):
+        elif not isinstance(message, (ConnectToLeader, FollowPrimary)):
             raise FrameError(f"{link.identity.task} did not say which shard it asks")
-        if link.identity.role != "ps":
+        elif link.identity.role != "ps":
             raise FrameError(
                 f"{link.identity.task} may not say {type(message).__name__}: only a server may"
             )
-        if self.epoch not in (None, link.identity.epoch):
+        elif self.epoch not in (None, link.identity.epoch):
             raise FrameError(f"{link.identity.task} has not joined this start of the job")
-        if message.generation > self.replicas.view.generation:
+        elif message.generation > self.replicas.view.generation:
             self._early.append((link, message))
+            return
         elif isinstance(message, ConnectToLeader):
-            if (spoken := self.replicas.spoken(link, message)) is None:
-                link.close()
-                return
-            self._bound[link], words = spoken
-            for word in words:
-                link.offer(word)
+            replica, words = self.replicas.spoken(link, message) or (None, ())
         else:
-            if (followed := self.replicas.followed(link, message)) is None:
-                link.close()
-                return
-            self._bound[link], outputs = followed
-            self._followers.add(link)
-            self._carry_out(self._now(), self._bound[link], outputs)
+            replica, outputs = self.replicas.followed(link, message) or (None, ())
+            if replica is not None:
+                self._followers.add(link)
+        if replica is None:
+            link.close()  # both sides have the newest view within moments
+            return
+        self._bound[link] = replica
+        for word in words:
+            link.offer(word)
+        self._carry_out(self._now(), replica, outputs)
 
     # -- replication -----------------------------------------------------------------------------
 
@@ -324,10 +315,10 @@ class ShardHandler:
         payload: Sequence[memoryview],
     ) -> None:
         """Takes a message between the replicas of a shard."""
-        now = self._now()
+        now, task = self._now(), link.identity.task
         if isinstance(message, (Replicated, Borrows)):
             if link not in self._followers:
-                raise FrameError(f"{link.identity.task} confirms what was not sent to it")
+                raise FrameError(f"{task} confirms what was not sent to it")
             if isinstance(message, Borrows):
                 replica.borrows(link, message.memories)
                 return
@@ -335,53 +326,56 @@ class ShardHandler:
             self._tell_coordinator()
             return
         if link is not replica.source:
-            raise FrameError(f"{link.identity.task} is not the primary of shard {replica.number}")
-        if isinstance(message, Fill):
-            self._fill(replica, message, payload)
-        elif isinstance(message, FillExtra):
-            replica.fill_extra(message, unpack_state(message, payload))
-        else:
-            event = decoded(message)
-            if isinstance(event, Push) and message.memory:
-                memory = self._borrowed.find(message.memory)
-                if memory is None:  # the worker has gone: the primary sends the rest over another
-                    link.close()
-                    return
-                staging = self._buffers_of(replica).entries.named(memory, message.places)
-                entry: tuple[_Route, object] = _Route(None, staging=staging), staging.gradients
+            raise FrameError(f"{task} is not the primary of shard {replica.number}")
+        try:
+            if isinstance(message, Fill):
+                replica.fill(now, message, unpack(message, payload))
+                self._buffers.pop(replica, None)
+            elif isinstance(message, FillExtra):
+                replica.fill_extra(message, unpack(message, payload))
             else:
-                entry = self._entry(replica, event, payload)
-            self._carry_out(now, replica, replica.replicate(message, event, *entry))
+                self._follow(now, link, replica, message, payload)
+        except Rejected as error:
+            raise FrameError(f"what {task} sent cannot be taken over: {error}") from error
         self._confirms[replica] = None
 
-    def _entry(
-        self, replica: Replica[Link], event: Message, payload: Sequence[memoryview]
-    ) -> tuple[_Route, object]:
-        """Returns the route and the payload of an entry's event."""
+    def _follow(
+        self,
+        now: float,
+        link: Link,
+        replica: Replica[Link],
+        message: Replicate,
+        payload: Sequence[memoryview],
+    ) -> None:
+        """Takes an entry of the primary's log."""
+        event, staging = decoded(message), None
+        what: object = None
         if isinstance(event, Attach):
             self._check_fits(replica, event)
-        if isinstance(event, Push):
-            staging = self._buffers_of(replica).entries.take(payload)
-            return _Route(None, staging=staging), staging.gradients
-        if isinstance(event, (Load, Share, WriteValues)):
-            return _Route(None), unpack(event, payload)
-        return _Route(None), None
+        elif isinstance(event, (Load, Share, WriteValues)):
+            what = unpack(event, payload)
+        elif isinstance(event, Push):
+            buffer = self._buffer(replica)
+            if not message.memory:
+                staging = buffer.take(link, payload)
+            elif (memory := self._borrowed.find(message.memory)) is not None:
+                staging = buffer.named(link, memory, message.places)
+            else:  # the worker has gone: the primary sends the rest over another connection
+                link.close()
+                return
+            what = staging.gradients
+        route = _Route(None, staging=staging)
+        self._carry_out(now, replica, replica.replicate(message, event, route, what))
 
-    def _fill(self, replica: Replica[Link], message: Fill, payload: Sequence[memoryview]) -> None:
-        tensors = unpack_state(message, payload)
-        try:
-            replica.fill(self._now(), message, tensors)
-        except Rejected as error:
-            raise FrameError(f"a shard's state cannot be taken over: {error}") from error
-        self._buffers.pop(replica, None)
-
-    def _borrow(
-        self, link: Link, replica: Replica[Link], message: LendMemory, sequence: int
-    ) -> None:
+    def _borrow(self, link: Link, message: LendMemory | LendExtra, sequence: int) -> None:
         """Maps memory that a worker lends, and tells the primaries that this server follows."""
-        memory = self._buffers_of(replica).received.borrow(link, message)
-        link.offer(MemoryLent(memory is not None), sequence=sequence)
-        if memory is not None and self._borrowed.add(link, memory, message.outbound):
+        before = self._borrowed.identities
+        if isinstance(message, LendMemory):
+            accepted = self._borrowed.add(link, message)
+        else:
+            accepted = self._extra.add(link, message)
+        link.offer(MemoryLent(accepted), sequence=sequence)
+        if self._borrowed.identities != before:
             self._tell_primaries()
 
     def _tell_primaries(self) -> None:
@@ -410,23 +404,22 @@ class ShardHandler:
             what = f"the model, with one gradient and the optimizer's state, at ps:{self.index}"
             check_fits(needed_bytes(request, replica.number), what, advice, self._memory())
 
-    def _buffers_of(self, replica: Replica[Link]) -> Buffers:
+    def _buffer(self, replica: Replica[Link]) -> ReceiveBuffer:
         if replica not in self._buffers:
-            self._buffers[replica] = Buffers(replica.shard.state)
+            self._buffers[replica] = ReceiveBuffer(replica.shard.state)
         return self._buffers[replica]
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
+        """Returns the memory for the payload of a message."""
         replica, event = self._bound.get(link), message
         if replica is None:
             raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
-        if isinstance(message, Push):
-            return self._buffers_of(replica).received.place(link, length)
-        if isinstance(message, Replicate) and link is replica.source:
+        follows = link is replica.source
+        if follows and isinstance(message, Replicate):
             event = decoded(message)
-            if isinstance(event, Push):
-                return self._buffers_of(replica).entries.place(length)
-        fills = isinstance(event, (Fill, FillExtra))
-        if fills and (event is not message or link is not replica.source):
+        if isinstance(event, Push):
+            return self._buffer(replica).place(link, length)
+        if isinstance(event, (Fill, FillExtra)) and (event is not message or not follows):
             raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")
         return memory_for(event, length, replica.shard.state)
 
@@ -449,11 +442,7 @@ class ShardHandler:
                     route.staging.release()
                 if (link := route.link) is not None:
                     message = output.message
-                    payload: Sequence[memoryview]
-                    if isinstance(message, (PushReply, PullReply)):
-                        payload = self._values.of(output.payload, state)
-                    else:  # a list: what fits would come over the values in memory that is lent
-                        payload = [as_bytes(each) for each in output.payload if each.numel()]
+                    payload = self._payload(output, state)
                     if isinstance(message, PushReply | PulledExtra) and message.extra:
                         message = replace(message, extra=self._extra.answer(link, message.extra))
                     link.offer(message, payload, sequence=route.sequence)
@@ -471,6 +460,20 @@ class ShardHandler:
                 self._notes.add(Note("apply", began, ended, step=state.step))
         if self._local:
             self._deliver()
+
+    def _payload(self, reply: Reply, state: ShardState) -> Sequence[memoryview]:
+        """Returns the memory of what a reply carries."""
+        tensors, values = reply.payload, state.values
+        if not isinstance(reply.message, PushReply | PullReply):
+            # A list: what fits would come over the values in memory that is lent.
+            return [as_bytes(each) for each in tensors if each.numel()]
+        if values is not None and tensors is values.buffer.vectors and not state.synchronous:
+            return values.buffer.views
+        of, changes = self._shared_of, 0 if values is None else values.changes
+        if tensors is not of[0] or changes != of[1]:
+            self._shared_of = tensors, changes
+            self._shared = SharedPayload(as_bytes(each) for each in tensors if each.numel())
+        return self._shared
 
     def _send(self, replica: Replica[Link], word: Send) -> None:
         """Sends a message to another shard, which may be at this server."""

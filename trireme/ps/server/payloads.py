@@ -6,25 +6,25 @@ A gradient has a buffer of its own; see `receive_buffer`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from trireme.errors import ConfigurationError, FrameError, Rejected
-from trireme.ps.flat import as_bytes
+from trireme.errors import ConfigurationError, FrameError
 from trireme.ps.layout import ITEM_SIZES, Layout
 from trireme.ps.messages import Attach, Share
 from trireme.ps.optimizers import OPTIMIZERS
 from trireme.ps.replication.messages import Fill, FillExtra
 from trireme.ps.shard.state import ShardState
-from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
+from trireme.ps.shard.values.snapshot_tensors import tensors_from
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
-from trireme.wire.connection import SharedPayload
 from trireme.wire.message import Message
 
 _SHARE_BYTES = 1 << 32
 _MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
 _SLACK_BYTES = 1 << 20  # for scalars
 _EXTRA_BYTES = 1 << 40  # how many extra values come is not known before
+_OF_TENSORS = (Fill, FillExtra, Load, WriteValues)
 
 
 def memory_for(message: Message, length: int, state: ShardState) -> Sequence[memoryview]:
@@ -33,16 +33,12 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
     Args:
         length: the payload's length in bytes, as the frame announces it.
     """
-    if isinstance(message, Fill | FillExtra):
-        expected = sum(map(_size_of, message.tensors))
+    if isinstance(message, _OF_TENSORS):
+        expected, what = sum(map(_size_of, message.tensors)), type(message).__name__
         if length != expected:
-            raise FrameError(f"a state announces {length} bytes and takes {expected}")
-    elif isinstance(message, Load | WriteValues):
-        expected = sum(map(_size_of, message.tensors))
-        if length != expected:
-            raise FrameError(f"a load announces {length} bytes and its tensors take {expected}")
-        if length > _most_loaded(state):
-            raise FrameError(f"a load announces {length} bytes, more than its model can have")
+            raise FrameError(f"{what} announces {length} bytes, and its tensors take {expected}")
+        if isinstance(message, Load | WriteValues) and length > _most_loaded(state):
+            raise FrameError(f"{what} announces {length} bytes, more than its model can have")
     elif not isinstance(message, Share) or length > _SHARE_BYTES:
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
     return [memoryview(bytearray(length))]
@@ -68,22 +64,12 @@ def needed_bytes(request: Attach, shard: int) -> int:
     return copies * sum(part.bytes for part in parts)
 
 
-def unpack(
-    message: Load | Share | WriteValues, payload: Sequence[memoryview]
-) -> Tensors | torch.Tensor:
-    """Returns the payload of a message, as a shard takes it."""
-    if isinstance(message, Load | WriteValues):
+def unpack(message: Message, payload: Sequence[memoryview]) -> Any:
+    """Returns the payload of a message as a shard takes it: tensors, or of `Share` the bytes."""
+    if isinstance(message, _OF_TENSORS):
         return tensors_from(message.tensors, payload or [memoryview(bytearray())])
     data = bytearray().join(payload)
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
-
-
-def unpack_state(message: Fill | FillExtra, payload: Sequence[memoryview]) -> Tensors:
-    """Returns the tensors of a shard's state, or of the extra values of some slots."""
-    try:
-        return tensors_from(message.tensors, payload or [memoryview(bytearray())])
-    except Rejected as error:
-        raise FrameError(f"a shard's state cannot be taken over: {error}") from error
 
 
 def _most_loaded(state: ShardState) -> int:
@@ -101,26 +87,3 @@ def _size_of(spec: TensorSpec) -> int:
     if spec.dtype not in sizes or spec.stop < spec.start:
         raise FrameError(f"a tensor of a load makes no sense: {spec}")
     return sizes[spec.dtype] * (1 if spec.group >= 0 else spec.stop - spec.start)
-
-
-class ValueBytes:
-    """The memory of values that answers carry, which nearly always are the same as before."""
-
-    def __init__(self) -> None:
-        self._tensors: Sequence[torch.Tensor] = ()
-        self._bytes: tuple[memoryview, ...] = ()
-        self._shared = SharedPayload()  # the same, as they are after so many changes
-        self._changes = 0
-
-    def of(self, tensors: Sequence[torch.Tensor], state: ShardState) -> Sequence[memoryview]:
-        """Returns the memory of a shard's values."""
-        changed = tensors is not self._tensors
-        if changed:
-            self._tensors = tensors
-            self._bytes = tuple(as_bytes(tensor) for tensor in tensors if tensor.numel())
-        if not state.synchronous or state.values is None:  # each answer has other values
-            return self._bytes
-        if changed or self._changes != state.values.changes:
-            self._changes = state.values.changes
-            self._shared = SharedPayload(self._bytes)
-        return self._shared
