@@ -378,7 +378,7 @@ def _spoiling(outputs: Iterable[Output[Link]]) -> Iterator[Output[Link]]:
     for output in outputs:
         yield output
         staging = getattr(output.route, "staging", None) if isinstance(output, Reply) else None
-        if staging is not None and not staging.busy:
+        if staging is not None and staging.pool is None:
             for vector in staging.gradients.vectors:
                 vector.fill_(_SPOILT)
 
