@@ -25,14 +25,11 @@ class GraphConfig:
             `{"encoder.*": "worker:0"}`; the first pattern that matches decides. `*` stands for any
             characters.
         algorithm: how operations without a requested device are placed: one of
-            `placement.ALGORITHMS`. `best` compares the others by predicted step time,
-            and improves the best one.
+            `placement.ALGORITHMS`. `best` compares them by predicted step time, and improves the
+            best one.
         microbatches: the number of micro-batches of each batch; None for 1.
         schedule: the order of micro-batches: `gpipe`, all forward and then all backward, or `1f1b`,
             each backward as soon as possible, which keeps fewer activations.
-        devices: the devices to place operations on; the others compute nothing. Empty for all.
-        together: groups of patterns: what they name shares a device.
-        never: pattern -> the devices on which what it names may not be placed.
         soft: whether an operation whose device does not exist is placed elsewhere, with a warning.
         log_placement: whether the chief prints which device computes each operation.
         memory_limit: the bytes, or a size such as `2GiB`, that the operations of each task may
@@ -49,9 +46,6 @@ class GraphConfig:
     algorithm: str = "best"
     microbatches: int | None = None
     schedule: GraphSchedule = "1f1b"
-    devices: tuple[str, ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     soft: bool = True
     log_placement: bool = False
     memory_limit: int | str | None = None
@@ -68,7 +62,13 @@ class GraphConfig:
             raise ConfigurationError(
                 f"schedule {self.schedule!r} of a graph: there are gpipe and 1f1b"
             )
-        self._convert()
+        given: object = self.placement
+        texts = isinstance(given, Mapping) and all(isinstance(it, str) for it in given.values())
+        if not texts:
+            raise ConfigurationError(
+                f"GraphConfig(placement={given!r}): give a mapping from patterns to devices, such "
+                'as {"encoder": "worker:0"}'
+            )
         numbers = {"microbatches": self.microbatches, "memory_limit": self.memory_bytes}
         for name, value in numbers.items():
             if value is not None and value < 1:
@@ -95,29 +95,6 @@ class GraphConfig:
                 f"GraphConfig(memory_limit={self.memory_limit!r}): give bytes, or a size such as "
                 "'2GiB'"
             ) from None
-
-    def _convert(self) -> None:
-        if not isinstance(self.placement, Mapping):
-            raise ConfigurationError(
-                "GraphConfig(placement=...): give a mapping from patterns, such as "
-                '{"encoder": "worker:0"}'
-            )
-        for device in self.placement.values():
-            if not isinstance(device, str):
-                raise ConfigurationError(
-                    f"GraphConfig(placement=...): the device {device!r} is no text such as "
-                    "'worker:0'"
-                )
-        if any(isinstance(group, str) for group in self.together):
-            raise ConfigurationError(
-                f"GraphConfig(together={self.together!r}): give groups of patterns, such as "
-                '(("encoder", "head"),)'
-            )
-        given: Any = self.devices
-        devices = (given,) if isinstance(given, str) else tuple(given)
-        if not all(isinstance(device, str) for device in devices):
-            raise ConfigurationError(f"GraphConfig(devices={devices!r}): give texts of devices")
-        object.__setattr__(self, "devices", devices)
 
 
 def graph_config(settings: Settings) -> GraphConfig:

@@ -13,8 +13,8 @@ from trireme.strategies import Collective
 class Graph(Collective):
     """One replica as a dataflow graph, whose operations are placed on the processes.
 
-    Values cross between processes by send and receive. Sources: Abadi et al., TensorFlow (OSDI
-    2016), section 3.3; Jeon et al., Baechi (SoCC 2020), for the placement.
+    Values cross between processes by send and receive. Source: Abadi et al., TensorFlow (OSDI
+    2016), section 3.3.
     """
 
     name: ClassVar[str] = "graph"

@@ -47,12 +47,7 @@ def device(name: str) -> Iterator[None]:
     Raises:
         ConfigurationError: the name has another form.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"{name!r} is no device: write worker:1, worker:1/cuda:0 or worker:1/cpu, or ps:0 for "
-            "parameters"
-        )
-    token = _open.set((*_open.get(), name))
+    token = _open.set((*_open.get(), check_device(name)))
     parameters = register_module_parameter_registration_hook(_remember_parameter)
     # torch has hooks for what modules hold, but none for modules themselves. The one that is put
     # in here does nothing outside a scope, in whatever order threads leave theirs.
@@ -64,6 +59,16 @@ def device(name: str) -> Iterator[None]:
         nn.Module.__init__ = construct  # type: ignore[method-assign]
         parameters.remove()
         _open.reset(token)
+
+
+def check_device(name: str) -> str:
+    """Returns the name of a device."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is no device: write worker:1, worker:1/cuda:0 or worker:1/cpu, or ps:0 for "
+            "parameters"
+        )
+    return name
 
 
 def called_on() -> str | None:

@@ -15,11 +15,11 @@ from trireme.graph.place.prediction import Prediction, predict
 from trireme.graph.place.problem import Problem, coarsened, problem_of
 from trireme.graph.place.search import improved
 from trireme.graph.place.simulation import Score
-from trireme.graph.place.starts import contiguous_cuts, earliest_task_first, round_robin
+from trireme.graph.place.starts import contiguous_cuts, round_robin
 
-Algorithm = Literal["best", "single", "round-robin", "cuts", "m-etf"]
+Algorithm = Literal["best", "single", "round-robin", "cuts"]
 ALGORITHMS = get_args(Algorithm)
-"""How to place: `best` tries all the others, improves the best of them, and takes the best."""
+"""How to place: `best` tries `single` and `cuts`, and improves the best of them."""
 
 COARSE_NODES = 200
 """The largest number of nodes that the search works with; larger graphs are coarsened first."""
@@ -107,15 +107,13 @@ def _starts(problem: Problem, algorithm: str) -> dict[str, Ints]:
         case "cuts":
             cuts = enumerate(contiguous_cuts(problem), start=1)
             return {f"cuts for {number}": choice for number, choice in cuts}
-        case "round-robin":
-            return {algorithm: round_robin(problem)}
-    return {algorithm: earliest_task_first(problem)}
+    return {algorithm: round_robin(problem)}
 
 
 def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dict[str, Ints]:
     """Returns what each algorithm finds, and what local search makes of the best of them."""
     coarse, runs = coarsened(problem, COARSE_NODES)
-    starts = _starts(coarse, "single") | _starts(coarse, "cuts") | _starts(coarse, "m-etf")
+    starts = _starts(coarse, "single") | _starts(coarse, "cuts")
     # A simulation of a large graph takes longer.
     readings = len(coarse.simulator.costs.values) * coarse.simulator.micro_batches
     turns = min(evaluations, 1_000_000 // (150 + readings)) // 2

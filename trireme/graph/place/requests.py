@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,11 +9,10 @@ from fnmatch import fnmatchcase
 from torch import fx
 
 from trireme.errors import ConfigurationError, suggestion
+from trireme.graph.capture.scopes import check_device
 from trireme.graph.capture.source import scope
 from trireme.graph.place.costs import Constraints
 from trireme.printable import counted
-
-_DEVICE = re.compile(r"(worker:\d+(/(cpu|cuda:\d+))?|ps:\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -23,16 +21,6 @@ class Requests:
 
     constraints: Constraints
     unmet: tuple[str, ...] = ()  # a sentence for each request that the job cannot meet
-
-
-def check_device(name: str) -> str:
-    """Returns the name of a device."""
-    if not _DEVICE.fullmatch(name):
-        raise ConfigurationError(
-            f"device {name!r}: write worker:1, worker:0/cuda:1, worker:0/cpu, or ps:0 for "
-            "parameters"
-        )
-    return name
 
 
 def matched(graph: fx.Graph, patterns: Mapping[str, str]) -> dict[str, str]:
@@ -64,24 +52,6 @@ def matched(graph: fx.Graph, patterns: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def named_by(graph: fx.Graph, pattern: str) -> tuple[str, ...]:
-    """Returns the nodes that a pattern names, as for `matched`."""
-    return tuple(matched(graph, {pattern: "worker:0"}))
-
-
-def barred_devices(
-    graph: fx.Graph, never: Mapping[str, Sequence[str]]
-) -> dict[str, tuple[str, ...]]:
-    """Returns the devices on which a node may not be placed, by its name."""
-    found: dict[str, tuple[str, ...]] = {}
-    for pattern, devices in never.items():
-        for device in devices:
-            check_device(device)
-        for name in named_by(graph, pattern):
-            found[name] = (*found.get(name, ()), *devices)
-    return found
-
-
 def _names(node: fx.Node) -> Iterator[str]:
     yield node.name
     path = str(node.target) if node.op == "get_attr" else scope(node)
@@ -97,21 +67,11 @@ def resolve(
     places: Sequence[str],
     *,
     parameters: Collection[str] = (),
-    devices: Sequence[str] = (),
-    barred: Mapping[str, Sequence[str]] | None = None,
     servers: int = 0,
     soft: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> Requests:
     """Returns the constraints that requests for devices mean for a job."""
-    for device in devices:
-        check_device(device)
-    allowed = [place for place in places if not devices or _is_any_of(place, devices)]
-    if not allowed:
-        raise ConfigurationError(
-            f"GraphConfig(devices=...) names {', '.join(devices)}, and this job has "
-            f"{', '.join(places)}: name one of these"
-        )
 
     def shown(found: Sequence[str]) -> str:
         return _shortened([(names or {}).get(name, name) for name in found])
@@ -122,19 +82,12 @@ def resolve(
     unmet: dict[str, list[str]] = {}
     for name in operations:
         device = check_device(requested[name]) if name in requested else ""
-        bars = (barred or {}).get(name, ())
-        able = [place for place in allowed if not _is_any_of(place, bars)]
-        if not able or (device and _is_any_of(device, bars)):
-            raise ConfigurationError(
-                f"{shown([name])} is barred (GraphConfig(never=...)) from "
-                f"{device or 'every device'}, where it has to be: correct one of the two"
-            )
-        fitting = [place for place in able if not device or _is_any_of(place, [device])]
+        fitting = [at for at in places if not device or at == device or at.startswith(f"{device}/")]
         on_server = device.startswith("ps:") and name in parameters
         is_met = on_server and (int(device[3:]) < servers or (not servers and soft))
         if not fitting and not is_met:
             unmet.setdefault(device, []).append(name)
-        fitting = fitting or able
+        fitting = fitting or list(places)
         if len(fitting) == 1:
             pinned[name] = fitting[0]
         elif len(fitting) < len(places):
@@ -189,15 +142,9 @@ def merged(groups: Sequence[Sequence[str]]) -> list[set[str]]:
     return found
 
 
-def _is_any_of(place: str, devices: Sequence[str]) -> bool:
-    return any(place == device or place.startswith(f"{device}/") for device in devices)
-
-
 def _why(device: str, places: Sequence[str], servers: int) -> str:
     if device.startswith("ps:") and int(device[3:]) < servers:
         return "parameter servers hold parameters only"
-    if any(_is_any_of(place, [device]) for place in places):
-        return "the devices that the configuration allows are others"
     return f"this job has {', '.join(places)}" + (
         f" and {counted(servers, 'server')}" if servers else ""
     )

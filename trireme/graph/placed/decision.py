@@ -23,7 +23,7 @@ from trireme.graph.measure.measurement import Measurement, measure
 from trireme.graph.measure.updates import NO_UPDATE, UpdateCost, state_factor, update_cost
 from trireme.graph.place.costs import CostGraph, Hardware
 from trireme.graph.place.placement import Placement, place
-from trireme.graph.place.requests import Requests, barred_devices, matched, named_by, resolve
+from trireme.graph.place.requests import Requests, matched, resolve
 from trireme.ps.optimizers import members
 from trireme.tensors import map_tensors
 
@@ -134,10 +134,6 @@ class Decider:
             if isinstance(attrgetter(name)(module), nn.Parameter)
         )
         groups = grouping(captured, parameters & wanted.keys()).together
-        groups += tuple(
-            tuple(name for pattern in patterns for name in named_by(graph, pattern))
-            for patterns in config.together
-        )
         costs = cost_graph(
             captured,
             self.measure(captured, example),
@@ -150,8 +146,6 @@ class Decider:
             list(costs.positions),
             list(hardware.numbers),
             parameters=parameters,
-            devices=config.devices,
-            barred=barred_devices(graph, config.never),
             servers=self.servers,
             soft=config.soft,
             names=names,
