@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import errno
 import os
 import shutil
@@ -27,7 +28,7 @@ from trireme.session.checkpoint import (
 )
 from trireme.session.checkpoint.run_lock import WRITERS, LocalLock, writer_here
 from trireme.session.checkpoint.storage import Storage
-from trireme.session.observers.progress import make_progress
+from trireme.session.observers.progress import Progress
 from trireme.session.options import Options
 from trireme.session.settings import Settings
 
@@ -244,7 +245,7 @@ def test_a_tensor_that_no_checkpoint_can_hold_is_left_out_by_name(
 
 def storage_of(worker: int, run_dir: Path) -> Storage:
     task = TaskConfig(job="job", index=worker)
-    made = Storage(Settings(task, Options(checkpoint=EACH), run_dir), make_progress("plain"))
+    made = Storage(Settings(task, Options(checkpoint=EACH), run_dir), Progress(sys.stdout))
     made.epoch = "one start of the job"
     return made
 
@@ -280,7 +281,7 @@ def test_the_directory_goes_from_chief_to_chief(
 def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
     def said(run_dir: Path | None, options: trireme.Checkpoint | None, copies: int = 1) -> str:
         settings = Settings(TaskConfig(job="job"), Options(checkpoint=options), run_dir)
-        return Storage(settings, make_progress("none")).durability(copies)
+        return Storage(settings, Progress()).durability(copies)
 
     both = trireme.Checkpoint(every_seconds=600, every_steps=100)
     assert said(tmp_path, both).startswith(
@@ -321,6 +322,6 @@ def test_how_many_steps_are_lost_with_a_server(
     if saved:
         save(tmp_path, CheckpointData(saved, {"w": torch.ones(3)}))
     settings = Settings(TaskConfig(job="job"), Options(), tmp_path)
-    storage = Storage(settings, make_progress("none"))
+    storage = Storage(settings, Progress())
     before = "ps:1 was lost at step 230 or a little later. "
     assert storage.loss("ps:1", 230, copies) == before + said

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from tests.clocks import VirtualClock
-from trireme.session.observers.progress import PlainProgress, Progress, make_progress, pace_text
+from trireme.session.observers.progress import Progress, pace_text
 from trireme.session.result import StepResult
 
 
@@ -16,7 +16,7 @@ def result_of(step: int, loss: float | None = 1 / 8) -> StepResult:
 
 def test_lines() -> None:
     clock, stream = VirtualClock(), io.StringIO()
-    progress = PlainProgress(stream, clock, max_steps=4000)
+    progress = Progress(stream, clock, max_steps=4000)
     progress.state("joining")
     progress.state("restoring", "step 1200")
     for step in (1100, 1200):
@@ -34,13 +34,13 @@ def test_lines() -> None:
 
 def test_a_step_without_loss_or_metrics() -> None:
     stream = io.StringIO()
-    PlainProgress(stream, VirtualClock()).step(1, 0.0, result_of(1, None))
+    Progress(stream, VirtualClock()).step(1, 0.0, result_of(1, None))
     assert stream.getvalue() == "step 1 (global 2)\n"
 
 
 def test_waiting_names_who_and_does_not_repeat_itself() -> None:
     clock, stream = VirtualClock(), io.StringIO()
-    progress = PlainProgress(stream, clock)
+    progress = Progress(stream, clock)
     for second in range(12):
         names = ["worker:1", "ps:0"] if second < 3 else ["worker:1"]
         progress.waiting(names, 294.4 - second)
@@ -59,7 +59,7 @@ def test_waiting_names_who_and_does_not_repeat_itself() -> None:
 
 def test_waiting_for_many_names_a_few() -> None:
     stream = io.StringIO()
-    progress = PlainProgress(stream, VirtualClock())
+    progress = Progress(stream, VirtualClock())
     progress.waiting([f"worker:{i}" for i in range(8)], 3.0)
     assert "worker:5 and 2 more (3 s left)" in stream.getvalue()
     assert "worker:6" not in stream.getvalue()
@@ -67,7 +67,7 @@ def test_waiting_for_many_names_a_few() -> None:
 
 def test_waiting_for_an_update_says_why() -> None:
     stream = io.StringIO()
-    progress = PlainProgress(stream, VirtualClock())
+    progress = Progress(stream, VirtualClock())
     progress.waiting_for_update("the round's last update", ["worker:1"], 12.3)
     line = "waiting for worker:1 (the round's last update; 12 s so far)"
     assert stream.getvalue() == line + "\n"
@@ -77,14 +77,8 @@ def test_warnings_are_never_lost(caplog: pytest.LogCaptureFixture) -> None:
     Progress().warn("100% lost")
     assert caplog.messages == ["100% lost"]
     stream = io.StringIO()
-    PlainProgress(stream, VirtualClock()).warn("[lost]")
+    Progress(stream, VirtualClock()).warn("[lost]")
     assert stream.getvalue() == "warning: [lost]\n"
-
-
-def test_the_mode_chooses_the_display(capsys: pytest.CaptureFixture[str]) -> None:
-    assert type(make_progress("none")) is Progress
-    make_progress("plain").state("joining")
-    assert capsys.readouterr().out == "joining\n"
 
 
 @pytest.mark.parametrize(

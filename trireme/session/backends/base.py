@@ -30,11 +30,10 @@ FirstState: TypeAlias = Callable[[], ModelState | None]
 class Backend(ABC):
     """Applies a worker's updates: by parameter servers, in its own process, or by a process group.
 
-    An exchange reads the gradients from the model's buffers, and leaves the new values there.
-    Besides the errors that a method documents, each method that communicates raises `JobFailed`
-    once the job is over, with the task that ended it and the reason; `Fenced` where the job
+    An exchange reads the gradients from the model's buffers, and leaves the new values there. Each
+    method that communicates raises `JobFailed` once the job is over; `Fenced` where the job
     continues without this worker, which it had given up; and `WaitTimeout` where an answer is
-    withheld for too long, with the names of the workers that it waits for.
+    withheld for too long.
     """
 
     if TYPE_CHECKING:  # some have them as attributes, some as properties
@@ -70,28 +69,24 @@ class Backend(ABC):
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         """Registers the model, the optimizer and the rule, and receives the job's values.
 
-        A worker that is not chief waits until the chief has loaded what `first` returns. Raises
-        `Fenced` where the view changed before, and may name another chief. After `come_back`, local
-        updates since the last exchange are dropped.
+        A worker that is not chief waits until the chief has loaded what `first` returns. After
+        `come_back`, local updates since the last exchange are dropped.
         """
 
     def come_back(self, incarnation: int) -> None:
-        """Continues as a new incarnation, after the job had given this worker of one process up.
-
-        The result of an exchange under way stays unknown. `start` must be called next.
-        """
+        """Continues as a new incarnation, after the job had given this worker up; then `start`."""
         raise NotImplementedError(f"{type(self).__name__} cannot come back")
 
     # -- training ---------------------------------------------------------------------------------
 
     @property
     def global_step(self) -> int:
-        """The global step of the present values, with the local steps since the last exchange."""
+        """The global step, with the local steps since the last exchange."""
         return self.step
 
     @property
     def pending_steps(self) -> int:
-        """The number of this worker's steps in the exchange that is under way, or comes next."""
+        """The number of this worker's steps in the exchange under way, or the next one."""
         return 1
 
     def begin_step(self) -> None:
@@ -99,17 +94,11 @@ class Backend(ABC):
 
     @abstractmethod
     def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
-        """Starts an exchange of the present gradients; only one exchange may be under way.
-
-        The weight is the number of examples that the gradient is the mean of; 0 changes no values.
-        """
+        """Starts an exchange of gradients that are the mean of `weight` examples; 0: of none."""
 
     @abstractmethod
     def wait(self) -> PushResult | None:
-        """Returns the result of the exchange, with the new values in the model.
-
-        It is None where this worker trains locally, and exchanged nothing at this step.
-        """
+        """Returns the result of the exchange; None where nothing was exchanged at this step."""
 
     def complete(self) -> PushResult | None:
         """Exchanges the local updates since the last exchange; returns None if there are none."""
@@ -147,18 +136,15 @@ class Backend(ABC):
     def lease(
         self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
     ) -> Leased:
-        """Leases the next examples of a data set to this worker: `count` spans of `batch` examples.
+        """Leases the next examples of a data set: `count` spans of `batch` examples.
 
         An empty span says that this replica has no examples in a step that others make. With a
-        size of 0 the answer says how far a data set is that may be unknown. Raises `Rejected`
-        where workers disagree about the data set, or the checkpoint is of another one.
+        size of 0 the answer says how far a data set is. Raises `Rejected` where workers disagree
+        about the data set, or the checkpoint is of another one.
         """
 
     def compare_data(self, dataset: str, size: int, batch: int, order: int) -> None:
-        """Checks that the processes of `group`, which all call it, have the same data set.
-
-        `order` is the fingerprint of the order of examples; 0 where there is none.
-        """
+        """Checks that the processes of `group`, which all call it, deal one data set alike."""
         if self.group is None:
             return
         mine = msgspec.msgpack.encode((dataset, size, batch, order))
@@ -185,19 +171,14 @@ class Backend(ABC):
 
     @abstractmethod
     def snapshot(self, *, state: bool) -> ModelState:
-        """Copies the values of one consistent step.
-
-        Processes that hold the model together must all call it, or the chief alone between steps.
-        Raises `WaitTimeout` where no consistent copy could be completed in time.
-        """
+        """Copies the values of one step, in all processes that hold the model together."""
 
     @contextmanager
     def saving(self) -> Iterator[ModelState]:
-        """Yields the state to be saved, as `snapshot` with the optimizer's state returns it.
+        """Yields the state to be saved, as `snapshot` returns it.
 
-        With `streams` each tensor comes from the process that holds it when it is read, and the
-        values must not change before the block ends; other processes than the chief get a state
-        without tensors.
+        With `streams` each tensor comes from the process that holds it when it is read; other
+        processes than the chief get a state without tensors.
         """
         yield self.snapshot(state=True)
 
@@ -231,10 +212,7 @@ class Backend(ABC):
 
     @abstractmethod
     def drain(self) -> int:
-        """Waits until every worker has retired, and receives the final values; returns their step.
-
-        A worker that the job has given up keeps its present values: `Fenced`.
-        """
+        """Waits until every worker has retired; receives the final values, returns their step."""
 
     def close(self) -> None:
         """Closes connections and threads. May be called again."""

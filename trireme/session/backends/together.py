@@ -65,8 +65,7 @@ class Together(ABC):
     ) -> TrainingSetup:
         """Joins the other processes, and assembles this process's part of the model.
 
-        With `in_place` a loop of the program's own computes with the module, which is split itself;
-        else a copy is, of the model that is `given` or that the given function builds.
+        With `in_place` the module itself is split, else a copy of the model that is `given`.
         """
 
     @abstractmethod
@@ -82,11 +81,7 @@ class Together(ABC):
         waiting: Callable[[str, Sequence[str], float], None],
         doing: Callable[[], tuple[str, str]],
     ) -> Backend:
-        """Returns the backend of a process of a job without servers.
-
-        It calls `waiting` with the reason, the tasks and the seconds of a wait, and gives the
-        others what `doing` returns: why no step can be expected, and the line that runs.
-        """
+        """Returns the backend of a process of a job without servers; see `Liveness.doing`."""
 
     def processes(self, setup: TrainingSetup) -> Processes:
         """Returns how rank 0 of a worker represents the others to the servers."""

@@ -60,10 +60,7 @@ class TrainedExtension(Extension):
     def check(
         self, step: int, tensors: Mapping[str, torch.Tensor], described: Mapping[str, str]
     ) -> None:
-        """Checks that a job can go on with the values of a checkpoint of a step.
-
-        `tensors` are of the dtypes and shapes of these, by name. `CheckpointError` says why not.
-        """
+        """Checks that a job can go on with a checkpoint's values: their dtypes and shapes."""
 
 
 class ExtensionLayer(nn.Module):

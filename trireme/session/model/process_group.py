@@ -19,7 +19,6 @@ class ProcessGroup(ABC):
 
     @property
     def size(self) -> int:
-        """The number of processes."""
         return self.mesh.size
 
     @property
@@ -29,7 +28,6 @@ class ProcessGroup(ABC):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
@@ -78,5 +76,4 @@ class ProcessGroup(ABC):
         """Returns why a call has failed, if this process knows more than the error says."""
 
     @abstractmethod
-    def close(self, *, together: bool) -> None:
-        """Leaves the group."""
+    def close(self, *, together: bool) -> None: ...

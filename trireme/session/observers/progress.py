@@ -9,9 +9,8 @@ step 1300 (global 2600/4000) loss 0.123 accuracy 0.97 12,345 examples/s
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 from trireme.clock import Clock, MonotonicClock
 
@@ -25,43 +24,29 @@ _NAMES_SHOWN = 6
 
 
 class Progress:
-    """Displays the progress of a session; this class shows nothing, and logs warnings."""
+    """Writes the progress of a session to a stream; without one it only logs warnings."""
 
-    def state(self, name: str, detail: str = "") -> None:
-        """Shows a new state of the session, such as `restoring`, with a detail: `step 1200`."""
-
-    def waiting(self, names: Sequence[str], seconds_left: float) -> None:
-        """Shows the tasks that the cluster still waits for. May be called at any rate."""
-
-    def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
-        """Shows that an answer is withheld for `seconds` so far, because of these tasks."""
-
-    def step(self, step: int, examples: float, result: StepResult) -> None:
-        """Shows this worker's step of a number; the growth of `examples` gives the pace."""
-
-    def message(self, text: str) -> None:
-        """Shows a line of text."""
-
-    def warn(self, text: str) -> None:
-        _log.warning(text)
-
-
-class PlainProgress(Progress):
-    """Writes lines."""
-
-    def __init__(self, stream: IO[str], clock: Clock, *, max_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        clock: Clock | None = None,
+        *,
+        max_steps: int | None = None,
+    ) -> None:
         self._stream = stream
-        self._clock = clock
+        self._clock = clock or MonotonicClock()
         self._end = "" if max_steps is None else f"/{max_steps}"
         self._mark: tuple[float, float] | None = None  # the time and the examples of the last line
         self._waiting_for: tuple[str, ...] = ()
         self._waiting_since = 0.0
 
     def state(self, name: str, detail: str = "") -> None:
+        """Shows a new state of the session, such as `restoring`, with a detail: `step 1200`."""
         self._waiting_for = ()
         self.message(f"{name} {detail}".rstrip())
 
     def waiting(self, names: Sequence[str], seconds_left: float) -> None:
+        """Shows the tasks that the cluster still waits for. May be called at any rate."""
         now = self._clock.now()
         news = tuple(names) != self._waiting_for
         if names and (news or now - self._waiting_since >= _REPEAT_SECONDS):
@@ -69,9 +54,13 @@ class PlainProgress(Progress):
             self.message(_waiting_text(names, f"{max(seconds_left, 0):.0f} s left"))
 
     def waiting_for_update(self, reason: str, names: Sequence[str], seconds: float) -> None:
+        """Shows that an answer is withheld for `seconds` so far, because of these tasks."""
         self.message(_waiting_text(names, f"{reason}; {seconds:.0f} s so far"))
 
     def step(self, step: int, examples: float, result: StepResult) -> None:
+        """Shows this worker's step of a number; the growth of `examples` gives the pace."""
+        if self._stream is None:  # a loss is not waited for
+            return
         parts = [f"step {step} (global {result.global_step}{self._end})"]
         if result.has_loss:
             parts.append(f"loss {result.loss:.4g}")
@@ -84,17 +73,13 @@ class PlainProgress(Progress):
         self.message(" ".join(parts))
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        if self._stream is not None:
+            print(text, file=self._stream, flush=True)
 
     def warn(self, text: str) -> None:
+        if self._stream is None:
+            _log.warning(text)
         self.message(f"warning: {text}")
-
-
-def make_progress(mode: Literal["plain", "none"], *, max_steps: int | None = None) -> Progress:
-    """Makes the display of a mode."""
-    if mode == "none":
-        return Progress()
-    return PlainProgress(sys.stdout, MonotonicClock(), max_steps=max_steps)
 
 
 def pace_text(per_second: float) -> str:

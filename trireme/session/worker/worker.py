@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from trireme.session.backends.base import Backend
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import WAITS
-from trireme.session.observers.progress import make_progress
+from trireme.session.observers.progress import Progress
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.checkpoints import WorkerCheckpoints
 from trireme.session.worker.hyperparameters import Hyperparameters
@@ -56,9 +57,8 @@ class Worker:
         settings = setup.settings
         self.setup = setup
         self.task = settings.task
-        self.progress = make_progress(
-            self.task.display if setup.shows_progress else "none", max_steps=settings.max_steps
-        )
+        shows = self.task.display != "none" and setup.shows_progress
+        self.progress = Progress(sys.stdout if shows else None, max_steps=settings.max_steps)
         self.lifecycle = Lifecycle(setup, self.progress)
         self.storage = Storage(settings, self.progress)
         self.last_iteration = LastIteration()
