@@ -86,7 +86,6 @@ class Settings:
 
     @property
     def placed(self) -> bool:
-        """Whether the model is a dataflow graph, placed on devices."""
         return self.backend == "graph"
 
     @property

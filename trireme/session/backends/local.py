@@ -184,7 +184,6 @@ class Local(Backend):
         return self._ledgers.frontier(dataset)
 
     def stop(self, reason: str) -> int:
-        """Requests the end of the job after the next step; returns that step."""
         soonest = self.step + 1
         self._end = soonest if self._end is None else min(self._end, soonest)
         return self._end

@@ -71,8 +71,7 @@ class Together(ABC):
     @abstractmethod
     def computations(
         self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
-    ) -> tuple[Computation, Computation]:
-        """Returns what computes gradients, and what evaluates."""
+    ) -> tuple[Computation, Computation]: ...
 
     @abstractmethod
     def backend(

@@ -76,12 +76,10 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all files."""
         return sum(record.size for record in self.files.values())
 
     @property
     def changes(self) -> list[str]:
-        """The groups of tensors that have changes of tables, in order."""
         return [changes_group(step) for step in self.chain[1:]]
 
 

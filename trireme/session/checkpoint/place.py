@@ -50,14 +50,12 @@ class Place(ABC):
     lock: RunLock
 
     def claim(self, writer: Writer, *, first: bool = True) -> RunLock:
-        """Takes the run directory for this process; makes it if it is not there."""
         self.open(first=first)
         orders = (order_of(path.name) for path in self.list())
         above = max((order[0] for order in orders if order), default=0)
         return self.lock.claim(writer, first=first, above=above)
 
     def list(self) -> list[Location]:
-        """Returns the run's checkpoints, oldest first, damaged ones too."""
         return in_order(self.folders())
 
     @abstractmethod

@@ -44,17 +44,14 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> dict[str, bytes]:
-        """Where reading streams may begin, by data set."""
         return _decoded(self.streams)
 
     @property
     def states(self) -> dict[str, bytes]:
-        """The states that the program keeps, by name."""
         return _decoded(self.kept)
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The examples that are in the parameters."""
         return tuple(
             Span(name, start, stop)
             for name, ranges in self.consumed.items()
@@ -63,7 +60,6 @@ class JobState(msgspec.Struct, frozen=True):
 
 
 def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
-    """Returns what can be read of texts in base64."""
     found: dict[str, bytes] = {}
     for name, text in texts.items():
         with suppress(ValueError):

@@ -57,13 +57,11 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The writer in words, as part of a sentence."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"{self.task} (process {self.pid} on {self.host}, since {since})"
 
     @property
     def here(self) -> bool:
-        """Whether it is a process of this host."""
         return self.host == socket.gethostname()
 
     @property
@@ -239,7 +237,6 @@ def _succeeds(one: Writer, other: Writer) -> bool:
 
 
 def _refusal(run_dir: Location, holder: Writer | None) -> str:
-    """Returns why another process cannot write to a run directory, and what to do."""
     if holder is None:
         return (
             f"the newest entry of {run_dir}/{WRITERS} is locked by another process: end that, or "

@@ -42,7 +42,6 @@ class Schedule:
         return self._seconds is not None and now - self._saved_at >= self._seconds
 
     def saved(self, now: float, step: int) -> None:
-        """Notes that `step` is saved, or about to be."""
         self._saved_at, self._saved_step, self._retry_at = now, step, None
 
     def failed(self, now: float) -> None:
@@ -102,7 +101,6 @@ class Saver:
                 self._thread.start()
 
     def results(self) -> list[SaveResult]:
-        """Returns the saves that ended since the last call, oldest first."""
         if not self._results:
             return []
         with self._lock:

@@ -53,7 +53,6 @@ class Storage:
     # -- the right to write ---------------------------------------------------------------------
 
     def open(self, view: int) -> None:
-        """Takes the directory, as chief of a job that begins."""
         if self._place is None:
             return
         try:
@@ -70,7 +69,6 @@ class Storage:
             ) from error
 
     def follow(self, view: int, *, chief: bool) -> None:
-        """Takes the directory over from the previous chief, or releases it, after a new view."""
         if not chief:
             self._release()
         elif self._place is not None:
@@ -122,7 +120,6 @@ class Storage:
     # -- saving ---------------------------------------------------------------------------------
 
     def submit(self, data: CheckpointData, view: int) -> None:
-        """Writes a checkpoint in the background; `look` reports the result."""
         assert self._saver is not None and self._place is not None
         if self._take_over(self._place, view):
             self._saver.submit(data, self._place.lock.number)
@@ -144,7 +141,6 @@ class Storage:
         self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
 
     def settle(self, *, at_the_end: bool = False) -> None:
-        """Waits for the save that is under way, and reports its result."""
         if at_the_end:
             self._after_a_failure = "Training has ended, and its last step is saved now"
         if self._saver is not None:
@@ -165,7 +161,6 @@ class Storage:
                 self._warn_not_saved(step, error)
 
     def take_completed(self) -> list[Location]:
-        """Returns the checkpoints that were completed since the last call."""
         self.look()
         completed, self.completed = self.completed, []
         return completed

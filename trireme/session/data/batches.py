@@ -62,5 +62,4 @@ class Lookahead(Iterator[Batch]):
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The positions of the batch that was seen and not taken."""
         return self._seen.spans if isinstance(self._seen, Batch) else ()

@@ -122,7 +122,6 @@ class DataFeed:
         return batches
 
     def close(self) -> None:
-        """Ends all iterations, while there is an interpreter to end them."""
         for batches in list(self._made):
             batches.close()
 

@@ -38,7 +38,6 @@ class HandedOut:
         self._dealt_again: set[_Handed] = set()
 
     def begin(self) -> int:
-        """Begins a loop over a data set; returns its number."""
         self._loops += 1
         self._open.add(self._loops)
         return self._loops

@@ -38,7 +38,6 @@ class IdleSteps:
         self._slept = self._shown = 0.0
 
     def updated(self) -> None:
-        """Notes that the program has made an update."""
         self._updates += 1
 
     def over(self) -> None:

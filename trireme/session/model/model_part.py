@@ -25,20 +25,17 @@ class ModelPart(ABC):
         """Drops the gradients, and follows what the program has frozen and unfrozen since."""
 
     @abstractmethod
-    def collect_gradients(self) -> None:
-        """As `FlatModel.collect_gradients`."""
+    def collect_gradients(self) -> None: ...
 
     @abstractmethod
-    def check_gradients(self) -> None:
-        """Checks that backward reached a trained parameter."""
+    def check_gradients(self) -> None: ...
 
     @abstractmethod
     def gradient_norm(self) -> torch.Tensor:
         """Returns the L2 norm of the gradient of the whole model, a 0-dim float64 tensor."""
 
     @abstractmethod
-    def scale_gradients(self, factor: torch.Tensor | float) -> None:
-        """Multiplies all gradients in place."""
+    def scale_gradients(self, factor: torch.Tensor | float) -> None: ...
 
     @property
     @abstractmethod

@@ -111,11 +111,9 @@ class ValueWatch:
         return [name for name in self._names if name in found]
 
     def touched(self) -> bool:
-        """Returns whether the program may have written to some."""
         return bool(self.written())
 
     def values_of(self, names: Sequence[str]) -> int:
-        """Returns a digest of the values of parameters."""
         chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
         return zlib.crc32(repr([_sum(each) for each in chosen]).encode())
 

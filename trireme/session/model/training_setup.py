@@ -43,7 +43,6 @@ class TrainingSetup:
 
     @property
     def trained(self) -> Trained:
-        """The trained parameters with which this process computes."""
         return self.flat if self.part is None else self.part
 
     @cached_property
@@ -96,7 +95,6 @@ class TrainingSetup:
 
     @property
     def replicas(self) -> int:
-        """The number of batches that the job computes at a time."""
         task = self.settings.task
         return self.settings.mesh.replicas * (task.workers if task.servers else 1)
 
@@ -109,7 +107,6 @@ class TrainingSetup:
         return group.is_chief if self.settings.task.servers else group.shows_progress
 
     def lay_out_again(self) -> int:
-        """Lays the model out with the parameters that the optimizer has now."""
         flat = self.flat
         before = flat.parameters
         every = named_groups(self.model, self.optimizer, frozen=True)
@@ -122,7 +119,6 @@ class TrainingSetup:
         return zlib.crc32(repr((flat.layout.spec, digests)).encode())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
-        """Returns the model's name for a parameter; None where the model does not have it."""
         model = dict(named_parameters(self.model))
         every = chain.from_iterable(
             held.items() for held in (self.trained.parameters, self.flat.parameters, model)
@@ -138,7 +134,6 @@ class TrainingSetup:
         return mine + [model[name] for name in names if name in model]
 
     def parameters_of_each(self) -> list[list[nn.Parameter]]:
-        """Returns the parameters of each optimizer, as the program computes with them."""
         trained = self.trained.parameters
         held = chain(self.flat.parameters.items(), trained.items())
         own = {id(parameter): trained.get(name) for name, parameter in held}

@@ -38,11 +38,9 @@ class Liveness:
         self._reported = -1
 
     def watch(self) -> None:
-        """Sets the calling thread as the one that makes the steps."""
         self._thread = threading.get_ident()
 
     def stepped(self) -> None:
-        """Counts a step; the next step is expected from now on."""
         self.steps += 1
         self.excuse = ""
 

@@ -57,7 +57,6 @@ class Buffers:
                     own[name].copy_(tensors[name])
 
     def hand_out(self) -> None:
-        """Shares, as chief, the constants with which every worker begins."""
         self._backend.share(_INITIAL, save_bytes(self.constants()))
 
     def take(self) -> None:
@@ -74,7 +73,6 @@ class Buffers:
     # -- while training goes on ---------------------------------------------------------------
 
     def publish(self) -> None:
-        """Shares this worker's buffers for evaluation and checkpoints."""
         if self._alone or not self._changing():
             return
         own = self._own()
@@ -102,7 +100,6 @@ class Buffers:
         return averages
 
     def settle(self) -> None:
-        """Puts the mean into the model at the end of training, as it is saved."""
         if self._alone:
             return
         self._last = self.average()
@@ -154,7 +151,6 @@ class Buffers:
         self._put(self._backend.snapshot(state=False).values, others)
 
     def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
-        """Copies values into the parameters, and the given buffers into those of the model."""
         with torch.no_grad(), self._setup.own_writes.ours():
             for name, parameter in self._setup.flat.parameters.items():
                 parameter.copy_(values[name])

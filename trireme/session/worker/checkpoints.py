@@ -105,7 +105,6 @@ class WorkerCheckpoints:
         self.buffers.spread()
 
     def _find(self) -> CheckpointData | None:
-        """Returns the checkpoint to begin from: the named one, or the newest undamaged one."""
         resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
         known = [] if run_dir is None else list_checkpoints(run_dir)
         if resume not in ("auto", "never"):
@@ -131,7 +130,6 @@ class WorkerCheckpoints:
         )
 
     def _restore(self, data: CheckpointData) -> ModelState:
-        """Returns the state of the servers from a checkpoint, and restores this worker's part."""
         flat = self._setup.flat
         data = converted(data)
         check_model(data, flat.parameters, state_of(self._setup.model))
@@ -170,7 +168,6 @@ class WorkerCheckpoints:
         )
 
     def _optimizer_of(self, data: CheckpointData, then: JobState) -> Mapping[str, torch.Tensor]:
-        """Returns the state with which the servers' optimizer continues."""
         now = _applied(self._setup.outer)
         if now == then.applies:
             return data.optimizer
@@ -182,7 +179,6 @@ class WorkerCheckpoints:
         return {}
 
     def _hand_out_states(self, data: CheckpointData, then: JobState) -> None:
-        """Shares with each worker the state of its own optimizer."""
         count = self._setup.settings.task.workers
         if then.applies == "gradients":
             # The servers ran the same optimizer before: every worker continues with its state.

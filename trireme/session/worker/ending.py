@@ -46,7 +46,6 @@ def finish(worker: Worker) -> None:
 
 
 def _wait_for_chief(worker: Worker) -> bool:
-    """Waits until the last step is saved, or this worker is to save it."""
     while True:
         _follow_chief(worker)
         if not worker.lifecycle.awaits_chief:
@@ -64,7 +63,6 @@ def _follow_chief(worker: Worker) -> None:
 
 
 def _leaves(worker: Worker) -> bool:
-    """Returns whether the job goes on without this worker; says why."""
     leaves = worker.lifecycle.depart()
     if leaves:
         worker.progress.message(f"this worker leaves: {worker.lifecycle.dismissed}")

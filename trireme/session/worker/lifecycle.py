@@ -79,7 +79,6 @@ class Lifecycle:
     # -- joining --------------------------------------------------------------------------------
 
     def join(self) -> Backend:
-        """Joins the job; returns the backend."""
         setup, group = self.setup, self.setup.process_group
         if setup.settings.backend and not (self.task.servers or self.task.dry_run):
             self.liveness.watch()
@@ -213,7 +212,6 @@ class Lifecycle:
 
     @property
     def last_step_is_saved(self) -> bool:
-        """Whether the last step is saved, as far as this worker has heard."""
         over = None if self.member is None else self.member.over
         if over is not None and over.outcome != "failed":
             return True
@@ -294,7 +292,6 @@ class Lifecycle:
 
     @property
     def life(self) -> int:
-        """How many times the job was rolled back, by the newest view."""
         return 0 if self.view is None else self.view.life
 
     @property
@@ -332,7 +329,6 @@ class Lifecycle:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the job is over because it was interrupted."""
         over = None if self.member is None else self.member.over
         return over is not None and over.outcome == "interrupted"
 
@@ -343,7 +339,6 @@ class Lifecycle:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of this worker's process, if it has not failed."""
         return LEFT if self.departed else INTERRUPTED if self.interrupted else 0
 
     def depart(self) -> bool:

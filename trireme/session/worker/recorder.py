@@ -118,7 +118,6 @@ class Recorder:
     # -- each step ------------------------------------------------------------------------------
 
     def step(self, result: StepResult, began: float, computed: float) -> None:
-        """Counts a step; shows and records it if that is due."""
         self._steps += 1
         self._last = result
         self._examples += result.examples
@@ -152,7 +151,6 @@ class Recorder:
             self._report(result)
 
     def phase(self, name: str, began: float, ended: float) -> None:
-        """Counts a phase of a step, between two readings of the clock."""
         self.seconds[name] += ended - began
         if self.observer is not None:
             self.observer(name, began, ended)

@@ -72,7 +72,6 @@ class Stepper:
         return result
 
     def compute_only(self, batch: Any, loss: Loss | None) -> StepResult:
-        """Computes the result of a step that comes after the end of training; updates nothing."""
         with self._by(loss):
             result = self._computation.backward(batch)
         step = result.global_step = self._worker.global_step

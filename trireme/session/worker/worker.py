@@ -84,7 +84,6 @@ class Worker:
     # -- joining --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Joins the job, and receives the values of its initial or restored step."""
         lifecycle, storage = self.lifecycle, self.storage
         self.backend = lifecycle.join()
         storage.epoch = lifecycle.epoch
