@@ -23,11 +23,7 @@ targets)`, `compute()` and `reset()`, as the metrics of TorchMetrics."""
 
 
 def own_metrics(metrics: Any) -> dict[str, Metric]:
-    """Returns the metrics by name, with copies of those that have a state.
-
-    The copies compute the values of this process alone: TorchMetrics would otherwise wait in
-    `compute` for all processes of the default process group, of which only some may evaluate.
-    """
+    """Returns the metrics by name; those with a state as copies that ask no other process."""
     if not isinstance(metrics, Mapping | None) and not hasattr(metrics, "keys"):
         raise ConfigurationError(
             f"metrics={metrics!r}: give a mapping from names to functions of (outputs, targets) or "

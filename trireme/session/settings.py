@@ -67,10 +67,7 @@ class Settings:
 
     @cached_property
     def rule(self) -> Rule:
-        """The rule that every worker of the job registers at its servers.
-
-        For a single worker without servers, each update is a step under every strategy.
-        """
+        """The rule that every worker registers at its servers; a lone process steps each time."""
         options, strategy = self.options, self.strategy
         alone = self.task.servers == 0 and self.task.group.size == 1
         rule = Rule() if alone else strategy.rule()
@@ -98,8 +95,7 @@ class Settings:
     def steps_of_a_loop(self, global_step: int) -> int:
         """Returns how many steps each worker's own loop has behind it at a global step.
 
-        Where workers make each step together, all steps are steps of every loop. Elsewhere the
-        updates of all workers count as global steps, and this is a worker's share of them.
+        Unless workers make each step together, it is a worker's share of all updates.
         """
         shared = self.task.servers > 0 and not self.rule.synchronous
         return global_step // self.task.workers if shared else global_step
@@ -111,10 +107,7 @@ class Settings:
 
     @property
     def clip_norm(self) -> float | None:
-        """The L2 norm to which each worker scales its own gradients down; None for none.
-
-        In synchronous steps the mean gradient is clipped instead.
-        """
+        """The L2 norm to which each worker scales its own gradients down; None for none."""
         return None if self.rule.clip_norm is not None else self.options.clip_norm
 
     def check_extension(self) -> None:

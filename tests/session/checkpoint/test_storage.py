@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -36,9 +36,9 @@ def latest(
     *,
     streamed: bool = False,
 ) -> CheckpointData | None:
-    """Reads the newest undamaged checkpoint of a run; raises `CheckpointError` where all are not.
+    """Reads the newest undamaged checkpoint of a run; where all are damaged, `CheckpointError`.
 
-    To begin anew is then the user's decision. `on_damaged` is told of each that is passed over.
+    To begin anew is then the user's decision. `on_damaged` is called with each.
     """
     place = place_of(run_dir)
     paths = list_checkpoints(place)
@@ -62,10 +62,9 @@ def prune(
     *,
     spared: Collection[Location] = (),
 ) -> list[Location]:
-    """Deletes old checkpoints of a run, and returns their paths.
+    """Deletes and returns old checkpoints, but the newest `keep` and those that are `spared`.
 
-    It keeps the newest `keep`; with `keep_every_steps`, the first at or after each multiple; and
-    those that are `spared`.
+    With `keep_every_steps`, the first at or after each multiple stays too.
     """
     place = place_of(run_dir)
     paths = list_checkpoints(place)

@@ -68,10 +68,9 @@ class Place(ABC):
 
     @abstractmethod
     def write(self, name: str, fill: Fill) -> Location:
-        """Writes a checkpoint, publishes it, and returns where it is.
+        """Writes a checkpoint, publishes it, and returns where it is; else `OSError`, and nothing.
 
-        What the writer, or one before it, has left unfinished is deleted before. Raises `OSError`
-        where it cannot be written; then nothing is published.
+        What the writer, or one before it, has left unfinished is deleted before.
         """
 
     @abstractmethod
@@ -80,12 +79,7 @@ class Place(ABC):
 
     @abstractmethod
     def fetched(self, path: Location, *, content: bool = True) -> AbstractContextManager[Path]:
-        """Provides a checkpoint as a local directory, which a `CheckpointError` does not name.
-
-        Without `content` a file of tensors may have zeros in the place of values. Raises
-        `CheckpointError` where there is none, and `ConfigurationError` where the place cannot be
-        read now.
-        """
+        """Provides a checkpoint as a local directory; without `content` values may be zeros."""
 
 
 class LocalPlace(Place):

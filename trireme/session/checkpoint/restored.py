@@ -18,29 +18,17 @@ from trireme.wire.message import Index, Name, Number
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The part of a checkpoint's `state` from which a job continues.
+    """The part of a checkpoint's `state` from which a job continues."""
 
-    Attributes:
-        lacks: the parts that the checkpoint lacks, in words.
-        applies: what the servers applied, such as `gradients`.
-        workers: the number of workers; None where it is unknown.
-        sizes: the number of examples of each data set.
-        orders: the fingerprint of each data set's order.
-        consumed: the examples that are in the parameters: ranges [start, stop) by data set.
-        streams: where reading streams may begin, in base64, by data set.
-        kept: the states that the program keeps, in base64, by name.
-        tables: what the checkpoint says of the extra values.
-    """
-
-    lacks: tuple[str, ...] = ()
-    applies: str = "gradients"
-    workers: Index | None = None
-    sizes: dict[Name, Number] = {}
-    orders: dict[Name, Number] = {}
-    consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}
-    streams: dict[Name, str] = {}
-    kept: dict[Name, str] = {}
-    tables: dict[Name, Name] = {}
+    lacks: tuple[str, ...] = ()  # the parts that the checkpoint lacks, in words
+    applies: str = "gradients"  # what the servers applied
+    workers: Index | None = None  # their number; None where it is unknown
+    sizes: dict[Name, Number] = {}  # the number of examples of each data set
+    orders: dict[Name, Number] = {}  # the fingerprint of each data set's order
+    consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}  # examples in the parameters
+    streams: dict[Name, str] = {}  # where reading streams may begin, in base64
+    kept: dict[Name, str] = {}  # the states that the program keeps, in base64
+    tables: dict[Name, Name] = {}  # what the checkpoint says of the extra values
 
     @property
     def places(self) -> dict[str, bytes]:
@@ -68,10 +56,7 @@ def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def converted(data: CheckpointData) -> CheckpointData:
-    """Returns a checkpoint that an earlier version may have written as this one writes it.
-
-    Those had the values that workers had in int8 beside those of the servers.
-    """
+    """Returns a checkpoint without the int8 values that an earlier version wrote."""
     kept = {name: name for name in data.optimizer if not name.endswith("/published")}
     return replace(data, optimizer=renamed(data.optimizer, kept))
 

@@ -100,17 +100,10 @@ class RunLock(ABC):
     number = 0  # of this process's entry; 0 while it has none
 
     def claim(self, writer: Writer, *, first: bool = True, above: int = 0) -> Self:
-        """Takes the run directory for this process; returns itself.
+        """Takes the run directory for this process, by an entry of a number above `above`.
 
-        Args:
-            writer: this process, with the view in which it is chief.
-            first: whether the job begins. One that goes on takes nothing back from another job.
-            above: the number of the entry is higher than that of any checkpoint there.
-
-        Raises:
-            ConfigurationError: another process writes to the directory, or a later chief of this
-                job does or did; names it.
-            OSError: the directory cannot be written.
+        Unless it is the `first` claim of its job, it takes nothing back from another job. Raises
+        `ConfigurationError` with the name of another process, or a later chief, that writes there.
         """
         while True:
             number, holder = self.newest()

@@ -70,8 +70,7 @@ class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
     Where checkpoints are submitted faster than the disk takes them, the newest waits, and those in
-    between are dropped. There is a thread only while there is something to write; it ends with the
-    process, and an unfinished write is lost.
+    between are dropped.
     """
 
     def __init__(

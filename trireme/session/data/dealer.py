@@ -16,28 +16,18 @@ _MOST_PAIRS = 1 << 16  # in a request
 
 @dataclass
 class Dealer:
-    """Leases the positions of one data set, epoch by epoch or without end.
-
-    Attributes:
-        size: the number of positions in a part of an epoch.
-        end: what becomes of the batch that crosses the end of an epoch.
-        resized: whether the size may be another than before.
-        whole: whether a span may have all of an epoch, of which batches are cut.
-        order: the fingerprint of the order of examples; 0 where there is none.
-        until: positions from here on are not wanted now; 0 for no limit.
-        left: positions that are leased and not handed out.
-    """
+    """Leases the positions of one data set, epoch by epoch or without end."""
 
     backend: Backend
     name: str
-    size: int
+    size: int  # the number of positions in a part of an epoch
     batch_size: int
-    end: EpochEnd
-    resized: bool = False
-    whole: bool = False
-    order: int = 0
-    until: int = 0
-    left: list[Span] = field(default_factory=list)
+    end: EpochEnd  # what becomes of the batch that crosses the end of an epoch
+    resized: bool = False  # whether the size may be another than before
+    whole: bool = False  # whether a span may have all of an epoch, of which batches are cut
+    order: int = 0  # the fingerprint of the order of examples; 0 where there is none
+    until: int = 0  # positions from here on are not wanted now; 0 for no limit
+    left: list[Span] = field(default_factory=list)  # leased and not handed out
     _lacks: list[Span] = field(default_factory=list)
     _left_out: list[Span] = field(default_factory=list)
     _compared: bool = False
@@ -52,10 +42,7 @@ class Dealer:
             self._compared = True
 
     def spans(self, count: int) -> list[Span]:
-        """Returns the next spans, fewer than `count` where no more are left.
-
-        This is the source of a loader. Spans that were leased before and not handed out come first.
-        """
+        """Returns the next spans, as a loader's source; what was not handed out comes first."""
         wanted = [span for span in self.left if not self.until or span[0] < self.until]
         if wanted:
             self.left = [span for span in self.left if span not in wanted]

@@ -63,10 +63,9 @@ class DataFeed:
     # -- epochs ---------------------------------------------------------------------------------
 
     def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
-        """Iterates over the epochs of a data set that are not finished; see `Session.epochs`.
+        """Iterates over the epochs that are not finished; see `Session.epochs`.
 
-        Without `leaves_out` the step of a batch may come after its epoch, and this worker does not
-        wait for others while it holds one.
+        Without `leaves_out` the step of a batch may come after its epoch.
         """
         count = check_whole("epochs", count, least=0)
         if self._epoch is not None:
@@ -171,11 +170,7 @@ class DataFeed:
     def _iterate_epoch(
         self, loader: SpanLoader, dealer: Dealer, epoch: int, *, patient: bool
     ) -> Iterator[Batch]:
-        """Iterates over an epoch.
-
-        Where the program has changed the order of examples, all of the epochs before come to the
-        end in theirs, those examples too that a lost worker has given back.
-        """
+        """Iterates over an epoch; where its order is a new one, those before are finished first."""
         before, then = self._latest.get(dealer.name, (loader, dealer))
         if then.order and (then.order, then.size) != (dealer.order, dealer.size):
             then.until = epoch * then.size
@@ -251,11 +246,9 @@ class DataFeed:
         worker.passed = within is None
 
     def _without_examples(self, loader: SpanLoader, dealer: Dealer) -> Batch | None:
-        """Takes part in a step for which the ledger has no examples for this worker.
+        """Takes part in the steps for which the ledger has no examples for this worker.
 
-        Where other workers make several updates from their batches, it is several steps; where they
-        leave their batches out, none. Where other processes compute with this one, it returns a
-        batch that does not count; else None.
+        Where other processes compute with this one, it returns a batch that does not count.
         """
         if self._worker.backend.group is not None:
             batch = loader.stand_in()
@@ -274,8 +267,7 @@ class DataFeed:
     def _more(self, dealer: Dealer, *, patient: bool) -> bool:
         """Returns whether more positions are to be had in this iteration.
 
-        A patient worker waits until all of them are in the parameters: those of a worker that is
-        lost meanwhile are dealt again. It does not wait in a job that is to stop, or to leave it.
+        A patient worker waits until all are in the parameters: those of a lost one are dealt again.
         """
         worker = self._worker
         while not worker.backend.stopping:

@@ -23,10 +23,8 @@ def _positions(batches: Iterable[_Handed]) -> list[tuple[int, int]]:
 class HandedOut:
     """The positions of the batches that loaders hand out, until an update finishes them.
 
-    A program may leave a batch out (`continue`), gather several for one update, make several
-    updates from one, or leave its loop with a batch in its hands (`break`). What it leaves out
-    finishes with the next update from the same data set; what it was handed before `break` is dealt
-    to it once more.
+    What a program leaves out (`continue`) finishes with the next update from the same data set;
+    what it was handed before it left its loop (`break`) is dealt to it once more.
     """
 
     def __init__(self) -> None:
@@ -49,9 +47,8 @@ class HandedOut:
     def spans_of(self, batch: Any) -> list[Span]:
         """Returns the positions that an update from a batch finishes.
 
-        Those are the positions of a loader's batch, with what was handed out before it from the
-        same data set and left out. A batch that the program made itself counts as made of all that
-        was handed out since the last update.
+        A batch that the program made itself counts as made of all that was handed out since the
+        last update.
         """
         return [
             Span(dataset, start, stop)
@@ -83,11 +80,9 @@ class HandedOut:
         self._ended = {*self._ended, loop}.intersection(self._batches.values())
 
     def may_wait(self, loop: int) -> bool:
-        """Returns whether a loop may wait for the examples that other workers hold.
+        """Returns whether a loop may wait for others, who may wait for what this worker holds.
 
-        Those may wait for what this worker holds: a batch that no update was made from yet, or what
-        is dealt to another loop of it. Loops that a program goes through together (`zip`) begin in
-        the same order everywhere, and only the first waits.
+        Of loops that a program goes through together (`zip`) only the first waits.
         """
         return loop == min(self._open) and loop not in self._batches.values()
 

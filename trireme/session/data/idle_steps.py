@@ -15,12 +15,10 @@ _SHOW_SECONDS = 30.0
 class IdleSteps:
     """Takes part without examples where others wait for this worker's updates; otherwise waits.
 
-    A round waits for the updates of its workers, and a bound on staleness holds up those that are
-    ahead. A worker without examples sends an update of weight 0, which changes no values. Where a
-    round needs fewer updates than there are workers, it lets those with examples go first. A round
-    of such updates alone would be a step without examples: the worker sends one only to a round
-    that has the update of another. Under a bound on staleness it counts as no step. In process
-    groups all replicas have as many steps, so that there is nothing to wait for.
+    A worker without examples sends an update of weight 0, which changes no values, where a round
+    or a bound on staleness holds up others: to a round that has the update of another, as a round
+    of such updates alone would be a step without examples. Where a round needs fewer updates than
+    there are workers, those with examples go first.
     """
 
     def __init__(
@@ -57,11 +55,7 @@ class IdleSteps:
             self._pause()
 
     def make(self) -> None:
-        """Makes an update without examples, as others may not get far ahead of this worker.
-
-        In rounds it makes as many as the program makes of a batch: the others do so too, and the
-        rounds after that are of their next batch.
-        """
+        """Makes an update without examples; in rounds as many as the program makes of a batch."""
         worker, setup = self._worker, self._worker.setup
         rule = setup.settings.rule
         if rule.synchronous and 0 < rule.aggregate < setup.settings.task.workers:

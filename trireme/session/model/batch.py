@@ -82,10 +82,7 @@ def move(value: Any, device: torch.device) -> Any:
 
 
 def pieces(value: Any, count: int, examples: int | None = None) -> Iterator[tuple[Any, int]]:
-    """Splits a batch into at most `count` pieces of nearly equal size; yields them with sizes.
-
-    A tensor whose first dimension does not count the examples is whole in every piece.
-    """
+    """Splits a batch into at most `count` pieces of nearly equal size; yields them with sizes."""
     total = examples_in(value) if examples is None else examples
     edges = [total * i // count for i in range(count + 1)]
 
@@ -100,8 +97,7 @@ def pieces(value: Any, count: int, examples: int | None = None) -> Iterator[tupl
 def counted_labels(model: nn.Module, labels: Any) -> int | None:
     """Returns the number of labels that a model's own loss is the mean of.
 
-    A causal model of Transformers predicts each label from what comes before it, so that the first
-    one of each row does not count.
+    In a causal model of Transformers the first one of each row has nothing before it.
     """
     whole = isinstance(labels, torch.Tensor) and labels.dim() and not labels.is_floating_point()
     if not whole:

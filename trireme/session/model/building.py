@@ -28,11 +28,7 @@ _SEED_MODEL = 11
 
 
 def device_of(settings: Settings) -> torch.device | None:
-    """Returns the device of the model; None leaves the model where it is.
-
-    Processes that compute together each take a GPU of their own, if there are any; so do workers
-    with the device `cuda` without an index.
-    """
+    """Returns the device of the model; None leaves it where it is. Processes share no GPU."""
     task, chosen = settings.task, settings.options.device
     if chosen is None and (task.group.size == 1 or not torch.cuda.is_available()):
         return None

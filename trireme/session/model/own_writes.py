@@ -58,10 +58,9 @@ class _Sample:
 class ValueWatch:
     """Finds the parameters that were written to since `remember`.
 
-    Autograd counts the writes to a tensor, but for those through `.data`. So values are compared
-    too: a sample of them at each step, and in the first steps, and once the program has written,
-    sums of all bits. A write may leave the values as they were, such as one of averaged weights
-    that an evaluation swaps in and puts back: a count alone is no write.
+    Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
+    what was there. So values are compared: a sample of them at each step, and in the first steps,
+    and once the program has written, sums of all bits.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -90,11 +89,7 @@ class ValueWatch:
         self._steps += 1
 
     def written(self) -> list[str]:
-        """Returns the names of the parameters that were written to.
-
-        There are none before `remember`, nor where the part has other parameters since: a dataflow
-        graph is placed in the first step.
-        """
+        """Returns the names of the parameters that were written to; none before `remember`."""
         if self._names != list(self._trained.parameters):
             return []
         locals_, found = self._locals(), self._found
@@ -150,13 +145,10 @@ def _sum(tensor: torch.Tensor) -> int:
 class OwnWrites:
     """Judges what a program has written to its values since the last update of the job.
 
-    Attributes:
-        watches: of the values that come from elsewhere, from servers or from parts that processes
-            train, of those that are sent to servers, and those of plug-ins.
+    Values of `lost` come from elsewhere, those of `sent` are sent to the servers.
     """
 
     def __init__(self, lost: Sequence[Trained], *, sent: FlatModel | None = None) -> None:
-        """Watches values that are `lost` by a write, and those that are `sent` to the servers."""
         self._flat = sent
         self._sent = None if sent is None else ValueWatch(sent)
         self._lost = [ValueWatch(each) for each in lost]
@@ -188,11 +180,7 @@ class OwnWrites:
                 )
 
     def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
-        """Returns all values and a digest of them, where the program has written to some.
-
-        A write that a sample has found may be to others too. Those that it has not changed are the
-        servers' own.
-        """
+        """Returns all values and their digest, where a sample says that some were written to."""
         if self._sent is None or self._flat is None or not self._sent.written():
             return None
         self._flat.take_back_values()

@@ -30,11 +30,8 @@ class TrainingSetup:
     """The model and the optimizer of a program, as this process holds them, with the settings."""
 
     settings: Settings
-    model: nn.Module
-    """The whole model. Where processes hold parts of it, its values are those of the last
-    evaluation."""
-    optimizer: torch.optim.Optimizer
-    """The user's optimizer, over the parameters that this process updates."""
+    model: nn.Module  # the whole; where processes hold parts, with the last evaluation's values
+    optimizer: torch.optim.Optimizer  # the user's, over what this process updates
     flat: FlatModel  # of the whole model
     process_group: ProcessGroup | None = None  # that holds the model together
     part: ModelPart | None = None  # of the model, where this process does not hold it as a whole
@@ -47,10 +44,7 @@ class TrainingSetup:
 
     @cached_property
     def outer(self) -> OptimizerSpec | None:
-        """The servers' optimizer over deltas, where workers train locally; None elsewhere.
-
-        It has the same groups as the user's optimizer.
-        """
+        """The servers' optimizer over deltas, where workers train locally; None elsewhere."""
         task = self.settings.task
         outer = self.settings.strategy.outer(task.workers) if task.servers else None
         if outer is None:
@@ -148,10 +142,7 @@ class TrainingSetup:
         ]
 
     def agree_on_optimizer(self, *, takes_part: bool = True) -> None:
-        """Checks that all processes that step together step the same one of several optimizers.
-
-        Nothing is checked for one process or one optimizer.
-        """
+        """Checks that all processes that step together step the same one of several optimizers."""
         joint, process_group = self.optimizer, self.process_group
         if not isinstance(joint, JointOptimizer) or process_group is None:
             return

@@ -59,10 +59,7 @@ class Liveness:
             yield
 
     def doing(self) -> tuple[str, str]:
-        """Returns an excuse, "" for none, and the line that the thread runs, "" if not known.
-
-        That the thread waits for others is none where these ask each other.
-        """
+        """Returns an excuse, other than to wait for others, and the line that the thread runs."""
         status = self.status()
         excuse = str(status.get(EXCUSE, ""))
         return "" if excuse == WAITS else excuse, str(status.get(LOCATION, ""))
@@ -102,10 +99,7 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _place_of(frame: FrameType) -> str:
-    """Returns the innermost line of the program that a thread runs, else of a library.
-
-    A program that waits for the processes of its loader is shown as such.
-    """
+    """Returns the innermost line of the program that a thread runs, else of a library."""
     shown, loads = frame, False
     for each in _frames(frame):
         if _is_own(each):

@@ -115,8 +115,7 @@ class Buffers:
         """Puts the values of one step, or their moving average, into the model during the block.
 
         The mean of the workers' buffers goes into the model too. Yields that step: servers may have
-        gone on since this worker's last exchange. Without servers, a process that holds the whole
-        model has the values of one step already.
+        gone on since this worker's last exchange.
         """
         setup = self._setup
         alone = self._task.servers == 0 and setup.part is None

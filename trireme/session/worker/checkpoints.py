@@ -31,9 +31,6 @@ from trireme.session.model.module_names import named_parameters, state_of
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.lifecycle import Lifecycle
 
-LACKS = "lacks"
-"""The entry of a checkpoint's state that lists, in words, the parts that it lacks."""
-
 
 class WorkerCheckpoints:
     """Restores and saves a job, in a worker that is chief or may become chief."""
@@ -58,12 +55,7 @@ class WorkerCheckpoints:
     # -- at the beginning -----------------------------------------------------------------------
 
     def first_state(self) -> ModelState:
-        """Returns the chief's initial values, or those of the checkpoint to begin from.
-
-        Raises:
-            CheckpointError: the checkpoint is of another model, or a named one cannot be read.
-            ConfigurationError: the run directory cannot be written, or has conflicting content.
-        """
+        """Returns the chief's initial values, or those of the checkpoint to begin from."""
         self._storage.open(self._lifecycle.view_number)
         checkpoint = self._find()
         if checkpoint is None:
@@ -213,9 +205,8 @@ class WorkerCheckpoints:
     def step_made(self, *, exchanged: bool) -> None:
         """Saves the step if it is due; handles a new view.
 
-        Workers that train locally share the state of their optimizers right after the exchange
-        whose step is saved. After the next exchange all of them have done so, and the copy of that
-        step is written.
+        Workers that train locally share their optimizers' states right after the exchange whose
+        step is saved: after the next one all have done so, and the copy is written.
         """
         storage, backend = self._storage, self._backend
         self._follow_new_view()
@@ -250,10 +241,7 @@ class WorkerCheckpoints:
         self._write()
 
     def _copy(self, *, last: bool = False) -> None:
-        """Copies a consistent state; an earlier copy is written first.
-
-        A state that is streamed is written before this returns, with `last` as the last one.
-        """
+        """Copies a consistent state; one that is streamed is written before this returns."""
         if not self._storage.scheduled:
             return
         self._write()
@@ -333,7 +321,7 @@ class WorkerCheckpoints:
             tables=state.extra,
         )
         if lacks:
-            described[LACKS] = lacks
+            described["lacks"] = lacks
             self._progress.warn(
                 f"the checkpoint of step {data.step} is saved without {'; '.join(lacks)}. "
                 "The values are in it. Please report this"

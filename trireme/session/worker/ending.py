@@ -11,9 +11,8 @@ from trireme.session.worker.worker import Worker
 def finish(worker: Worker) -> None:
     """Waits until training has ended on all workers; the chief saves the final step.
 
-    A worker whose loop has ended while others go on waits for them too: a chief that saved and
-    left would save no update that is made meanwhile. The other workers wait until the chief has
-    saved: if it is lost before, one of them takes over.
+    A chief that saved and left earlier would save no update that is made meanwhile. The others wait
+    until it has saved: if it is lost before, one of them takes over.
     """
     lifecycle, backend, checkpoints = worker.lifecycle, worker.backend, worker.checkpoints
     worker.end()
@@ -72,9 +71,7 @@ def _leaves(worker: Worker) -> bool:
 def _drain(worker: Worker) -> bool:
     """Waits until every worker has made its last update, and receives the final values.
 
-    Where the coordinator gives this worker up meanwhile and accepts it again, the servers wait
-    until the new incarnation has retired too. Returns False where the job needs nothing more from
-    this worker.
+    Returns False where the job needs nothing more from this worker.
     """
     lifecycle, backend = worker.lifecycle, worker.backend
     while True:

@@ -18,10 +18,7 @@ from trireme.session.worker.worker import Worker
 
 
 class Job:
-    """Joins a job, takes signals while the program trains, ends training, and leaves the job.
-
-    With an `own_loop` the loop is the program's own; without `records` no steps are recorded.
-    """
+    """Joins a job, takes signals while the program trains, ends training, and leaves the job."""
 
     def __init__(
         self, setup: TrainingSetup, *, own_loop: bool = False, records: bool = True
@@ -60,12 +57,8 @@ class Job:
     def may_update(self) -> bool:
         """Returns whether to make an update; False in the iteration in which training has ended.
 
-        With prefetch the step to come finishes the push that is under way.
-
-        Raises:
-            ConfigurationError: the loop continues after training has ended; its result is saved.
-            SystemExit: with status 130, where the job was interrupted, or 143, where this worker
-                leaves it: the loop would go on for nothing.
+        With prefetch the step to come finishes the push that is under way. A later iteration is an
+        error, or ends the process where the job was interrupted.
         """
         worker = self.worker
         if not worker.backend.stopping or worker.push_under_way:
@@ -102,12 +95,7 @@ class Job:
         self.after_end()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Ends training and leaves the job; an error fails the job instead. Only once.
-
-        Raises:
-            SystemExit: with status 130, where the job was interrupted and saved, or 143, where
-                this worker leaves it, as SIGTERM has asked it to.
-        """
+        """Ends training and leaves the job; an error fails the job instead. Only once."""
         if self.left:
             return
         self.left = True

@@ -48,13 +48,9 @@ class WaitCutShort(Exception):
 
 
 class Lifecycle:
-    """One worker's membership in its job, from joining to leaving.
+    """One worker's membership in its job, from joining to leaving."""
 
-    Attributes:
-        backend: applies the updates; set by `join`.
-    """
-
-    backend: Backend
+    backend: Backend  # from `join` on
 
     def __init__(self, setup: TrainingSetup, progress: Progress) -> None:
         self.setup = setup
@@ -137,10 +133,7 @@ class Lifecycle:
         return backend(options, self.member, flat, setup.optimizer, processes)
 
     def _unreached(self) -> str:
-        """Returns the servers for which this worker stays out of its job; "" where it takes part.
-
-        Where they were lost, the coordinator has taken them out of the view before.
-        """
+        """Returns the servers for which this worker stays out of its job; "" for none."""
         silent = None if self.servers is None else self.servers.silent
         patience = _UNREACHED_SECONDS + self.task.config.timeouts.heartbeat_timeout
         if silent is None or not is_absent(time.monotonic(), silent[0], patience):
@@ -181,10 +174,7 @@ class Lifecycle:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the live worker with the lowest index.
-
-        After its last update, whether it saves the last step; see `LastChief`.
-        """
+        """Whether this worker leads; after its last update, whether it saves: see `LastChief`."""
         if self.last_chief.saves is not None:
             return self.last_chief.saves
         group = self.setup.process_group
@@ -199,10 +189,7 @@ class Lifecycle:
 
     @property
     def awaits_chief(self) -> bool:
-        """Whether, after training, another worker is to save the last step and has not yet.
-
-        In a job that has failed it never will: `wait_for_chief` raises that.
-        """
+        """Whether, after training, another worker is to save the last step and has not yet."""
         member = self.member
         if member is None or self.dismissed or self._cut_off or self.last_step_is_saved:
             return False
@@ -223,10 +210,7 @@ class Lifecycle:
         return since is not None and time.monotonic() - since >= _REJOIN_SECONDS
 
     def wait_for_chief(self) -> bool:
-        """Waits, after training, until another worker has saved the last step.
-
-        It also returns where that worker is lost and this one is chief: see `LastChief.follow`.
-        """
+        """Waits, after training, until another worker has saved the last step, or is lost."""
         member, began = self.member, time.monotonic()
         assert member is not None  # else this worker awaits nobody
         before = member.incarnation, self.life
@@ -301,8 +285,7 @@ class Lifecycle:
     def interrupt(self, signal: str) -> None:
         """Takes a signal that asks this process to end. Safe in a signal handler.
 
-        The coordinator decides whether this worker leaves alone or the job stops; see
-        `trireme.cluster.scaling`. Where there is none, the job stops.
+        The coordinator decides whether this worker leaves alone or the job stops.
         """
         self._signal, self._signalled_at = signal, time.monotonic()
         if self.member is not None:
@@ -312,10 +295,7 @@ class Lifecycle:
 
     @property
     def interrupted(self) -> str | None:
-        """Why the job stops before its end, at a step that all agree on; None if it does not.
-
-        A worker that gets no answer of the coordinator stops the job by itself.
-        """
+        """Why the job stops before its end, at a step that all agree on; None if it does not."""
         member = self.member
         if member is None:
             others = self._joined and self.backend.interrupted
@@ -366,10 +346,7 @@ class Lifecycle:
     # -- leaving --------------------------------------------------------------------------------
 
     def leave(self, outcome: Outcome, reason: str = "", *, reported: bool = True) -> None:
-        """Ends this worker's part in the job. Only the first call has an effect.
-
-        Unless it is reported to the job, the job takes this worker for lost.
-        """
+        """Ends this worker's part in the job, once; one that is not `reported` counts as lost."""
         if self.left:
             return
         self.left = True
@@ -391,8 +368,8 @@ class Lifecycle:
     def fail(self, error: BaseException) -> None:
         """Tells the job that this worker failed, and why.
 
-        Where the launcher will start it again, or it was cut off for too long, which says nothing
-        about the job, it only closes the connection, and the job continues without it.
+        Where the launcher will start it again, or it was cut off for too long, the job continues
+        without it.
         """
         reason = f"{type(error).__name__}: {error}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart

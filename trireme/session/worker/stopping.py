@@ -16,10 +16,9 @@ _MOST_LEFT_OUT = 1000
 
 
 class ShouldStop:
-    """A callable that returns whether training should end.
+    """A callable that returns whether training should end; without parentheses it warns.
 
-    Used as a boolean, without parentheses, it returns the same and warns: a plain method would
-    always be true, and the loop would end before its first step.
+    A plain method would always be true, and the loop would end before its first step.
     """
 
     __slots__ = ("_ask",)
@@ -43,10 +42,9 @@ class ShouldStop:
 class LastIteration:
     """Decides whether a step after the end of training is skipped, or an error.
 
-    A loop learns of the end when it requests the next batch, or calls `should_stop()`. An iteration
-    may make several steps, such as one of a discriminator and one of a generator, and training may
-    end between them. The remaining steps of that iteration are skipped. A step is an error if the
-    loop has already learned of the end, or never asks for it.
+    Training may end between the steps of one iteration, such as a discriminator's and a
+    generator's: the rest of them are skipped. A step is an error if the loop has learned of the end
+    before, by the next batch or `should_stop()`, or never asks.
     """
 
     def __init__(self) -> None:

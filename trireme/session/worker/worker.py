@@ -35,10 +35,7 @@ _T = TypeVar("_T")
 
 
 class UpdateTimes(msgspec.Struct, frozen=True):
-    """When the push and the wait of an update began and ended, on `time.monotonic`.
-
-    With prefetch the wait is for the previous push, and comes first.
-    """
+    """When the push and the wait of an update began and ended; with prefetch the wait is first."""
 
     push_began: float = 0.0
     push_ended: float = 0.0
@@ -162,11 +159,7 @@ class Worker:
         self._ask(lambda: self.backend.stop(reason))
 
     def begin_step(self) -> bool:
-        """Meets the other processes that make the step together with this one.
-
-        Returns whether the optimizer has other parameters than before, which the program has given
-        it meanwhile.
-        """
+        """Meets the processes of this step; returns whether the optimizer has other parameters."""
         changed = self._parameters.changed
         if changed:
             if not self.backend.grows:
@@ -300,10 +293,7 @@ class Worker:
             result = self.rejoin()
 
     def complete(self) -> PushResult | None:
-        """Waits for the push that is under way, if there is one, and returns its result.
-
-        A worker that trains locally exchanges its updates since the last exchange.
-        """
+        """Waits for the push that is under way, or exchanges local updates; returns the result."""
         backend, under_way = self.backend, self.push_under_way
         ended, before = backend.stopping, backend.global_step
         self.push_under_way = False
@@ -319,11 +309,7 @@ class Worker:
         return result
 
     def retire(self) -> bool:
-        """Announces that this worker makes no more updates, after it has shared its state.
-
-        The chief may finish and leave at any moment afterwards, so which worker is chief is settled
-        before.
-        """
+        """Announces that this worker makes no more updates; who is chief is settled before."""
         self.lifecycle.last_chief.settle(self.lifecycle.is_chief)
         try:
             self.checkpoints.buffers.publish()
@@ -381,10 +367,7 @@ class Worker:
             observer.on_fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Tells the job why this worker failed; says what is lost with a server.
-
-        A second interrupt is no failure, also while the worker waits for the others: they continue.
-        """
+        """Tells the job why this worker failed; a second interrupt is no failure."""
         lifecycle = self.lifecycle
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
