@@ -50,6 +50,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"curves": "dashboards", "labels": "advice", "lost-updates": "advice"},
         **{"schedules": "advice"},
     },
+    "trireme.server_parts": {"tracer": "tracking"},
     "trireme.packing": {"codecs": "compression"},
     "trireme.orders": {"samplers": "samplers"},
     "trireme.streams": {"streams": "streams"},

@@ -57,7 +57,6 @@ from trireme.ps.messages import (
     Span,
     Status,
     StopJob,
-    Trace,
     WorkerProgress,
 )
 from trireme.ps.replication.messages import (
@@ -273,7 +272,7 @@ def server_templates(rule: Rule) -> list[Message]:
         Fill(view(1, 0), b"", (VALUES,)),
         FillExtra((0, 32), (VALUES,)),
         msgspec.structs.replace(push, absent=(0,)),
-        *(Status(), Trace("read"), Trace("start"), Trace("stop")),
+        Status(),
         *(Attached(True, 0, 1), PushReply(Applied(1), 1, 0, False), Leased(())),  # said by servers
     ]
 

@@ -14,9 +14,9 @@ from tests.harness import Cluster, run_job
 from tests.tracing import arrows, check_nesting, read_trace, tasks_of
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Applied, Stale
-from trireme.ps.server.trace import Note, Notes
 from trireme.session.session import Session
 from trireme.tracking.profile import Profile, _steps
+from trireme.tracking.server_trace import Note
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
@@ -195,15 +195,6 @@ def test_stages_and_messages_have_rows_of_their_own() -> None:
         "operators": [{"aten::mm"}],
         "messages": [{"gloo:send", "gloo:all_reduce"}, {"gloo:recv"}],
     }
-
-
-def test_notes_stay_for_a_worker_that_traces_its_steps_before_another_begins() -> None:
-    notes = Notes()
-    for worker, began in (("worker:0", 1.0), ("worker:1", 3.0)):
-        notes.wanted_by = {worker}
-        notes.add(Note("Push", began, began + 1.0, worker))
-        notes.wanted_by.clear()
-    assert notes.export() == b'[["Push",1.0,2.0,"worker:0",0],["Push",3.0,4.0,"worker:1",0]]'
 
 
 def test_a_push_points_to_each_server_that_applied_it_by_the_servers_number() -> None:

@@ -8,6 +8,7 @@ from trireme.errors import AuthenticationError, WireError
 from trireme.ps.replication.messages import PS_CATALOG
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import HANDSHAKE_TIMEOUT, Identity, authenticate
+from trireme.wire.message import Catalog
 from trireme.wire.transport import Stream, connect, local_memory
 
 
@@ -19,6 +20,7 @@ def dial(
     local: bool,
     seconds: float,
     certificates: Certificates | None = None,
+    catalog: Catalog = PS_CATALOG,
 ) -> Connection:
     """Returns an authenticated connection to a server.
 
@@ -39,7 +41,7 @@ def dial(
     if stream is None:
         patience = min(5.0, seconds)
         stream = connect(server.address, timeout=patience, certificates=certificates)
-    connection = Connection(stream, PS_CATALOG)
+    connection = Connection(stream, catalog)
     connection.peer = f"ps:{server.index} at {server.address}"
     try:
         patience = min(HANDSHAKE_TIMEOUT, seconds)

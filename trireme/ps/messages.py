@@ -15,7 +15,7 @@ sequence may come, which name the tasks that the reply is withheld for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import msgspec
 
@@ -447,20 +447,3 @@ class ServerStatus(Message, frozen=True, array_like=True):
     view: Number
     workers: tuple[WorkerProgress, ...]
     counters: dict[str, float]
-
-
-class Trace(FromAnyone, frozen=True, array_like=True):
-    """Begins or ends a trace of the server, or asks for its notes. Answered by `Traced`.
-
-    The server notes what it does while any task traces it.
-    """
-
-    kind: ClassVar[int] = 112
-    action: Literal["start", "stop", "read"]
-
-
-class Traced(Message, frozen=True, array_like=True):
-    """The answer to `Trace`. Payload: the notes as JSON, if they were asked for."""
-
-    kind: ClassVar[int] = 113
-    offset: float  # what to add to the server's monotonic clock for its time of day, in seconds

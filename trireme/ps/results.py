@@ -1,4 +1,4 @@
-"""The results of a worker's requests: of a push, and of a trace; and of a push too many."""
+"""The result of a push, and the error of a push too many."""
 
 from __future__ import annotations
 
@@ -27,13 +27,6 @@ class PushResult(msgspec.Struct, frozen=True):
     def applied(self) -> bool:
         """Whether the update is in the values."""
         return isinstance(self.decided, Applied)
-
-
-class ServerTrace(msgspec.Struct, frozen=True):
-    """A server's answer to a request about its trace."""
-
-    offset: float  # what to add to the times of its notes for its time of day, in seconds
-    notes: bytes  # as JSON, if they were asked for
 
 
 def decided(verdict: Verdict) -> Verdict:

@@ -25,8 +25,8 @@ import msgspec
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Applied
 from trireme.ps.results import decided
-from trireme.ps.server.trace import Note
 from trireme.session.hooks import Hook
+from trireme.tracking.server_trace import ServerTraces
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
@@ -51,7 +51,6 @@ _LOOK_SECONDS = 1.0
 _PATIENCE = 30.0  # seconds, at the end, for the parts of the other processes
 _POLL_SECONDS = 0.05
 _CLOCK_MARK = "trireme clock"
-_NOTES = tuple[Note, ...]
 _BACKENDS = ("gloo:", "nccl:")
 _CATEGORIES = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
 
@@ -119,10 +118,7 @@ class Profile(Hook):
         assert self._tracing is not None
         part = self._tracing.finish()
         self._tracing = None
-        servers = session.worker.lifecycle.servers
-        if servers is not None:
-            servers.trace("stop")
-        if servers is not None or session.worker.backend.together:
+        if session.worker.lifecycle.servers is not None or session.worker.backend.together:
             self._look_at = 0.0
             session.worker.backend.share(self._topic, pack(part))
         else:  # alone, or a process of a worker that another one represents at the servers
@@ -152,16 +148,9 @@ class Profile(Hook):
                 workers.append(unpack(data))
             except ValueError as error:
                 session.worker.progress.warn(f"the trace lacks worker:{index}: {error}")
-        self._write(session, workers, [] if connected is None else self._notes(connected))
+        self._write(session, workers, [] if connected is None else _notes(session, connected))
         if connected is not None:
             backend.share(self._topic, b"")  # else servers keep megabytes for each trace
-
-    def _notes(self, connected: ParameterServer) -> list[ServerPart]:
-        """Returns the parts of the servers."""
-        return [
-            ServerPart(server, each.offset, msgspec.json.decode(each.notes, type=_NOTES))
-            for server, each in sorted(connected.trace("read").items())
-        ]
 
     def _write(
         self,
@@ -180,6 +169,20 @@ class Profile(Hook):
             _log.warning("the trace of steps %d to %d is lost: %s", self.first, self.end, error)
             return
         session.worker.progress.message(f"trace: {path} (https://ui.perfetto.dev opens it)")
+
+
+def _traces(session: Session, connected: ParameterServer) -> ServerTraces:
+    view = session.worker.lifecycle.view
+    assert view is not None  # it has joined
+    return ServerTraces(connected.options, view)
+
+
+def _notes(session: Session, connected: ParameterServer) -> list[ServerPart]:
+    """Returns the parts of the servers."""
+    servers = _traces(session, connected)
+    parts = [ServerPart(index, *said) for index, said in sorted(servers.ask("read").items())]
+    servers.close()
+    return parts
 
 
 def _names(workers: Collection[int]) -> str:
@@ -201,8 +204,10 @@ class _Tracing:
         self._pushes: list[PushSpan] = []
         self._undecided: deque[TraceSpan] = deque()
         self._connected = session.worker.lifecycle.servers
+        self._servers = None
         if self._connected is not None:
-            self._connected.trace("start")
+            self._servers = _traces(session, self._connected)
+            self._servers.ask("start")
         self._offset = time.time() - time.monotonic()
         self._profiler = _Profiler() if operators else None
         self._recorder.observer = self._saw
@@ -233,6 +238,8 @@ class _Tracing:
 
     def finish(self) -> WorkerPart:
         self._recorder.observer = None
+        if self._servers is not None:
+            self._servers.close()
         operators = self._profiler.finish() if self._profiler is not None else ()
         return WorkerPart(
             task=self._task.name,

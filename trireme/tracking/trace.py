@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from trireme.files import write_atomically
-from trireme.ps.server.trace import Note
+from trireme.tracking.server_trace import Note
 
 Event = dict[str, Any]
 

@@ -261,21 +261,6 @@ def test_a_server_that_accepts_and_says_nothing_is_out_of_reach() -> None:
         worker.client.close()
 
 
-def test_a_server_with_the_primaries_of_two_shards_is_traced_once_under_its_number() -> None:
-    """As after a failover: the number of a shard is not that of its server."""
-    with servers(2, shards=(ShardEntry(0, 128, 1), ShardEntry(128, 256, 1))) as made:
-        worker = Worker(made, 0, Rule())
-        worker.begin()
-        worker.client.trace("start")
-        worker.push()
-        worker.client.wait()
-        traces = worker.client.trace("read")
-        assert [*traces] == [1]
-        assert traces[1].notes.count(b'"Push"') == 2
-        assert [worker.client.server(shard) for shard in range(2)] == [1, 1]
-        worker.client.close()
-
-
 def test_who_is_waited_for_too_long_is_named() -> None:
     entries = (ServerEntry(0, 1, "tcp://a"), ServerEntry(1, 1, "tcp://b"))
     view = View(1, entries, ())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 import torch
 
@@ -32,7 +30,6 @@ from trireme.ps.messages import (
     Refused,
     Share,
     Status,
-    Trace,
 )
 from trireme.ps.replication.log import EVENTS
 from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fill, Replicate
@@ -41,7 +38,6 @@ from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.receive_buffer import ReceiveBuffer
-from trireme.ps.server.trace import Note
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.connection import Incoming, SharedPayload
 from trireme.wire.handshake import Identity
@@ -211,32 +207,6 @@ def test_only_messages_that_have_a_payload_bring_one() -> None:
             worker.connection.destination(message, length)
 
 
-def test_while_a_task_traces_the_server_notes_what_it_handles() -> None:
-    server = Server(handler=ShardHandler(0))
-    worker, other = server.link("worker:0", 1), server.link("worker:1", 1)
-    server.hear(worker, Status())
-    server.hear(other, Trace("start"))
-    server.hear(worker, Trace("start"))
-    server.hear(other, Trace("stop"))
-    before = time.monotonic()
-    server.hear(worker, Status())
-    after = time.monotonic()
-    server.hear(worker, Trace("stop"))
-    server.hear(worker, Status())
-    (note,) = msgspec.json.decode(server.handler._notes.export(), type=list[Note])
-    assert (note.name, note.peer) == ("Status", "worker:0")
-    assert before <= note.began <= note.ended <= after
-
-
-def test_who_leaves_traces_no_more() -> None:
-    server = Server()
-    worker = server.link("worker:0", 1)
-    server.hear(worker, Trace("start"))
-    server.handler.closed(cast(Link, worker), None)
-    server.hear(server.link("worker:1", 1), Status())
-    assert server.handler._notes.export() == b"[]"
-
-
 def test_a_step_is_measured_once_however_many_messages_come() -> None:
     clock, metrics = itertools.count(1.0, 0.25), ShardMetrics()
     handler = ShardHandler(0, lambda: next(clock), metrics)
@@ -253,21 +223,23 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     assert metrics.numbers["apply_seconds/count"] == 0
     push = Push(1, 1, 0, 0, 1.0)
     gradient = worker.connection.destination(push, values.nbytes)
-    server.hear(worker, Trace("start"))
+    notes = list[Any]()
+    handler.note = lambda *note: notes.append(note)
     server.hear(worker, push, gradient)
     server.hear(worker, Status())
     assert handler.shard.state.step == 1
-    notes = msgspec.json.decode(handler._notes.export(), type=list[Note])
-    assert [(note.name, note.step) for note in notes] == [("apply", 1), ("Push", 0), ("Status", 0)]
-    seconds = notes[0].ended - notes[0].began
+    assert [(*note[:1], *note[3:]) for note in notes] == [
+        *(("apply", "", 1), ("Push", "worker:0", 0), ("Status", "worker:0", 0))
+    ]
+    seconds = notes[0][2] - notes[0][1]
     assert metrics.status(9.0, handler.shard)["apply_seconds"] == seconds > 0
     assert metrics.numbers["apply_seconds/count"] == 1
-    server.hear(worker, Trace("stop"))
+    handler.note = None
     push = Push(1, 2, 1, 1, 1.0)
     server.hear(worker, push, worker.connection.destination(push, values.nbytes))
     metrics.status(9.5, handler.shard)
     assert handler.shard.state.step == metrics.numbers["apply_seconds/count"] == 2
-    assert handler._notes.export().count(b"apply") == 1
+    assert len(notes) == 3
 
 
 def test_a_load_is_measured_before_it_is_received() -> None:

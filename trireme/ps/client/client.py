@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import torch
 
@@ -33,11 +33,10 @@ from trireme.ps.messages import (
     LayoutSpec,
     OptimizerSpec,
     PushTerms,
-    Traced,
     Verdict,
 )
 from trireme.ps.packing import Residuals
-from trireme.ps.results import PushResult, ServerTrace
+from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
 from trireme.ps.snapshot import ModelState, assemble, disassemble, values_of
@@ -255,21 +254,6 @@ class Client:
     def server(self, shard: int) -> int:
         """Returns the number of the server with the primary of a shard, in the newest view."""
         return self._servers.lanes.server(shard)
-
-    def trace(self, action: Literal["start", "stop", "read"]) -> dict[int, ServerTrace]:
-        """Asks servers to begin or end a trace, or for its notes; returns the answers by server.
-
-        Each server with a primary is asked once, also where it has those of several shards.
-        """
-        traces: dict[int, ServerTrace] = {}
-        for shard in range(len(self._parts.values)):
-            if self.server(shard) in traces:
-                continue
-            self.settle()
-            message, payload = self._run(self._protocol.trace(shard, action))
-            assert isinstance(message, Traced)
-            traces[self.server(shard)] = ServerTrace(message.offset, b"".join(payload))
-        return traces
 
     # -- a consistent copy -----------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.results import decided
+from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
 BACK_OFF = 0.02
@@ -88,6 +89,11 @@ class ClientOptions:
     # sooner
     hurries: Callable[[], bool] = lambda: False
     certificates: Certificates | None = None  # the task's, where the job uses TLS
+
+    @property
+    def identity(self) -> Identity:
+        """The identity of this worker, as it is now."""
+        return Identity(self.job, f"worker:{self.worker}", self.incarnation, self.epoch)
 
 
 class Request(msgspec.Struct):

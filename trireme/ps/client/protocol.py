@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
 from trireme.errors import ConfigurationError, CopiesLost, Fenced, WaitTimeout
 from trireme.ps import messages
-from trireme.ps.client.lanes import BACK_OFF, Answer, Divided, Request
+from trireme.ps.client.lanes import BACK_OFF, Divided, Request
 from trireme.ps.client.operations import (
     AWAIT,
     DIVIDE,
@@ -390,12 +390,6 @@ class ClientProtocol:
     def status(self) -> Operation[list[messages.ServerStatus]]:
         """Returns each server's status."""
         return self._ask_all(messages.Status(), messages.ServerStatus)
-
-    def trace(self, shard: int, action: Literal["start", "stop", "read"]) -> Operation[Answer]:
-        """Asks the primary of a shard to begin or end a trace, or for its notes."""
-        answers = yield from self._ask_until({shard: Request(messages.Trace(action))})
-        expect(answers[shard], messages.Traced)
-        return answers[shard]
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
         """Shares bytes with the other workers; without any the servers forget the topic."""

@@ -31,7 +31,6 @@ from trireme.ps.lent_memory import LENT_BYTES, LentMemory
 from trireme.ps.messages import PulledExtra, PullExtra, Push, PushReply
 from trireme.ps.replication.messages import ConnectToShard
 from trireme.wire.connection import Connection, Incoming
-from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 from trireme.wire.polling import SpinWait
 from trireme.wire.shared_memory import LocalMemory, SharedMemory
@@ -265,12 +264,10 @@ class ServerLinks:
         and no memory, and the worker connects to the server over TCP.
         """
         options, entry = self.lanes.options, self.lanes.entry(link.index)
-        task = f"worker:{options.worker}"
-        identity = Identity(options.job, task, options.incarnation, options.epoch)
         reach = partial(
             dial,
             entry,
-            identity,
+            options.identity,
             options.secret,
             seconds=options.retry_seconds,
             certificates=options.certificates,
@@ -282,6 +279,7 @@ class ServerLinks:
             if not local or isinstance(error, StaleEpochError):
                 raise
             link.trusts_memory = False
+            task = options.identity.task
             _log.warning("%s goes on over TCP to ps:%d: %s", task, entry.index, error)
             connection = reach(local=False)
         connection.destination = partial(self._destination, link.index)

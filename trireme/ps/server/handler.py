@@ -32,7 +32,6 @@ from trireme.ps.messages import (
     PushReply,
     Refused,
     Share,
-    Trace,
     Waiting,
 )
 from trireme.ps.replication.dispatcher import Dispatcher
@@ -54,7 +53,6 @@ from trireme.ps.server.borrowed_memory import BorrowedExtra, BorrowedMemory
 from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.server.payloads import memory_for, needed_bytes, unpack
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
-from trireme.ps.server.trace import Note, Notes
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ShardState
@@ -100,10 +98,11 @@ class ShardHandler:
         self.peer_gone: Callable[[Link], object] = lambda link: None
         # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
+        # takes what this server did, when it began and ended, for which task, and the step made
+        self.note: Callable[[str, float, float, str, int], object] | None = None
         self._numbered = 0  # how many connections were made
         self._now, self._metrics, self._memory = now, metrics, memory
         self._applied = 0  # how many updates were applied when that was looked at last
-        self._notes = Notes()
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._followers: set[Link] = set()  # the connections of other replicas
         self._confirms: dict[Replica[Link], None] = {}  # that have applied entries in this turn
@@ -144,10 +143,6 @@ class ShardHandler:
         if (replica := self._bound.get(link)) is None:
             self._open(link, message)
             return
-        if isinstance(message, Trace):
-            answer, views = self._notes.answer(link.identity.task, message)
-            link.offer(answer, views, sequence=incoming.sequence)
-            return
         if isinstance(message, (Replicate, Replicated, Fill, FillExtra, Borrows)):
             self._replicate(link, replica, message, payload)
             return
@@ -181,13 +176,11 @@ class ShardHandler:
         self._carry_out(began, replica, outputs)
         if isinstance(message, FromServer):
             self._tell_coordinator()
-        if self._notes.wanted_by:
-            name, task = type(message).__name__, link.identity.task
-            self._notes.add(Note(name, began, self._now(), task))
+        if self.note is not None:
+            self.note(type(message).__name__, began, self._now(), link.identity.task, 0)
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """Forgets a link. The coordinator decides whether its task is lost."""
-        self._notes.wanted_by.discard(link.identity.task)
         self._early = [each for each in self._early if each[0] is not link]
         self._followers.discard(link)
         self._extra.remove(link)
@@ -456,8 +449,8 @@ class ShardHandler:
             self._applied, ended = state.counters["applied"], self._now()
             if self._metrics is not None:
                 self._metrics.applied(ended - began)
-            if self._notes.wanted_by:
-                self._notes.add(Note("apply", began, ended, step=state.step))
+            if self.note is not None:
+                self.note("apply", began, ended, "", state.step)
         if self._local:
             self._deliver()
 

@@ -30,6 +30,7 @@ from trireme.errors import (
     WireError,
 )
 from trireme.job_config import JobConfig
+from trireme.plugins import Plugins
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.loop_watch import LoopWatch
 from trireme.ps.server.metrics import ShardMetrics
@@ -45,6 +46,20 @@ _log = logging.getLogger(__name__)
 
 Recording = Callable[[Mapping[str, float | str], bool], object]
 """Takes a server's status, by name, and whether it is the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPart:
+    """What a plug-in adds to each server: a handler of messages of its own.
+
+    Attributes:
+        open: the function from the handler of the server's shards to that handler.
+    """
+
+    open: Callable[[ShardHandler], Handler]
+
+
+_PARTS = Plugins("trireme.server_parts", "part of a server", ServerPart)
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,8 @@ class _Server:
             metrics=metrics,
             patience=server.policy.heartbeat_timeout,
         )
-        handlers: list[Handler] = [self._handler]
+        parts = _PARTS.all().values()
+        handlers: list[Handler] = [self._handler, *(part.open(self._handler) for part in parts)]
         epoch = ""  # until this server has joined
         if server.coordinator is None:
             coordinator = Coordinator(
