@@ -53,6 +53,15 @@ def test_a_closure_with_a_module_comes_and_its_result_goes_back(result: IO[bytes
     assert torch.equal(returned["state"]["weight"], model.weight)
 
 
+def test_an_engine_that_passes_no_descriptors_is_named() -> None:
+    with open(
+        os.devnull, "rb"
+    ) as another:  # what has the number in a process that inherits nothing
+        task = TaskConfig(job="j", descriptors={"call": os.dup(another.fileno())})
+        with pytest.raises(ConfigurationError, match="the engine local must pass on the descr"):
+            call(task)
+
+
 def test_a_function_that_returns_nothing_returns_none(result: IO[bytes]) -> None:
     assert read_result(result) is None  # no worker has come so far
     assert called(lambda: None, result=result) == 0

@@ -99,7 +99,7 @@ _ACTIONS: dict[str, Callable[[Namespace], int]] = {
 def _listed(given: Namespace) -> list[Path | RemotePath]:
     paths = list_checkpoints(given.run)
     if not paths:
-        raise CheckpointError(
+        raise UsageError(
             f"there is no checkpoint in {given.run}. Give the directory that `trireme run` named, "
             "or the program's run_dir"
         )
@@ -113,7 +113,7 @@ def _chosen(given: Namespace) -> Path | RemotePath:
         return listed[-1]
     paths = {str(step_of(path)): path for path in listed}
     if given.step not in paths:
-        raise CheckpointError(
+        raise UsageError(
             f"{given.run} has no checkpoint of step {given.step}; it has: {', '.join(paths)}"
         )
     return paths[given.step]

@@ -142,7 +142,7 @@ def read_result(file: IO[bytes]) -> object:
 
 def call(task: TaskConfig) -> None:
     """Calls the function of a worker, and leaves what it returns."""
-    function, args = _receive(task.descriptors["call"], task.name)
+    function, args = _receive(task.descriptors["call"], task)
     result = task.descriptors.get("result")
     if result is not None:
         os.set_inheritable(result, False)
@@ -151,12 +151,20 @@ def call(task: TaskConfig) -> None:
         _leave(result, task.index, value)
 
 
-def _receive(fd: int, task: str) -> tuple[Callable[..., object], tuple[Any, ...]]:
+def _receive(fd: int, task: TaskConfig) -> tuple[Callable[..., object], tuple[Any, ...]]:
     """Returns the function and its arguments."""
-    os.set_inheritable(fd, False)
-    data = _read_all(fd)
-    os.close(fd)
-    parcel = msgspec.msgpack.decode(data, type=_Parcel)
+    try:
+        os.set_inheritable(fd, False)
+        data = _read_all(fd)
+        os.close(fd)
+        parcel = msgspec.msgpack.decode(data, type=_Parcel)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"{task.name} has not received the function that it is to call: the engine "
+            f"{task.config.launch.on} must pass on the descriptors of each task "
+            "(`TaskConfig.descriptors`) to its process, on the same host; start a script there, "
+            "or leave out `on`"
+        ) from error
     sys.path += [path for path in parcel.paths if path not in sys.path]
     for name, text in parcel.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -164,7 +172,8 @@ def _receive(fd: int, task: str) -> tuple[Callable[..., object], tuple[Any, ...]
         function, args = pickle.loads(parcel.call)
     except Exception as error:  # whatever the objects' own code raises
         raise ConfigurationError(
-            f"{task} cannot read the function that it is to call: {type(error).__name__}: {error}"
+            f"{task.name} cannot read the function that it is to call: "
+            f"{type(error).__name__}: {error}"
         ) from error
     return function, args
 
