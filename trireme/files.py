@@ -74,21 +74,6 @@ def open_lock(path: str, flags: int) -> int:
     return descriptor
 
 
-def holds_lock(pid: int, path: Path) -> bool:
-    """Returns whether a process of this user holds the lock of a file; Linux only."""
-    try:
-        own = path.stat()
-        for opened in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # it has just been closed
-                if os.path.samestat(opened.stat(), own):
-                    info = Path(f"/proc/{pid}/fdinfo/{opened.name}").read_text()
-                    if "FLOCK" in info:
-                        return True
-    except OSError:  # it has ended, or is another user's
-        return False
-    return False
-
-
 def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of a file; False if the file does not exist."""
     try:

@@ -39,7 +39,8 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.commands": {
         **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
         **{"doctor": "doctor", "graph": "graph", "report": "dashboards"},
-        **{"scale": "scaling", "status": "screen", "task": "environments", "top": "screen"},
+        **{"scale": "control", "status": "screen", "stop": "control"},
+        **{"task": "environments", "top": "screen"},
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},

@@ -169,7 +169,7 @@ def test_an_error_that_is_not_bad_usage_is_status_1(fails, monkeypatch) -> None:
     def damaged(arguments: object) -> int:
         raise DataError("the file\n  is damaged")
 
-    monkeypatch.setattr("trireme.cli.stop.main", damaged)
+    monkeypatch.setattr("trireme.control.stop.main", damaged)
     assert fails("stop", "x", status=1) == "trireme: error: the file is damaged\n"
 
 

@@ -28,20 +28,8 @@ def _run() -> Parser:
     return parser
 
 
-def _stop() -> Parser:
-    parser = Parser(
-        "stop",
-        "[--timeout SECONDS] RUN",
-        "Asks the job in the run directory RUN to save and end, and waits until it has ended.",
-    )
-    parser.add("RUN", "a run directory")
-    parser.add("--timeout SECONDS", "how long to wait (default 90)", default="90")
-    return parser
-
-
 RUN = Command(
     "start a job, on this host or on Ray: workers, parameter servers, coordinator",
     _run,
     "trireme.cli.run:main",
 )
-STOP = Command("ask a job to save and end", _stop, "trireme.cli.stop:main")

@@ -7,7 +7,6 @@ other process has to guess from a process id whether the job still runs.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from typing import IO, Any
 
 import msgspec
 
-from trireme.errors import ConfigurationError, UsageError
-from trireme.files import PRIVATE, holds_lock, is_locked, open_lock, try_lock, write_atomically
-from trireme.host import process_birth
+from trireme.errors import ConfigurationError
+from trireme.files import PRIVATE, is_locked, open_lock, try_lock, write_atomically
 
 RECORD = "job.json"
 LOCK = "job.lock"
@@ -146,53 +144,6 @@ def claim_free(path: Path) -> RunDirectory:
 def is_running(path: Path) -> bool:
     """Returns whether the launcher of a job in this run directory lives."""
     return is_locked(path / LOCK)
-
-
-def wait_until_free(path: Path, timeout: float) -> bool:
-    """Waits until no launcher holds the run directory; returns False after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while is_running(path):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def signal_launcher(path: Path, record: JobRecord, number: signal.Signals) -> None:
-    """Sends a signal to the launcher of the job that runs in a run directory.
-
-    `job.json` may be anybody's, or from another container of the same host name. So the process
-    that it names counts only if it began when the file says and holds the directory's lock.
-    """
-    with suppress(OSError):  # it has ended, or is another user's
-        if _signal_if_launcher(path, record, number):
-            return
-    if is_running(path):
-        raise UsageError(
-            f"a job runs in {path}, and process {record.launcher}, which {RECORD} there names as "
-            f"its launcher, does not hold {LOCK}: the launcher is in another container or another "
-            f"user's, or {RECORD} was changed. Stop the job where it was started, with Ctrl-C or "
-            "`trireme stop`"
-        )
-
-
-def _signal_if_launcher(path: Path, record: JobRecord, number: signal.Signals) -> bool:
-    pid, birth = record.launcher, record.launcher_birth
-    if pid < 1:
-        return False  # kill(2) takes 0 for a process group, and -1 for all processes
-    if not hasattr(os, "pidfd_open"):  # not Linux: the lock's holder cannot be asked for
-        if pid == 1 or not birth or process_birth(pid) != birth:
-            return False
-        os.kill(pid, number)
-        return True
-    process = os.pidfd_open(pid)  # from here on the id cannot become another process's
-    try:
-        if (birth and process_birth(pid) != birth) or not holds_lock(pid, path / LOCK):
-            return False
-        signal.pidfd_send_signal(process, number)
-        return True
-    finally:
-        os.close(process)
 
 
 def read_record(path: Path) -> JobRecord:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from trireme.cli.command import number
 from trireme.cli.runs import observer, timeout_seconds
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback
+from trireme.control.entry import SCALE
 from trireme.environments.secret import find_secret
 from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
 from trireme.launch.config.task_config import BY_HAND
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import printable
-from trireme.scaling.entry import SCALE
 
 if TYPE_CHECKING:
     from trireme.cluster.member import Observer

@@ -1,4 +1,4 @@
-"""The command `scale`, as its entry point declares it."""
+"""The commands `scale` and `stop`, as their entry points declare them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from trireme.cli.command import Command, Parser
 
 
-def _parser() -> Parser:
+def _scale() -> Parser:
     parser = Parser(
         "scale",
         "[--ps N] [--workers M] [--timeout SECONDS] RUN\n"
@@ -27,8 +27,20 @@ def _parser() -> Parser:
     return parser
 
 
+def _stop() -> Parser:
+    parser = Parser(
+        "stop",
+        "[--timeout SECONDS] RUN",
+        "Asks the job in the run directory RUN to save and end, and waits until it has ended.",
+    )
+    parser.add("RUN", "a run directory")
+    parser.add("--timeout SECONDS", "how long to wait (default 90)", default="90")
+    return parser
+
+
 SCALE = Command(
     "change the number of servers and workers of a running job",
-    _parser,
-    "trireme.scaling.command:main",
+    _scale,
+    "trireme.control.scale:main",
 )
+STOP = Command("ask a job to save and end", _stop, "trireme.control.stop:main")

@@ -1,0 +1,1 @@
+"""`trireme scale` and `trireme stop`: what a running job is asked from outside."""

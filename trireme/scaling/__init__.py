@@ -1,1 +1,0 @@
-"""`trireme scale`: changes the number of tasks of a running job."""
