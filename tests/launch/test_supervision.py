@@ -50,14 +50,10 @@ def test_servers_that_do_not_end_with_the_job_are_terminated_then_killed() -> No
     assert supervision.verdict.status == 0
 
 
-def test_a_worker_that_runs_on_after_the_end_is_named_once_and_left_alone() -> None:
+def test_a_worker_that_runs_on_after_the_end_is_left_alone() -> None:
     supervision = supervise()
     supervision.job_over(3, "finished")
     end(supervision, 3, "worker:0", 0)
-    assert supervision.tick(62) == []
-    actions = supervision.tick(63)
-    assert commands(actions) == []
-    assert "worker:1: the program still runs 60 s after the end of the job" in notices(actions)
     assert supervision.tick(1000) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ from trireme.cli.command import number
 from trireme.cli.runs import observer, timeout_seconds
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback
 from trireme.control.entry import SCALE
-from trireme.environments.secret import find_secret
 from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
 from trireme.launch.config.task_config import BY_HAND
+from trireme.launch.environment import secret_by_hand
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import printable
@@ -81,12 +80,8 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
     certificates, scheme = None, "tcp"
     if given.certs is not None:
         certificates, scheme = Certificates(encryption().read(given.certs, OBSERVER)), "tls"
-    secret = find_secret(
-        given.secret_file,
-        os.environ,
-        loopback=is_loopback(given.coordinator),
-        certificates=given.certs,
-    )
+    loopback = is_loopback(given.coordinator)
+    secret = secret_by_hand(given.secret_file, loopback=loopback, certificates=given.certs)
     address = f"{scheme}://{given.coordinator}"
     return Observer(address, BY_HAND, bytes.fromhex(secret), certificates)
 

@@ -17,6 +17,7 @@ from trireme.environments.cluster import ClusterSpec, ClusterTask
 from trireme.environments.flags import check_flags, find_flagged, split_flags
 from trireme.environments.found import Launched, task_of
 from trireme.environments.launchers import TORCHRUN, find_launched_task
+from trireme.environments.secret import find_secret
 from trireme.environments.tf_config import find_tf_task
 from trireme.environments.unknown import check_no_other_launcher
 from trireme.errors import ConfigurationError
@@ -67,7 +68,7 @@ def _join(
     return manual_task(named, config, environ)
 
 
-LAUNCHERS = Environment(_find, _serve, lambda words: split_flags(words)[1], _join)
+LAUNCHERS = Environment(_find, _serve, lambda words: split_flags(words)[1], _join, find_secret)
 
 
 def _task() -> Parser:

@@ -45,16 +45,19 @@ class Environment:
         own_arguments: returns the arguments of a program that are not for `find`.
         join: returns a worker of servers that the program itself names: their hosts, the worker's
             index, how many workers there are, the environment, and the directory, as for `find`.
+        secret: returns the secret of a job that was started by hand, in hexadecimal digits, from a
+            file, the environment, whether all tasks are on this host, and the certificates.
     """
 
     find: Callable[[Mapping[str, str], Sequence[str], Path | None], TaskConfig | None]
     serve: Callable[[Sequence[str]], object]
     own_arguments: Callable[[Sequence[str]], list[str]]
     join: Callable[[str, int, int, Mapping[str, str], Path | None], TaskConfig]
+    secret: Callable[..., str]
 
 
 ENVIRONMENTS = Plugins("trireme.environments", "environment", Environment)
-_NAME = "launchers"
+LAUNCHERS = "launchers"
 _MARKS = ("RANK", "TF_CONFIG", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 """Variables of launchers without which a process would train alone, where others are beside it."""
 
@@ -79,7 +82,7 @@ def current_task() -> TaskConfig:
             sys.excepthook = partial(_print_error, rank)
         if task.role != "worker":
             # TensorFlow's programs wait in `server.join()` here. A server runs none of this.
-            ENVIRONMENTS.load(_NAME).serve(sys.argv[1:])
+            ENVIRONMENTS.load(LAUNCHERS).serve(sys.argv[1:])
     if task.group.size > 1 and (task.group.one_host or is_loopback(task.group.address)):
         _stay_on_loopback(os.environ)
     return task
@@ -92,7 +95,7 @@ def program_arguments() -> list[str]:
     list to its parser: `parser.parse_args(trireme.program_arguments())`. In a task that `trireme`
     has started all arguments are the program's own.
     """
-    known = None if TASK_VARIABLE in os.environ else ENVIRONMENTS.find(_NAME)
+    known = None if TASK_VARIABLE in os.environ else ENVIRONMENTS.find(LAUNCHERS)
     return sys.argv[1:] if known is None else known.own_arguments(sys.argv[1:])
 
 
@@ -116,7 +119,7 @@ def _find(
     environ: Mapping[str, str], arguments: Sequence[str], directory: Path | None
 ) -> TaskConfig | None:
     """Returns what another launcher says of this process; None if none started it."""
-    known = ENVIRONMENTS.find(_NAME)
+    known = ENVIRONMENTS.find(LAUNCHERS)
     if known is not None:
         return known.find(environ, arguments, directory)
     names = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments}
@@ -131,7 +134,13 @@ def _find(
 
 def worker_of_servers(servers: str, worker: int, workers: int) -> TaskConfig:
     """Returns a worker of servers that were started by hand, for a program without launcher."""
-    return ENVIRONMENTS.load(_NAME).join(servers, worker, workers, os.environ, None)
+    return ENVIRONMENTS.load(LAUNCHERS).join(servers, worker, workers, os.environ, None)
+
+
+def secret_by_hand(file: Path | None, *, loopback: bool, certificates: Path | None) -> str:
+    """Returns the secret of a job that was started by hand; see `Environment.secret`."""
+    known = ENVIRONMENTS.load(LAUNCHERS)
+    return known.secret(file, os.environ, loopback=loopback, certificates=certificates)
 
 
 def _alone(environ: Mapping[str, str]) -> TaskConfig:

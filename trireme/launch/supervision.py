@@ -57,7 +57,6 @@ class Supervision:
         self._saved_early = False  # a task ended with the status of an interrupted one
         self._last_worker: Failure | None = None  # the last worker, where it was lost
         self._job_over = False  # every task knows of the end
-        self._lingers: float | None = None  # when workers that still run then are named
         self._joined: bool | None = None  # a worker ever joined, once that is known
         self._formed: bool | None = None  # all tasks have joined, likewise
 
@@ -70,7 +69,7 @@ class Supervision:
     @property
     def deadline(self) -> float | None:
         """When `tick` next has something to do; None for never."""
-        times = [self._phase_deadline, self._lingers, *(task.due for task in self._alive)]
+        times = [self._phase_deadline, *(task.due for task in self._alive)]
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -195,7 +194,7 @@ class Supervision:
         """The job is over, and every task knows that."""
         if self._job_over or outcome == "failed":  # how its tasks end decides what follows
             return []
-        self._job_over, self._lingers = True, now + self._limits.stop
+        self._job_over = True
         # A server that the launcher ends says that the job is interrupted, whatever it was.
         by_us = any(not task.worker and task.terminated for task in self._tasks.values())
         if outcome == "interrupted" and not by_us:
@@ -231,14 +230,6 @@ class Supervision:
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions = self._kill_the_given_up(now)
-        if self._lingers is not None and now >= self._lingers:
-            self._lingers = None
-            workers = [task for task in self._alive if task.worker]
-            if workers and self.phase is Phase.RUNNING:
-                after = f"{self._limits.stop:.0f} s after the end of the job"
-                actions.append(
-                    Notify(f"{_names(workers)}: the program still runs {after}; Ctrl-C ends it")
-                )
         if self._phase_deadline is None or now < self._phase_deadline or not self._alive:
             return actions
         return [*actions, *self._too_late(now, self._alive)]
