@@ -24,10 +24,8 @@ def dial(
 ) -> Connection:
     """Returns an authenticated connection to a server.
 
-    Args:
-        local: whether to go through a unix socket, where the server listens at one on this host.
-            Any process of this host may have taken its name, which is an `AuthenticationError`.
-        seconds: how long connecting may take, and again the handshake.
+    If `local`, it goes through a unix socket where the server listens at one on this host. Another
+    process of this host may have taken its name, which is an `AuthenticationError`.
     """
     stream: Stream | None = None
     memory = local_memory() if local else None

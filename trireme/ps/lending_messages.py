@@ -19,10 +19,7 @@ class LendMemory(FromWorker, frozen=True, array_like=True):
 
 
 class LendExtra(FromWorker, frozen=True, array_like=True):
-    """A worker lends this server so many bytes for extra values; the descriptor comes along.
-
-    It belongs to this connection. Answered by `MemoryLent`.
-    """
+    """A worker lends so many bytes for extra values over this connection; as `LendMemory`."""
 
     kind: ClassVar[int] = 126
     nbytes: Number

@@ -1,15 +1,11 @@
 """The messages between workers and parameter servers, of kinds 64 to 127.
 
-The sender of a message is known from the handshake of its connection: a request is of the worker
-and the incarnation that the handshake has proven, and no field repeats them. The base class of a
-message says which role may send it: `FromWorker`, `FromServer` or `FromAnyone`. Replies have none
-of them.
+The sender of a message is known from the handshake of its connection, and no field repeats it. The
+base class of a message says which role may send it; replies have none. Every request gets one reply
+with the same frame sequence, and before it perhaps `Waiting` notices.
 
 The messages of a consistent copy are in `snapshot_messages`, those between shards in
 `leader.decisions`, those between replicas in `replication.messages`.
-
-Every request gets one reply with the same frame sequence. Before it `Waiting` notices with that
-sequence may come, which name the tasks that the reply is withheld for.
 """
 
 from __future__ import annotations
@@ -55,12 +51,10 @@ class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def slots(self) -> int:
-        """The number of slots."""
         return self.bounds[-1]
 
     @property
     def shards(self) -> int:
-        """The number of shards."""
         return len(self.bounds) - 1
 
 
@@ -81,7 +75,6 @@ class OptimizerSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each group's optimizer."""
         return tuple(group.optimizer or self.name for group in self.groups)
 
 
@@ -171,8 +164,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Push(FromWorker, frozen=True, array_like=True):
     """A worker's update. Payload: the gradient, as this server's part of each flat vector.
 
-    Where workers train locally between pushes, the gradient is a delta: the values that the worker
-    pulled, less its present ones.
+    Where workers train locally between pushes, it is a delta: the pulled values less the present.
     """
 
     kind: ClassVar[int] = 66
@@ -228,10 +220,8 @@ class PushReply(Message, frozen=True, array_like=True):
 class Pull(FromWorker, frozen=True, array_like=True):
     """Asks for this server's part of the values. Withheld until values are loaded.
 
-    If `train`, the worker will compute an update from them: shard 0 counts it among the updates
-    under way, so that the job ends at exactly its last step. The answer is withheld until the step
-    is at least `at_least`: a server that learns of a round a little later than shard 0 answers
-    with values of the same step.
+    If `train`, shard 0 counts the worker's update among those under way, so that the job ends at
+    exactly its last step. The answer is withheld until the step is at least `at_least`.
     """
 
     kind: ClassVar[int] = 68
@@ -274,14 +264,10 @@ class Waiting(Message, frozen=True, array_like=True):
 
 
 class Refused(Message, frozen=True, array_like=True):
-    """The answer to any request that cannot be served.
-
-    `code` is one of `fenced`, `rejected`, `mismatch`, `optimizer`, `busy`; `view` is the
-    server's.
-    """
+    """The answer to any request that cannot be served, at a server of that `view`."""
 
     kind: ClassVar[int] = 71
-    code: str
+    code: str  # `fenced`, `rejected`, `mismatch`, `optimizer` or `busy`
     reason: str
     view: Number
 
@@ -295,18 +281,8 @@ class Done(Message, frozen=True, array_like=True):
 class Lease(FromWorker, frozen=True, array_like=True):
     """Asks shard 0 for the next examples of a data set: `count` batches of `batch` examples.
 
-    `size` is the data set's; all workers must give the same. `number` is 1 for the first lease of
-    this incarnation, then one more with each: a repeat with the same number gets the same
-    examples, and none are lost with an answer that did not arrive. A lower number is refused.
-    `resized` says that the data set is meant to be of another size than the checkpoint's: then the
-    next epoch begins. It may also change between epochs. `end` says what becomes of a batch that
-    crosses the end of an epoch: it takes the rest from the next (0), is cut (1), or is left out
-    (2). Positions from `until` on are not dealt, where it is not 0. `lacks` are positions that
-    turned out to have no example, as the data ended before them: they count as finished. `order` is
-    a fingerprint of the order of examples, which all workers must share; 0 where none can be told.
-    `left_out` are positions that the worker's program was dealt and left out: they count as
-    finished.
-    With a `count` of 0 nothing is dealt; with a `size` of 0 the data set's is taken that is known.
+    A repeat with the same number gets the same examples. With a `count` of 0 nothing is dealt; with
+    a `size` of 0 the data set's is taken that is known.
     """
 
     kind: ClassVar[int] = 72
@@ -315,19 +291,18 @@ class Lease(FromWorker, frozen=True, array_like=True):
     size: Number
     batch: Number
     count: Number
-    number: Number = 0
-    resized: bool = False
-    end: Number = 0
-    until: Number = 0
-    lacks: Pairs = ()
-    order: Number = 0
-    left_out: Pairs = ()
+    number: Number = 0  # 1 for the first lease of this incarnation, then one more with each
+    resized: bool = False  # whether another size than the checkpoint's is meant: a new epoch begins
+    end: Number = 0  # a batch that crosses an epoch's end: takes the next's (0), is cut (1), no (2)
+    until: Number = 0  # positions from here on are not dealt; 0 for all
+    lacks: Pairs = ()  # positions without an example, as the data ended before: they count
+    order: Number = 0  # a fingerprint of the order of examples, which all must share; 0 for none
+    left_out: Pairs = ()  # positions that the program was dealt and left out: they count
 
     @classmethod
     def of(
         cls, dataset: str, size: int, batch: int, count: int, number: int, terms: LeaseTerms
     ) -> Lease:
-        """Makes a request; its sender fills in the view."""
         named: dict[str, Any] = {**terms}
         for field in ("lacks", "left_out"):
             named[field] = tuple(named.get(field, ()))
@@ -346,19 +321,16 @@ class LeaseTerms(TypedDict, total=False):
 
 
 class Leased(Message, frozen=True, array_like=True):
-    """The answer to `Lease`: one span a batch.
+    """The answer to `Lease`: one span a batch, fewer where no more are left before `until`.
 
-    There are fewer than were asked for where no more are left before `until`. An empty span says
-    that the worker sits out one synchronous round. `finished` says that all examples before
-    `until` are in the parameters, and `epoch` is the first of which some are not. `awaited` says
-    that a synchronous round has updates of others and waits for one of this worker.
+    An empty span says that the worker sits out one synchronous round.
     """
 
     kind: ClassVar[int] = 73
     spans: tuple[Span, ...]
-    finished: bool = False
-    epoch: Number = 0
-    awaited: bool = False
+    finished: bool = False  # whether all examples before `until` are in the parameters
+    epoch: Number = 0  # the first of which some are not
+    awaited: bool = False  # whether a synchronous round waits for an update of this worker
 
 
 class StopJob(FromWorker, frozen=True, array_like=True):
@@ -382,10 +354,7 @@ class Drain(FromWorker, frozen=True, array_like=True):
 
 
 class Retire(FromWorker, frozen=True, array_like=True):
-    """Says that the worker trains no more, though it stays: nobody waits for its updates.
-
-    Answered by `Done`.
-    """
+    """Says that the worker trains no more, though it stays. Answered by `Done`."""
 
     kind: ClassVar[int] = 78
 
@@ -396,8 +365,7 @@ class Retire(FromWorker, frozen=True, array_like=True):
 class Share(FromWorker, frozen=True, array_like=True):
     """Shares bytes with the other workers under a topic; a worker's last ones replace those before.
 
-    Payload: the bytes, which the server does not read; without any it forgets the topic, with what
-    all workers have shared under it. Answered by `Done`.
+    Payload: the bytes; without any the server forgets the topic. Answered by `Done`.
     """
 
     kind: ClassVar[int] = 88

@@ -54,7 +54,7 @@ _GROWS_FASTER = 1 << 16  # from so many bytes of metadata on the buffer grows ei
 
 
 class Incoming(msgspec.Struct):
-    """A message that arrived, with the memory that the destination returned, now filled."""
+    """A message that arrived, and its payload."""
 
     message: Message
     sequence: int
@@ -63,16 +63,11 @@ class Incoming(msgspec.Struct):
 
 
 class SharedPayload(tuple[memoryview, ...]):
-    """A payload for several connections, which share the copy of what their streams do not take.
-
-    When its memory has changed, make another one. `kept` is the copy of its end, in pieces, as much
-    as some connection has needed.
-    """
+    """A payload for several connections, which share the copy of what their streams do not take."""
 
     kept: Sequence[memoryview] = ()
 
     def end(self, views: Sequence[memoryview]) -> list[memoryview]:
-        """Returns a copy of its end, which `views` are."""
         missing = sum(map(len, views)) - sum(map(len, self.kept))
         if missing <= 0:
             return _skip_bytes([*self.kept], -missing)
@@ -89,9 +84,8 @@ class SharedPayload(tuple[memoryview, ...]):
 class Connection(AbstractContextManager["Connection", None]):
     """Messages over one stream, which the connection owns. Used by one thread at a time.
 
-    After a failed receive nothing more can be received, and after a failed send nothing more can be
-    sent: later calls raise the same error again. The two directions fail independently, so that
-    messages which a peer sent before it went away can still be received.
+    The two directions fail independently, and each later call raises the same error again: what a
+    peer sent before it went away can still be received.
     """
 
     def __init__(
@@ -148,19 +142,15 @@ class Connection(AbstractContextManager["Connection", None]):
 
     @property
     def unsent(self) -> int:
-        """How many offered bytes the system has not taken; see `flush`."""
         return self._queued + self.stream.unsent
 
     @property
     def buffered(self) -> bool:
-        """Whether bytes were read that belong to messages not yet returned.
-
-        If there are none, the descriptor becomes readable before the next message can be there.
-        """
+        """Whether bytes of further messages were read, of which the descriptor will not tell."""
         return self._start != self._stop or self.stream.pending
 
     def close(self) -> None:
-        """Closes the stream and drops offered bytes that it has not taken. May be repeated."""
+        """Closes the stream, and drops what it has not taken. May be repeated."""
         closed = ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         self._receive_failure = closed
         self._send_failed(closed)
@@ -177,20 +167,10 @@ class Connection(AbstractContextManager["Connection", None]):
         timeout: float,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Sends a message and its payload, and blocks until the stream has taken all of it.
+        """Sends a message, and blocks until the stream has taken all of it.
 
-        If both sides send more than the stream holds while neither receives, each waits for the
-        other until the deadline. Use `offer` on one side to avoid that.
-
-        Args:
-            message: one of the catalog's.
-            payload: C-contiguous buffers, sent one after the other.
-            sequence: for the peer's reply, or of the request that this replies to.
-            timeout: in seconds, for all of it.
-            check: called about ten times a second while the stream has no room.
-
-        Raises:
-            WireTimeout: the peer did not take all of it in time.
+        Two sides that both send more than the stream holds, and do not receive, wait for each other
+        until the deadline. `check` is called about ten times a second meanwhile.
         """
         if not self.offer(message, payload, sequence=sequence, copies=False):
             self.drain(timeout=timeout, check=check)
@@ -210,12 +190,10 @@ class Connection(AbstractContextManager["Connection", None]):
         sequence: int = 0,
         copies: bool = True,
     ) -> bool:
-        """Sends what the stream takes now and keeps a copy of the rest for `flush`. Never blocks.
+        """Sends what the stream takes now, and keeps a copy of the rest for `flush`. Never blocks.
 
         The payload's memory may be changed as soon as the call returns, unless it is not copied:
-        then `drain` must follow. Frames are sent in the order in which they are offered. A
-        `SharedPayload` is copied once for all connections that keep the rest of it. Returns whether
-        the stream has taken all so far.
+        then `drain` must follow. Returns whether the stream has taken all so far.
         """
         views = self._frame(message, payload, sequence)
         self._queue += views
@@ -244,7 +222,7 @@ class Connection(AbstractContextManager["Connection", None]):
     def _frame(
         self, message: Message, payload: Iterable[Buffer], sequence: int
     ) -> list[memoryview]:
-        """Returns the next frame as views of its bytes, which count as queued."""
+        """Returns the next frame, which counts as queued."""
         if self._send_failure is not None:
             raise again(self._send_failure)
         metadata = self.catalog.encode(message)
@@ -304,8 +282,7 @@ class Connection(AbstractContextManager["Connection", None]):
         """Blocks until a complete message has arrived; sends meanwhile what was offered.
 
         Raises:
-            WireTimeout: none came in time. The next receive continues with the part that came.
-            FrameError: as `poll`.
+            WireTimeout: none came in time. The next receive goes on with the part that came.
         """
         if self._receive_failure is not None:
             raise again(self._receive_failure)
@@ -323,7 +300,6 @@ class Connection(AbstractContextManager["Connection", None]):
         raise WireTimeout(f"{self.peer} sent no complete message within {timeout:g} s")
 
     def wait(self, seconds: float) -> bool:
-        """Waits until more may be received; returns whether it may, within that time."""
         return self._wait(select.POLLIN, seconds)
 
     def _wait(self, events: int, seconds: float) -> bool:
@@ -341,13 +317,9 @@ class Connection(AbstractContextManager["Connection", None]):
         return bool(self._poller.poll(math.ceil(seconds * 1000)))
 
     def poll(self) -> Incoming | None:
-        """Returns a message if a complete one is there. Never blocks.
+        """Returns a message if a complete one is there. Never blocks, and reads a bounded amount.
 
-        It reads a bounded amount. Messages may be there when the descriptor is not readable: before
-        you wait on it, call this until it returns None, or until nothing is `buffered`.
-
-        Raises:
-            FrameError: the bytes are not a frame of this catalog, or the destination refused it.
+        Before you wait on the descriptor, call this until it returns None or nothing is buffered.
         """
         if self._receive_failure is not None:
             raise again(self._receive_failure)
@@ -390,8 +362,7 @@ class Connection(AbstractContextManager["Connection", None]):
     def _room(self) -> memoryview:
         """Returns where to read more of a header and its metadata.
 
-        The buffer grows with the bytes that came, not with the announced length, which a peer may
-        set to anything.
+        The buffer grows with the bytes that came: a peer may announce any length.
         """
         have, buffer = self._stop - self._start, self._buffer
         if not have:
@@ -407,7 +378,6 @@ class Connection(AbstractContextManager["Connection", None]):
         return buffer[self._stop :]
 
     def _decode(self) -> bool:
-        """Decodes header and metadata, once they are complete; returns whether they are."""
         if self._stop - self._start < self._need:
             return False
         header = self._header
@@ -461,7 +431,6 @@ class Connection(AbstractContextManager["Connection", None]):
         return payload
 
     def _take_from_buffer(self) -> None:
-        """Copies the part of the payload that was read together with the header."""
         while self._missing and self._start != self._stop:
             view = self._space[0]
             count = min(len(view), self._stop - self._start)
@@ -484,7 +453,6 @@ def _flat(payload: Iterable[Buffer]) -> tuple[list[memoryview], int]:
 
 
 def _skip_bytes(views: list[memoryview], count: int) -> list[memoryview]:
-    """Returns the views without their first `count` bytes."""
     for index, view in enumerate(views):
         size = len(view)
         if count < size:
@@ -494,5 +462,5 @@ def _skip_bytes(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def again(failure: WireError) -> WireError:
-    """Returns an error of the same type and words, without the first one's traceback."""
+    """Returns a copy of an error, without the first one's traceback."""
     return type(failure)(str(failure))

@@ -1,10 +1,9 @@
 """The handshake, in which two tasks of a job prove to each other that they know its secret.
 
-docs/protocol.md has its course. The client proves first: an unauthenticated client learns only
-whether the job's name was right. The messages that follow are neither encrypted nor signed: that is
-for TLS, under which each side also checks that the other's certificate is for the task that it
-claims to be. What is signed holds the server's task and the address that the client called, so
-that a process that has taken the address and relays the handshake is detected.
+docs/protocol.md has its course. The client proves first: a stranger learns only whether the job's
+name was right. What is signed holds the server's task and the address that the client called, so
+that a process that relays the handshake is detected. The messages that follow are neither encrypted
+nor signed: that is for TLS.
 
 The *epoch* identifies one start of the job, whose id, secret and addresses the next may have too.
 """
@@ -78,12 +77,7 @@ class Welcome(Message, frozen=True, array_like=True):
 
 
 class Denied(Message, frozen=True, array_like=True):
-    """The server denies the client, and closes the connection.
-
-    `reason` is one of `version` (of the protocol), `order`, `job`, `secret`, `certificate` (it is
-    for another task), `server` (it is another task), `address` (the client called another one),
-    `epoch`, and `early` (the server has not joined, and does not know the epoch yet).
-    """
+    """The server denies the client, and closes the connection; `_refusal` has the reasons."""
 
     kind: ClassVar[int] = 5
     reason: str
@@ -114,17 +108,14 @@ class Identity:
 
 
 def new_epoch() -> str:
-    """Returns a new random epoch, which no other start of a job has."""
+    """Returns a new random epoch."""
     return secrets.token_hex(8)
 
 
 class ServerHandshake:
     """The server's side of one handshake, as a state machine without I/O or time.
 
-    Args:
-        epoch: the server's; "" if it has not joined yet.
-        serves: the tasks that the server is; empty accepts clients that address any task.
-        called: the address at which it was called; see `trireme.wire.transport.Stream`.
+    It denies clients that address a task other than those that it `serves`, if it names any.
     """
 
     def __init__(
@@ -146,10 +137,7 @@ class ServerHandshake:
         self._challenge = Challenge(secrets.token_bytes(_NONCE_BYTES))
 
     def answer(self, message: Message) -> Message:
-        """Takes the client's next message and returns what to send back.
-
-        After `Denied` the connection is to be closed; after `Welcome`, `identity` is set.
-        """
+        """Returns what to send back. After `Denied` the connection is to be closed."""
         hello, over = self._hello, self.identity is not None or self.denied is not None
         if isinstance(message, Hello) and hello is None and not over:
             return self._answer_hello(message)
@@ -209,7 +197,6 @@ def authenticate(
         AuthenticationError: one refuses the other. A retry does not help.
         StaleEpochError: this task belongs to an earlier start of the job.
         ConnectionRefused: the server has not joined the job yet. Retry soon.
-        WireTimeout: the server did not answer in time.
     """
     catalog, limits = connection.catalog, connection.limits
     connection.catalog, connection.limits = HANDSHAKE_CATALOG, HANDSHAKE_LIMITS
@@ -292,11 +279,7 @@ def _refusal(reason: str, peer: str, hello: Hello) -> WireError:
 
 
 def _same_address(theirs: str, ours: str) -> bool:
-    """Returns whether both sides report the same address.
-
-    On one host the addresses must be equal. Between hosts the network may translate addresses, and
-    only the transport must be equal.
-    """
+    """Returns whether both sides report one address; between hosts, whether one transport."""
     if theirs == ours:
         return True
     (scheme, _, other), (expected, _, own) = theirs.partition("://"), ours.partition("://")
@@ -314,7 +297,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _digest(secret: bytes, label: bytes, *messages: Message) -> bytes:
-    """Returns the HMAC of the side that the label names, over all messages so far."""
+    """Returns the HMAC of one side, over all messages so far."""
     digest = hmac.new(secret, digestmod=hashlib.sha256)
     for part in (label, *map(HANDSHAKE_CATALOG.encode, messages)):
         # The length first, so that no two transcripts give the same bytes.

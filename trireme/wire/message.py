@@ -1,8 +1,7 @@
 """Frames and typed messages: converts bytes on the wire to values and back. No I/O.
 
 A frame is a fixed header, metadata (msgpack of one typed message) and a payload (raw bytes of
-tensors, never interpreted here); docs/protocol.md has its fields. All integers are big-endian.
-Lengths are checked against `Limits` before anything is allocated.
+tensors); docs/protocol.md has its fields. Lengths are checked before anything is allocated.
 
 Kinds: 1-15 the handshake, 16-63 the cluster, 64-127 the parameter server. A kind is never reused.
 """
@@ -63,18 +62,13 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 def pack_header(
     kind: int, metadata_length: int, payload_length: int, sequence: int, *, lent: bool = False
 ) -> bytes:
-    """Returns the `HEADER_SIZE` bytes of a header; see `Header`."""
+    """Returns the bytes of a header; see `Header`."""
     lengths = metadata_length, payload_length
     return _HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, _LENT if lent else 0, *lengths, sequence)
 
 
 def unpack_header(data: bytes | bytearray | memoryview, limits: Limits, offset: int = 0) -> Header:
-    """Reads a header at an offset and checks it against the limits.
-
-    Raises:
-        ProtocolMismatch: another protocol version, or TLS.
-        FrameError: wrong magic, flags this version does not know, or a length over its limit.
-    """
+    """Reads a header at an offset; raises `FrameError` if it is malformed or over the limits."""
     fields = _HEADER.unpack_from(data, offset)
     magic, version, kind, flags, metadata_length, payload_length, sequence = fields
     if magic[:2] == _TLS:
@@ -115,11 +109,7 @@ class Catalog:
             self._decoders[kind] = msgspec.msgpack.Decoder(message_type)
 
     def encode(self, message: Message) -> bytes:
-        """Returns the metadata bytes of a message.
-
-        Raises:
-            ValueError: the message's type is not in this catalog.
-        """
+        """Returns the metadata bytes of a message; raises `ValueError` if it is in no catalog."""
         last, encoded = self._last  # read at once: threads share a catalog
         if message is last:
             return encoded
@@ -130,11 +120,7 @@ class Catalog:
         return encoded
 
     def decode(self, kind: int, metadata: bytes | bytearray | memoryview) -> Message:
-        """Reads the metadata of a frame of the given kind.
-
-        Raises:
-            FrameError: the kind is not in this catalog, or the bytes are not such a message.
-        """
+        """Reads the metadata of a frame of a kind; raises `FrameError` where they do not fit."""
         decoder = self._decoders.get(kind)
         if decoder is None:
             raise FrameError(f"a frame has kind {kind}, which is not part of this conversation")

@@ -29,12 +29,10 @@ class Poller:
             self._poll, self._unit = select.poll(), 1000.0
 
     def register(self, descriptor: int, events: int, callback: Callback) -> None:
-        """Waits for events of a descriptor from now on; hang-up and error are always reported."""
         self._poll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
     def modify(self, descriptor: int, events: int) -> None:
-        """Waits for other events of a descriptor."""
         self._poll.modify(descriptor, events)
 
     def unregister(self, descriptor: int) -> None:
@@ -43,18 +41,13 @@ class Poller:
         del self._callbacks[descriptor]
 
     def events(self, seconds: float) -> Iterator[tuple[Callback, int]]:
-        """Waits for events, at most so many seconds, and yields callbacks with their events.
-
-        A callback may come without an event of its own: the descriptor may have belonged to another
-        connection when the events were collected.
-        """
+        """Yields callbacks with their events. One may come without an event of its own."""
         for descriptor, mask in self._poll.poll(seconds * self._unit):
             callback = self._callbacks.get(descriptor)
             if callback is not None:
                 yield callback, mask
 
     def close(self) -> None:
-        """Closes the poller's own descriptor."""
         if sys.platform == "linux":
             self._poll.close()
 
@@ -76,12 +69,10 @@ class Wakeup:
             self._writer.send(b"\0")
 
     def drain(self) -> None:
-        """Makes the descriptor unreadable again."""
         with suppress(BlockingIOError):
             self._reader.recv(4096)
 
     def close(self) -> None:
-        """Closes the descriptor. May be repeated."""
         self._reader.close()
         self._writer.close()
 
@@ -89,10 +80,8 @@ class Wakeup:
 class SpinWait:
     """Spins for a while, then blocks; decision 0019 has what it gains.
 
-    Spinning costs processor time, and waking a blocked thread costs latency. So a thread that
-    computes for long between two waits may spin for long: `share` of the time since the last wait
-    ended, from `least` to `most` seconds. All waits of one thread share one object, so that no wait
-    counts as computing.
+    It spins for a `share` of the time since the last wait ended, from `least` to `most` seconds: a
+    thread that computes for long between two waits may. All waits of one thread share one object.
     """
 
     __slots__ = ("_last_end", "_least", "_most", "_share")
@@ -102,11 +91,7 @@ class SpinWait:
         self._last_end = time.monotonic()  # of the last wait
 
     def wait(self, poll: Callable[[int], object], seconds: float, *, look: bool = True) -> bool:
-        """Waits until `poll` reports an event, at most `seconds`; returns whether it did.
-
-        `poll` blocks for at most so many milliseconds. While it spins, if it is to `look`, it
-        yields the core to other threads.
-        """
+        """Waits until `poll` reports an event, at most `seconds`; returns whether it did."""
         now = time.monotonic()
         end, ready = now + seconds, False
         if look:

@@ -1,7 +1,4 @@
-"""The limits of a service's peers, and of refused connections: few are logged, many slowed down.
-
-Both take the time as an argument.
-"""
+"""The limits of a service's peers, and of refused connections: few are logged, many slowed down."""
 
 from __future__ import annotations
 
@@ -56,17 +53,13 @@ class TokenBucket:
         return self._left >= 1.0
 
     def take(self, now: float) -> bool:
-        """Takes a token, if there is one; returns whether there was."""
         there = self.has(now)
         self._left -= there
         return there
 
 
 class Refusals:
-    """Logs the refused connections of one service at a limited rate, and counts all.
-
-    Anybody who reaches a port can have thousands of connections refused each second.
-    """
+    """Logs the refused connections of one service at a limited rate, and counts all."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -82,7 +75,6 @@ class Refusals:
             self._unlogged += 1
 
     def tick(self, now: float) -> None:
-        """Logs how many refused connections were not logged, if the rate allows."""
         if self._unlogged and self._lines.take(now):
             _log.warning(
                 "%d more connections were refused, %d in all: somebody tries again and again",
@@ -93,11 +85,9 @@ class Refusals:
 
 
 class RefusedHosts:
-    """Limits how often one host may be refused.
+    """Limits how often one host may be refused, after which its handshakes cost nothing.
 
-    A host that has no tries left is not listened to, so that its handshakes cost nothing. This
-    host itself is never limited: those who are refused there have the same address as the job's own
-    tasks.
+    This host itself is never limited: the job's own tasks may have its address.
     """
 
     def __init__(self, tries: int, seconds: float) -> None:
@@ -115,16 +105,12 @@ class RefusedHosts:
             del self._hosts[next(iter(self._hosts))]
 
     def admits(self, now: float, peer: str) -> bool:
-        """Returns whether a new connection of a peer is listened to."""
         bucket = self._hosts.get(network(peer) or "")
         return bucket is None or bucket.has(now)
 
 
 def network(peer: str) -> str | None:
-    """Returns what one owner of addresses has: an IPv4 address, or 64 bits of IPv6.
-
-    None stands for this host. The peer is an address with its scheme.
-    """
+    """Returns what one owner has, an IPv4 address or 64 bits of IPv6; None for this host."""
     host = peer.partition("://")[2].rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)

@@ -1,9 +1,7 @@
 """One thread that serves many connections: accepts, authenticates, passes messages to handlers.
 
-The type of a message selects the handler, so that a parameter server and a coordinator can share
-one listener. Handlers run in the loop's thread and must not block. The connection of a peer that
-breaks the protocol is closed and logged, and the service goes on. An exception in a handler is a
-bug: it is logged and ends `run`.
+The type of a message selects the handler. Handlers must not block. The connection of a peer that
+breaks the protocol is closed and logged. An exception in a handler is a bug, and ends `run`.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ _NOBODY = Identity("", "an unauthenticated peer")
 class Link:
     """One connection of a service. Handlers see it once its peer has authenticated.
 
-    Handlers call `offer` and `close`; the service receives, and calls the other methods. A handler
-    may set `destination` and `lending` of the connection.
+    Handlers call `offer` and `close`, and may set the connection's `destination` and `lending`.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class Link:
 
     @property
     def name(self) -> str:
-        """The peer's name, for messages."""
         return f"{self.identity.task} at {self.connection.peer}"
 
     def taken(self) -> int:
@@ -92,8 +88,7 @@ class Link:
     def offer(self, message: Message, payload: Iterable[Buffer] = (), *, sequence: int = 0) -> bool:
         """Sends without blocking; returns whether all was sent. The service sends the rest later.
 
-        A failure does not raise here: the handlers' `closed` is called later. Messages that are
-        offered to a closed link are dropped.
+        A failure does not raise here: `closed` is called later. A closed link drops what comes.
         """
         if self.closed:
             return False
@@ -124,16 +119,13 @@ class Link:
     # -- for the service -------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Drops the link if its deadline has passed."""
         if self._deadline is not None and now >= self._deadline:
             self.fail(self._expiry_error)
 
     def admit(self, identity: Identity) -> None:
-        """Accepts an authenticated peer."""
         self.identity, self.authenticated, self._deadline = identity, True, None
 
     def flush(self) -> None:
-        """Sends more of what was offered."""
         try:
             self.connection.flush()
         except WireError as error:
@@ -182,11 +174,7 @@ class Handler(Protocol):
         """A peer has authenticated. Called on every handler for every link."""
 
     def received(self, link: Link, incoming: Incoming) -> None:
-        """A message of one of this handler's types has arrived.
-
-        Raises:
-            FrameError: the peer may not send this message. The service closes the link.
-        """
+        """A message of one of this handler's types has arrived. `FrameError` closes the link."""
 
     def closed(self, link: Link, error: WireError | None) -> None:
         """An authenticated link has closed, with an error if this side did not close it."""
@@ -196,15 +184,9 @@ class Handler(Protocol):
 
 
 class Service:
-    """Accepts connections and serves them in one loop, until it is stopped.
+    """Accepts connections and serves them in one loop, until it is stopped; see `ServerHandshake`.
 
     It owns the listeners and the connections, and closes them when `run` ends.
-
-    Args:
-        epoch, serves: see `ServerHandshake`.
-
-    Raises:
-        ValueError: two handlers have the same message type.
     """
 
     def __init__(
@@ -243,7 +225,6 @@ class Service:
 
     @property
     def address(self) -> str:
-        """The address of the first listener."""
         return self.listeners[0].address
 
     # From any thread ---------------------------------------------------------------------------
@@ -261,11 +242,7 @@ class Service:
     # The loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until `stop`, then closes all links and calls the handlers' `closed`.
-
-        Raises:
-            Exception: an exception of a handler, other than `FrameError` from `received`.
-        """
+        """Serves until `stop`, then closes all links. What a handler raises ends it."""
         try:
             next_tick = self.clock.now()
             while not self._stopping:
@@ -313,7 +290,6 @@ class Service:
                 handler.closed(link, error)
 
     def _linger(self) -> None:
-        """Sends what was offered, then drops all links."""
         self._stop_accepting()
         for listener in self.listeners:
             listener.close()
@@ -377,10 +353,7 @@ class Service:
         self._register(Link(self, connection, handshake))
 
     def adopt(self, connection: Connection, identity: Identity) -> Link:
-        """Serves a connection that this process opened and that is authenticated already.
-
-        Call it in the loop's thread; see `call_soon`.
-        """
+        """Serves an authenticated connection that this process opened. In the loop's thread."""
         link = Link(self, connection)
         self._register(link)
         self._calls.append(partial(self._receive, link, READABLE))  # bytes may have been read
@@ -392,10 +365,7 @@ class Service:
         self.poller.register(link.connection.fileno(), READABLE, partial(self._receive, link))
 
     def _receive(self, link: Link, mask: int) -> None:
-        """Handles the messages of a link that have arrived, up to a number, and sends more.
-
-        The next read or write detects a hang-up or an error.
-        """
+        """Handles the messages of a link that have arrived, up to a number, and sends more."""
         if link.events & WRITABLE and mask != READABLE:
             link.flush()
         if not link.events & READABLE or mask == WRITABLE:

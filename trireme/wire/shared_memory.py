@@ -1,7 +1,6 @@
 """Memory that processes of one host share, as a transport offers it.
 
-One process lends memory to another over a connection. A frame whose payload lies there has a flag
-in its header, and the payload does not cross the connection.
+A frame whose payload lies in memory that one process lends the other has a flag in its header.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A worker's client of the parameter servers: push, pull, wait.
 
-`ClientProtocol` makes the requests, and `Lanes` decides what is sent when. The client owns the
-buffers: it receives values into the flat buffers of the worker's model, and sends gradients from
-them.
+It carries out what `ClientProtocol` and `Lanes` decide, and owns the buffers.
 """
 
 from __future__ import annotations
@@ -60,11 +58,7 @@ def _carried_out(
 
 
 class Client:
-    """A worker's connections to all parameter servers.
-
-    Raises:
-        WaitTimeout: there is no view yet.
-    """
+    """A worker's connections to all parameter servers."""
 
     def __init__(self, options: ClientOptions, membership: Membership, flat: FlatModel) -> None:
         # The bytes of updates, as they are packed, that pushes have carried, and those of values
@@ -92,12 +86,10 @@ class Client:
 
     @property
     def residuals(self) -> Residuals:
-        """The residuals of packed pushes."""
         return self._parts.residuals
 
     @property
     def silent(self) -> tuple[float, str] | None:
-        """Since when servers are out of reach, and their names; None where all are within it."""
         return self._servers.lanes.silent
 
     @property
@@ -122,12 +114,8 @@ class Client:
     ) -> bool:
         """Shows every server the model, the optimizer, the rule and the extra values.
 
-        Returns:
-            Whether the values are loaded already, on every server.
-
-        Raises:
-            ModelMismatchError: another worker showed another model; names the first difference.
-            UnsupportedOptimizerError: the server has no such optimizer.
+        Returns whether the values are loaded already, on every server. Raises `ModelMismatchError`
+        where another worker showed another model.
         """
         self._extension, self._servers.lends_extra = extension, extension is not None
         shown = None if extension is None else extension.shown
@@ -141,11 +129,7 @@ class Client:
         return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, shown))
 
     def load(self, state: ModelState) -> None:
-        """Gives every server its part of the first values, or of a checkpoint.
-
-        Raises:
-            CheckpointError: the state is of another model.
-        """
+        """Gives every server its part of the first values, or of a checkpoint."""
         layout, bounds = self._parts.layout, self._parts.layout.spec.bounds
         parts = [[*disassemble(layout, state, shard)] for shard in range(layout.spec.shards)]
         if self._extension is not None and state.extra:
@@ -154,14 +138,9 @@ class Client:
         self._run(self._protocol.load(state, [*map(_payload_of, parts)]))
 
     def write_values(self, values: Mapping[str, torch.Tensor], digest: int = 0) -> None:
-        """Replaces values of parameters on the servers by those that the program has written.
+        """Replaces values on the servers by those that the program has written.
 
-        Args:
-            digest: what the next push says of them: all workers of a round must say the same.
-
-        Raises:
-            Fenced: this worker is out of the job.
-            Rejected: the servers take no such values.
+        The next push says the digest: all workers of a round must say the same.
         """
         self._written = digest
 
@@ -178,22 +157,13 @@ class Client:
     pull = _carried_out(ClientProtocol.pull)
 
     def check(self) -> None:
-        """Returns while the job runs.
-
-        Raises:
-            JobFailed: it has ended; says who ended it, and why.
-        """
+        """Returns while the job runs; raises `JobFailed` when it has ended."""
         self._membership.check()
 
     def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
-        Args:
-            weight: the number of examples that the gradient is the mean of.
-            terms: see `PushTerms`.
-
-        Raises:
-            ConfigurationError: the job has told this worker to stop, or a push is under way.
+        The weight is the number of examples that the gradient is the mean of; see `PushTerms`.
         """
         protocol = self._protocol
         terms.setdefault("absent", self._parts.flat.absent)
@@ -204,7 +174,6 @@ class Client:
             self._servers.transmit(self._servers.lanes.ask(time.monotonic(), self._push_requests()))
 
     def _push_requests(self) -> dict[int, Request]:
-        """Returns the requests of the push under way, whose gradients are packed if need be."""
         requests = {}
         assert self._protocol.pushed is not None
         for shard in range(len(self._parts.values)):
@@ -215,28 +184,17 @@ class Client:
         return requests
 
     def wait(self) -> PushResult:
-        """Waits for the answers to the push, and brings their values into the model.
-
-        Raises:
-            Fenced: this worker was replaced, or taken out of the job.
-            Rejected: a server has refused the push, as it makes no sense.
-            WaitTimeout: the answer was withheld too long; names those it was withheld for.
-            JobFailed: the job ended meanwhile.
-        """
+        """Waits for the answers to the push, and brings their values into the model."""
         return self._run(self._protocol.wait())
 
     pull_extra = _carried_out(ClientProtocol.pull_extra)
 
     @property
     def brought(self) -> Any:
-        """The extra values that the last push wanted, once `wait` has taken its answers.
-
-        None where the shards were divided anew meanwhile: pull them.
-        """
+        """The extra values that the last push wanted; None where they must be pulled."""
         return self._protocol.brought
 
     def end(self) -> None:
-        """Makes no further update: this worker is to leave, and the job goes on without it."""
         self._protocol.stopping = True
 
     settle = _carried_out(ClientProtocol.settle)
@@ -252,17 +210,12 @@ class Client:
     collect = _carried_out(ClientProtocol.collect)
 
     def server(self, shard: int) -> int:
-        """Returns the number of the server with the primary of a shard, in the newest view."""
         return self._servers.lanes.server(shard)
 
     # -- a consistent copy -----------------------------------------------------------------------
 
     def snapshot(self, *, state: bool) -> ModelState:
-        """Copies the values of one consistent step from all servers.
-
-        Raises:
-            WaitTimeout: no copy could be completed in time.
-        """
+        """Copies the values of one consistent step from all servers."""
         copy = self._run(self._protocol.snapshot(state=state))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
         found = assemble(self._parts.layout, parts)
@@ -271,23 +224,17 @@ class Client:
         return replace(found, extra=self._extension.joined([tensors for _, tensors in parts]))
 
     def renew(self, incarnation: int) -> None:
-        """Begins again as another incarnation: this worker had been taken for lost.
-
-        The verdict on a push under way is not known. Its examples are leased again, unless it was
-        applied.
-        """
+        """Begins again as another incarnation: this worker had been taken for lost."""
         self.close()
         self._servers.lanes.options = replace(self.options, incarnation=incarnation)
         self._protocol.renew()
 
     def close(self) -> None:
-        """Closes all connections. May be repeated."""
         self._servers.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _run(self, operation: Operation[_T]) -> _T:
-        """Carries out an operation of the protocol; returns its result."""
         result: Any = None
         servers, lanes = self._servers, self._servers.lanes
         try:

@@ -3,18 +3,11 @@
 Events come in as method calls, each with its time; what to send goes out as a list. A worker's
 client and the simulator drive this same object.
 
-    event   when it is called
-    ask     servers are asked something; earlier requests are given up
-    heard   a message has come from a server
-    broke   a connection has failed, or could not be made
-    tick    time has passed; `due` is when the next tick is of use
-
-A request is sent to a server once. If the connection breaks, it is sent again with the same
-sequence, until there is an answer, or the server has refused connections or was out of reach for
-too long. A host that refuses a connection is within reach: the server's process is gone. Where
-nothing answers, the network may be the worker's own: it tries for as long as it may come back to
-the job. A request that was fenced off is sent again under the newest view, with a new sequence,
-while this worker is in that view.
+A request is sent again with the same sequence when its connection breaks, until there is an
+answer, or the server has refused connections or was out of reach for too long. A host that refuses
+is within reach: the server's process is gone. Where nothing answers, the network may be the
+worker's own: it tries for as long as it may come back to the job. A request that was fenced off is
+sent again under the newest view, with a new sequence, while this worker is in that view.
 """
 
 from __future__ import annotations
@@ -161,15 +154,9 @@ class Lanes:
     def ask(
         self, now: float, requests: Mapping[int, Request], *, again: bool = True
     ) -> list[Transmit]:
-        """Asks servers something, in this order.
+        """Asks servers something, in this order, and gives up earlier requests.
 
-        Args:
-            again: whether a request that is fenced off is sent again; else that is an error.
-
-        Raises:
-            WaitTimeout: there is no view of the cluster yet.
-            Divided: there are other shards now.
-            CopiesLost: all copies of a shard were lost.
+        What is fenced off is asked `again`, or an error. Raises `Divided`, `CopiesLost`.
         """
         if self.waiting:
             self._forget()
@@ -187,20 +174,13 @@ class Lanes:
         return out
 
     def wait(self, now: float) -> None:
-        """Begins to wait for the answers: the patience counts from now on."""
         self._check_generation()
         self._since = now
 
     def heard(
         self, now: float, shard: int, sequence: int, message: Message, payload: Sequence[Any]
     ) -> None:
-        """Takes a message of a server, with the sequence of the request that it is about.
-
-        Raises:
-            Fenced: the request was fenced off, and is not sent again.
-            Rejected: the server has refused the request, as it makes no sense.
-            ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
-        """
+        """Takes a message of a server, about the request of that sequence; raises refusals."""
         lane = self.lanes[shard]
         if lane.failing_since is not None:
             lane.failing_since = lane.refusing_since = self.silent = None
@@ -229,10 +209,7 @@ class Lanes:
     def broke(self, now: float, shard: int, error: WireError) -> None:
         """Notes that the connection to a server has failed, or could not be made.
 
-        Raises:
-            WireError: the server has refused connections too long; names it in `server`.
-            ConnectTimeout, NetworkLost, WireTimeout: it was out of reach too long. Whether its
-                process lives is not known.
+        Raises the error once that lasts too long: one of the network where its process may live.
         """
         lane, options = self.lanes[shard], self.options
         if lane.request is None:
@@ -270,14 +247,7 @@ class Lanes:
             options.waiting(reason, names, now - lane.failing_since)
 
     def tick(self, now: float) -> list[Transmit]:
-        """Sends again what is due, and checks how long the answers have been withheld.
-
-        Raises:
-            Fenced: this worker was replaced, or taken out of the job.
-            WaitTimeout: an answer was withheld too long; names those it was withheld for.
-            Divided: there are other shards now.
-            CopiesLost: all copies of a shard were lost.
-        """
+        """Sends again what is due, and checks how long the answers have been withheld."""
         self._check_generation()
         out = [self._send_again(lane) for lane in self.waiting if lane.due <= now]
         self._check_patience(now)
@@ -285,11 +255,10 @@ class Lanes:
 
     @property
     def due(self) -> float:
-        """When the next request is sent again, by a `tick`."""
         return min([lane.due for lane in self.waiting], default=math.inf)
 
     def divide(self, shards: int) -> None:
-        """Begins anew with other shards, as the newest view names them. Nothing is waited for."""
+        """Begins with other shards, as the newest view names them. Nothing is waited for."""
         self._forget()
         self.lost = False
         view = self._view()
@@ -299,13 +268,7 @@ class Lanes:
         self.answers = {}
 
     def entry(self, shard: int) -> ServerEntry:
-        """Returns the entry of the server with the primary of a shard, in the newest view.
-
-        Raises:
-            JobFailed: it is not in the newest view.
-            Divided: there are other shards now.
-            CopiesLost: all copies of a shard were lost.
-        """
+        """Returns the entry of the server with the primary of a shard, in the newest view."""
         self._check_generation()
         view = self.known_view()
         index = view.primary(shard)
@@ -315,24 +278,15 @@ class Lanes:
         return entry
 
     def server(self, shard: int) -> int:
-        """Returns the number of the server with the primary of a shard, in the newest view.
-
-        A lane may still be of a shard that this view has no more.
-        """
+        """Returns the number of the server with a shard's primary, or with that of a former one."""
         view = self._view()
         gone = view is not None and 0 < len(view.shards) <= shard
         return shard if view is None or gone else view.primary(shard)
 
     def task(self, shard: int) -> str:
-        """Returns the name of that server."""
         return f"ps:{self.server(shard)}"
 
     def known_view(self) -> View:
-        """Returns the newest view.
-
-        Raises:
-            WaitTimeout: there is none yet.
-        """
         if (view := self._view()) is None:
             raise WaitTimeout(f"worker:{self.options.worker} has no view of the cluster yet")
         return view
@@ -340,7 +294,6 @@ class Lanes:
     # -- inside ----------------------------------------------------------------------------------
 
     def _check_generation(self) -> None:
-        """Checks that the newest view has the shards that requests are laid out over."""
         view = self.known_view()
         if self.generation is None:
             self.generation, self._life = view.generation, view.life
@@ -405,7 +358,6 @@ class Lanes:
         self._give_up(WaitTimeout(f"{waited} {what}: see whether it still runs"))
 
     def _give_up(self, error: TriremeError, cause: Exception | None = None) -> NoReturn:
-        """Gives up all requests, with an error."""
         self._forget()
         raise error from cause
 

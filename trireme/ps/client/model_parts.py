@@ -50,7 +50,6 @@ class ModelParts:
             self.residuals.restore(residuals)
 
     def pack_by(self, rule: Rule) -> None:
-        """Makes the packed form of gradients, where a rule wants one and there is none."""
         self._rule = rule
         if rule.codec != "none" and not self.packers:
             packing = PACKING.load("codecs")
@@ -58,14 +57,10 @@ class ModelParts:
 
     @property
     def residuals(self) -> Residuals:
-        """The residuals of packed pushes."""
         return PACKING.load("codecs").residuals(self.layout, self.packers)
 
     def payload_of(self, shard: int, message: Push) -> tuple[Sequence[memoryview], int]:
-        """Returns the gradients that a push carries to a shard, and its size in bytes.
-
-        A push of weight 0 is not read there, and must not use up the residuals.
-        """
+        """Returns the gradients that a push carries to a shard, and its size in bytes."""
         payload, nbytes = self._carried[shard]
         if self.packers:
             packer = self.packers[shard]

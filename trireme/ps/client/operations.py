@@ -61,11 +61,7 @@ Parts = Sequence[tuple[tuple[TensorSpec, ...], Sequence[Any]]]
 
 
 def expect(answer: Answer, wanted: type[_M]) -> _M:
-    """Returns an answer's message, of the type that is expected.
-
-    Raises:
-        FrameError: it is of another type.
-    """
+    """Returns an answer's message, of the type that is expected."""
     message = answer[0]
     if not isinstance(message, wanted):
         raise FrameError(

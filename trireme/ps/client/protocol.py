@@ -45,12 +45,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class ClientProtocol:
-    """The state of a worker's protocol with the servers.
-
-    Args:
-        rng: names copies, and draws the pauses between two.
-        space: where to put the extra values that a request sends to a shard; None for new memory.
-    """
+    """The state of a worker's protocol with the servers."""
 
     def __init__(
         self,
@@ -111,9 +106,6 @@ class ClientProtocol:
 
         Another chief may come and load other values: this one loads in the view in which it has
         attached, or not at all, and shard 0 last.
-
-        Raises:
-            Fenced: the view has changed since: the chief may be another one now.
         """
         requests: dict[int, Request] = {}
         for shard, (tensors, payload) in enumerate(parts):
@@ -133,11 +125,7 @@ class ClientProtocol:
             return  # and the new shards have values
 
     def write_values(self, parts: Callable[[], Parts]) -> Operation[None]:
-        """Gives every server its part of values that the program has written.
-
-        Args:
-            parts: returns the parts; a server without tensors is not asked.
-        """
+        """Gives every server its part of values that the program has written."""
         while True:
             requests = {
                 shard: Request(WriteValues(0, tensors), payload)
@@ -152,11 +140,7 @@ class ClientProtocol:
                 continue
 
     def _divide(self) -> Operation[None]:
-        """Lays the model out over the shards of the newest view, and shows them the model.
-
-        Raises:
-            Fenced: no values were loaded yet: the chief may be another worker now.
-        """
+        """Lays the model out over the shards of the newest view, and shows them the model."""
         while True:
             layout: messages.LayoutSpec = yield DIVIDE
             self.divide(layout.shards, layout.bounds)
@@ -172,13 +156,11 @@ class ClientProtocol:
             return
 
     def divide(self, shards: int, bounds: Sequence[int] = ()) -> None:
-        """Goes on with other shards, which begin at these slots."""
         self._shards = shards
         self._bounds, self._parts = bounds, None
         self._divisions += 1
 
     def renew(self) -> None:
-        """Begins again as another incarnation: this worker had been taken for lost."""
         self._sequence = self._acknowledged = 0
         self._extra = self._parts = None
         self.pushed = self._settled = None
@@ -186,14 +168,7 @@ class ClientProtocol:
     # -- training --------------------------------------------------------------------------------
 
     def pull(self, *, train: bool = True, at_least: int = 0) -> Operation[None]:
-        """Receives the values; waits until the chief has loaded them.
-
-        Args:
-            at_least: waits until they are of this global step, or a later one.
-
-        Raises:
-            Fenced: the view changed while nothing was loaded: the chief may be another one now.
-        """
+        """Receives the values, `at_least` of that step; waits until the chief has loaded them."""
         request = messages.Pull(0, train, at_least)
         replies = yield from self._pull_all(request, again=not train)
         if train:
@@ -203,13 +178,12 @@ class ClientProtocol:
 
     @property
     def waits(self) -> bool:
-        """Whether a push is under way whose answers are missing."""
+        """Whether the answers to a push are missing."""
         return self.pushed is not None and self._settled is None
 
     def next_push(
         self, weight: float, written: int = 0, **terms: Unpack[messages.PushTerms]
     ) -> messages.Push:
-        """Returns the message of the next push without the view; see `Push`."""
         named: dict[str, Any] = {**terms}
         hyper, pulled = named.pop("hyper", None), named.pop("pulled", None)
         named["examples"] = tuple(named.get("examples", ()))
@@ -227,11 +201,7 @@ class ClientProtocol:
         )
 
     def push(self, push: messages.Push) -> None:
-        """Makes the next push. `wait` takes the answers.
-
-        Raises:
-            ConfigurationError: the job has told this worker to stop, or a push is under way.
-        """
+        """Makes the next push. `wait` takes the answers."""
         if self.stopping:
             raise after_the_end(self._worker, self.step)
         if self.pushed is not None:
@@ -268,7 +238,6 @@ class ClientProtocol:
         return PushResult(verdict, self.step, first.staleness, self.stopping, notice=first.notice)
 
     def pull_extra(self, request: ExtraRequest) -> Operation[Any]:
-        """Returns the extra values that a request wants, as they are now."""
         while True:
             yield from self.settle()  # lent memory holds one request
             parts = request.divided(self._bounds)
@@ -285,12 +254,8 @@ class ClientProtocol:
     def settle(self) -> Operation[None]:
         """Waits for the answers to the push under way, if there is one; `wait` takes them later.
 
-        The values are not in the module before `wait`. Every other request settles first: a worker
-        has one request at a time with a server. A push that is fenced off is `wait`'s to report:
-        the other request goes on.
-
-        Raises:
-            TriremeError: as `wait`, but for `Fenced`.
+        Every other request settles first: a worker has one request at a time with a server. A push
+        that is fenced off is `wait`'s to report: the other request goes on.
         """
         if not self.waits:
             return
@@ -376,11 +341,7 @@ class ClientProtocol:
         return (yield from self._ask_first(messages.StopJob(reason), messages.Stopping)).step
 
     def drain(self) -> Operation[int]:
-        """Waits until every worker has retired, and pulls the values; returns their global step.
-
-        Raises:
-            Fenced: this worker is out of the job: it keeps the values at hand.
-        """
+        """Waits until every worker has retired, and pulls the values; returns their global step."""
         step = (yield from self._ask_first(messages.Drain(), messages.Stopping)).step
         if self._rule.synchronous and self.step == step:
             return step  # the round that made it has brought them
@@ -388,7 +349,6 @@ class ClientProtocol:
         return self.step
 
     def status(self) -> Operation[list[messages.ServerStatus]]:
-        """Returns each server's status."""
         return self._ask_all(messages.Status(), messages.ServerStatus)
 
     def share(self, topic: str, data: bytes) -> Operation[None]:
@@ -408,11 +368,7 @@ class ClientProtocol:
     # -- a consistent copy -----------------------------------------------------------------------
 
     def snapshot(self, *, state: bool) -> Operation[Copy]:
-        """Copies one consistent step of all servers.
-
-        Raises:
-            WaitTimeout: no copy could be completed in time.
-        """
+        """Copies one consistent step of all servers."""
         began = yield Pause(0.0)
         while True:
             copy = yield from self._try_snapshot(state)
@@ -444,11 +400,7 @@ class ClientProtocol:
     # -- inside ----------------------------------------------------------------------------------
 
     def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[Answers]:
-        """Asks shards.
-
-        Raises:
-            Divided: there are other shards now, which know the model.
-        """
+        """Asks shards; raises `Divided` where there are others now, which know the model."""
         divisions = self._divisions
         yield from self.settle()
         if self._divisions != divisions:
@@ -461,7 +413,6 @@ class ClientProtocol:
         return answers
 
     def _ask_until(self, requests: Mapping[int, Request]) -> Operation[Answers]:
-        """Asks these shards, also where the shards are divided meanwhile."""
         while True:
             try:
                 return (yield from self._ask(requests))

@@ -1,8 +1,4 @@
-"""A worker's connections to the servers, which carry out the instructions of its `Lanes`.
-
-The lanes decide which requests are sent when, and which answers count. The connections do what
-takes time: connect, authenticate, send, and wait for messages.
-"""
+"""A worker's connections to the servers, which carry out the instructions of its `Lanes`."""
 
 from __future__ import annotations
 
@@ -50,11 +46,7 @@ class Membership(Protocol):
         """The newest view."""
 
     def check(self) -> None:
-        """Returns while the job runs.
-
-        Raises:
-            JobFailed: it has ended; says who ended it, and why.
-        """
+        """Returns while the job runs; raises `JobFailed` when it has ended."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +69,13 @@ class ServerLink:
         self.lent: LentMemory | None = None  # over the connection, for extra values
 
     def close(self) -> None:
-        """Closes the connection, if there is one. May be repeated."""
         if self.connection is not None:
             self.connection.close()
             self.connection = self.lent = None
 
 
 class ServerLinks:
-    """A worker's connections to the primaries of all shards. Used by one thread.
-
-    Args:
-        destination: returns the memory for a payload of so many bytes that comes from a shard with
-            a message.
-    """
+    """A worker's connections to the primaries of all shards. Used by one thread."""
 
     def __init__(
         self,
@@ -112,12 +98,11 @@ class ServerLinks:
         self._seen: View | None = None  # the newest view that connections were compared with
 
     def close(self) -> None:
-        """Closes all connections; the next request connects again. May be repeated."""
+        """Closes all connections; the next request connects again."""
         for link in self.links:
             link.close()
 
     def divide(self, shards: int) -> None:
-        """Begins anew with other shards; see `Lanes.divide`."""
         self.close()
         self.links = [ServerLink(shard) for shard in range(shards)]
         self.lanes.divide(shards)
@@ -129,13 +114,7 @@ class ServerLinks:
         return memoryview(bytearray(nbytes)) if found is None else found
 
     def transmit(self, orders: Iterable[Transmit]) -> None:
-        """Sends messages, over new connections where there are none.
-
-        Raises:
-            AuthenticationError: a server does not know this job's secret.
-            JobFailed: the job is over, or a server is not part of it any longer.
-            WireError: a server has been out of reach too long.
-        """
+        """Sends messages, over new connections where there are none."""
         for order in orders:
             link, message = self.links[order.shard], order.message
             try:
@@ -158,15 +137,6 @@ class ServerLinks:
 
         Requests are sent again meanwhile where they must be: a server may withhold its answer until
         another one has the request that was lost, or fenced off, on the way.
-
-        Raises:
-            Fenced: this worker was replaced, or taken out of the job.
-            Divided: there are other shards now.
-            Rejected: a server has refused the request, as it makes no sense.
-            ModelMismatchError, UnsupportedOptimizerError: this worker's model does not fit.
-            WaitTimeout: the answer was withheld too long; names those it was withheld for.
-            JobFailed: the job ended meanwhile.
-            WireError: a server was out of reach too long.
         """
         lanes, heard = self.lanes, False
         lanes.wait(time.monotonic())
@@ -195,10 +165,7 @@ class ServerLinks:
         return lanes.answers
 
     def is_replaced(self, link: ServerLink) -> bool:
-        """Returns whether the server at the other end is not the primary of its shard any longer.
-
-        Any thread may ask.
-        """
+        """Returns whether the server at the other end is not the primary any longer."""
         view = self._membership.view
         if view is None or view.generation != self.lanes.generation:
             return view is not None
@@ -216,7 +183,6 @@ class ServerLinks:
                 self._broke(lane.index, error)
 
     def _heard(self, lane: Lane, incoming: Incoming) -> None:
-        """Takes a message of a server."""
         message, lent = incoming.message, self.links[lane.index].lent
         if lent is not None and isinstance(message, PushReply | PulledExtra) and message.extra:
             message = msgspec.structs.replace(message, extra=lent.received(message.extra))
@@ -225,10 +191,7 @@ class ServerLinks:
             self._membership.check()
 
     def _readable(self, waiting: Sequence[Lane]) -> bool:
-        """Waits a little for something to read; returns whether there is.
-
-        If all connections are through memory, it spins first.
-        """
+        """Waits a little for something to read; spins first if all goes through memory."""
         seconds = max(0.0, min(SLICE, self.lanes.due - time.monotonic()))
         made = [self.links[lane.index].connection for lane in waiting]
         connections = [connection for connection in made if connection is not None]
@@ -243,11 +206,7 @@ class ServerLinks:
         return self._spin.wait(poller.poll, seconds, look=through_memory)
 
     def _check_primary(self, link: ServerLink) -> None:
-        """Checks that what is being sent over a connection still has somewhere to arrive.
-
-        A server that was stopped takes nothing, and need not be waited for once another one has its
-        place.
-        """
+        """Checks that what is being sent can still arrive: a stopped server takes nothing."""
         self._membership.check()
         if self.is_replaced(link):
             raise ConnectionBroken("it is not the primary any longer")
@@ -296,11 +255,7 @@ class ServerLinks:
         return connection
 
     def _lend(self, link: ServerLink, connection: Connection, local: LocalMemory) -> None:
-        """Lends a server memory: what lies there need not cross the socket, if the server uses it.
-
-        Raises:
-            WireError: the connection failed, or there was no answer in time.
-        """
+        """Lends a server memory: what lies there need not cross the socket, if it uses that."""
         shared = self.shared_buffers[link.index]
         outbound, inbound = (
             tuple(map(shared.memory.place_of, views)) for views in (shared.outbound, shared.inbound)
@@ -324,7 +279,6 @@ class ServerLinks:
             memory.close()
 
     def _accepts(self, connection: Connection, offered: Message, memory: SharedMemory) -> bool:
-        """Offers memory to a server; returns whether the server uses it."""
         seconds = self.lanes.options.retry_seconds
         connection.stream.pass_descriptor(memory.fileno())
         connection.send(offered, timeout=seconds)

@@ -18,10 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 class BorrowedMemory:
-    """The memory that workers lend, and the places in it that their pushes come from.
+    """The memory that workers lend, each to all servers of its host.
 
-    A worker lends one memory to all servers of its host. So a primary can name the place of a
-    gradient to a backup, which has mapped the same memory, and need not send it.
+    So a primary can name the place of a gradient to a backup, which has mapped the same memory.
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,6 @@ class BorrowedMemory:
 
     @property
     def identities(self) -> tuple[int, ...]:
-        """The identities of all memory that is mapped."""
         return tuple(self._memories)
 
     def add(self, link: Link, message: LendMemory) -> bool:
@@ -51,10 +49,7 @@ class BorrowedMemory:
         return True
 
     def remove(self, link: Link) -> int | None:
-        """Forgets what a worker lent over a connection; returns the memory that nobody lends now.
-
-        It stays mapped while a gradient that lies in it is used.
-        """
+        """Forgets what a worker lent over a connection; returns memory that nobody lends now."""
         lent = self._lent.pop(link, None)
         if lent is None or any(lent.memory == other.memory for other in self._lent.values()):
             return None
@@ -62,7 +57,6 @@ class BorrowedMemory:
         return lent.memory
 
     def find(self, memory: int) -> SharedMemory | None:
-        """Returns the memory of an identity; None where it is not mapped."""
         return self._memories.get(memory)
 
     def place_of(self, link: Link, payload: Sequence[memoryview]) -> Lent | None:
@@ -87,11 +81,9 @@ class BorrowedExtra:
         return memory is not None
 
     def remove(self, link: Link) -> None:
-        """Forgets the memory of a connection. It stays mapped while a view of it exists."""
         self._memories.pop(link, None)
 
     def received(self, link: Link, extra: Extra) -> Extra:
-        """Returns the part of a request that has come over a connection, with all bytes at hand."""
         memory = self._memories.get(link)
         return tuple(bytes_in(extra)) if memory is None else memory.received(extra)
 

@@ -73,11 +73,7 @@ class _Route(msgspec.Struct, frozen=True, eq=False):
 
 
 class ShardHandler:
-    """Serves the replicas of one server over a `Service`.
-
-    Args:
-        memory: returns how many bytes this server can have at most.
-    """
+    """Serves the replicas of one server; `memory` returns how many bytes this server can have."""
 
     messages: tuple[type[Message], ...] = PS_MESSAGES
 
@@ -132,7 +128,6 @@ class ShardHandler:
     # -- the service's handler -------------------------------------------------------------------
 
     def authenticated(self, link: Link) -> None:
-        """Begins to serve a peer that has authenticated: its first message says what it wants."""
         link.connection.destination = lambda message, length: self._place(link, message, length)
         self._numbered += 1
         link.number = self._numbered
@@ -180,7 +175,6 @@ class ShardHandler:
             self.note(type(message).__name__, began, self._now(), link.identity.task, 0)
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        """Forgets a link. The coordinator decides whether its task is lost."""
         self._early = [each for each in self._early if each[0] is not link]
         self._followers.discard(link)
         self._extra.remove(link)
@@ -205,7 +199,6 @@ class ShardHandler:
                 replica.source.offer(Replicated(replica.position, replica.lacks))
 
     def tick(self, now: float) -> None:
-        """Passes the time to the replicas."""
         for replica in [*self.replicas.by_shard.values()]:
             self._carry_out(now, replica, replica.tick(now, Link.taken))
         self.replicas.look(now)
@@ -214,7 +207,6 @@ class ShardHandler:
             self._metrics.look(now, self.shard, self._logs())
 
     def status(self) -> Mapping[str, float | str]:
-        """Returns the shard's status, if it is measured. In the service's thread, or after it."""
         metrics = self._metrics
         return {} if metrics is None else metrics.status(self._now(), self.shard, self._logs())
 
@@ -268,7 +260,6 @@ class ShardHandler:
     # -- what connections are for ----------------------------------------------------------------
 
     def _open(self, link: Link, message: Message) -> None:
-        """Takes the first message of a connection."""
         words: Sequence[Message] = ()
         outputs: Sequence[Output[Link]] = ()
         if isinstance(message, ConnectToShard):
@@ -419,11 +410,7 @@ class ShardHandler:
     def _carry_out(
         self, began: float, replica: Replica[Link], outputs: Iterable[Output[Link]]
     ) -> None:
-        """Carries out what a replica asks for, and then what other shards of this server hear.
-
-        Args:
-            began: when the replica began to decide this; the steps that it has made are measured.
-        """
+        """Carries out what a replica asks for, and then what other shards of this server hear."""
         state = replica.shard.state
         for output in outputs:
             if isinstance(output, Reply):
@@ -455,7 +442,6 @@ class ShardHandler:
             self._deliver()
 
     def _payload(self, reply: Reply, state: ShardState) -> Sequence[memoryview]:
-        """Returns the memory of what a reply carries."""
         tensors, values = reply.payload, state.values
         if not isinstance(reply.message, PushReply | PullReply):
             # A list: what fits would come over the values in memory that is lent.
@@ -469,7 +455,6 @@ class ShardHandler:
         return self._shared
 
     def _send(self, replica: Replica[Link], word: Send) -> None:
-        """Sends a message to another shard, which may be at this server."""
         link = replica.dispatcher.link_for(word)
         if not replica.primary:
             return

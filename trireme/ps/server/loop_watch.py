@@ -13,17 +13,11 @@ _BUSY_SHARE = 0.25  # of the patience
 
 
 class LoopWatch:
-    """Counts the signs of life of a loop.
+    """Counts the signs of life of a loop: its turns, and in a long one, the processor's time.
 
-    A turn of the loop is a sign. While one turn takes long, such as that of a large update, it is a
-    sign that its thread uses the processor.
-
-    A loop within a long turn answers nobody. It is busy then, and for about as long afterwards, at
-    most for the patience, as it has to catch up.
-
-    Args:
-        patience: without a sign for so many seconds the loop is overdue.
-        longest: after so many seconds without a turn the processor's time does not count any more.
+    A loop within a long turn answers nobody. It is busy then, and for about as long afterwards, as
+    it has to catch up. Without a sign for as many seconds as the `patience` it is overdue; after
+    the `longest` without a turn the processor's time does not count any more.
     """
 
     def __init__(self, patience: float, longest: float) -> None:
@@ -35,11 +29,7 @@ class LoopWatch:
         self._behind = 0.0  # the seconds beyond what turns take, less those in time
 
     def look(self, now: float, turns: int, worked: float) -> bool:
-        """Takes how far the loop is; returns whether there was a sign since the last look.
-
-        Args:
-            worked: how many seconds of the processor its thread has used.
-        """
+        """Takes the loop's turns and its thread's processor time; returns whether it goes on."""
         passed = now - self._looked
         busy = worked - self._worked >= _SHARE * passed
         if turns != self._turns:
@@ -57,11 +47,9 @@ class LoopWatch:
 
     @property
     def overdue(self) -> bool:
-        """Whether the last look saw that there was no sign for too long."""
         return self._looked - self._seen >= self._patience
 
     @property
     def status(self) -> Mapping[str, StatusValue]:
-        """What a heartbeat says of the loop, by the last look."""
         busy = self._behind >= _BUSY_SHARE * self._patience
         return {STEPS: self.signs, **({BUSY: 1} if busy else {})}

@@ -74,11 +74,7 @@ class ShardMetrics:
             self._takeovers += len(taken)
 
     def look(self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()) -> None:
-        """Reports the server's status, if a report is due.
-
-        Args:
-            logs: the logs of the shards that the server is primary of.
-        """
+        """Reports the server's status, if a report is due; the logs are those of its primaries."""
         if now < self._due:
             return
         self._due = now + _SECONDS
@@ -168,5 +164,4 @@ class ShardMetrics:
 
 
 def _named(shards: list[int]) -> str:
-    """Returns a text such as `shard 0` or `shards 0, 2`."""
     return f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"

@@ -28,11 +28,7 @@ _OF_TENSORS = (Fill, FillExtra, Load, WriteValues)
 
 
 def memory_for(message: Message, length: int, state: ShardState) -> Sequence[memoryview]:
-    """Returns memory for the payload of a message.
-
-    Args:
-        length: the payload's length in bytes, as the frame announces it.
-    """
+    """Returns memory for the payload of a message, whose length the frame announces."""
     if isinstance(message, _OF_TENSORS):
         expected, what = sum(map(_size_of, message.tensors)), type(message).__name__
         if length != expected:
@@ -45,11 +41,7 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
 
 
 def needed_bytes(request: Attach, shard: int) -> int:
-    """Returns how many bytes a shard of a model takes at least: values, a gradient, and state.
-
-    Returns:
-        The bytes; 0 for what is no model, or has no such shard.
-    """
+    """Returns how many bytes a shard of a model takes at least; 0 for what is no model."""
     try:
         parts = Layout(request.layout).parts(shard)
     except (ConfigurationError, IndexError):

@@ -1,7 +1,6 @@
 """The connections that a server makes to other servers, and makes again when they are lost.
 
-Each has a thread of its own, which connects and authenticates. The connection itself is served by
-the service's loop.
+Each has a thread of its own, which connects; the service's loop serves it.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class PeerLinks:
             self._links[peer, entry] = PeerLink(self, peer, entry)
 
     def dial(self, server: ServerEntry, local: bool) -> Connection:
-        """Returns an authenticated connection to another server. In any thread."""
         return dial(
             server,
             self.identity,
@@ -78,12 +76,10 @@ class PeerLinks:
         )
 
     def lost(self, link: Link) -> None:
-        """Connects again, as a connection is lost. In the service's thread."""
         for each in self._links.values():
             each.lost(link)
 
     def close(self) -> None:
-        """Ends all threads, without waiting for them."""
         for each in [*self._links.values()]:
             each.close()
 
@@ -100,13 +96,11 @@ class PeerLink:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def lost(self, link: Link) -> None:
-        """Connects again, if this was its connection."""
         if link is self._link:
             self._link = None
             self._lost.set()
 
     def close(self) -> None:
-        """Closes the connection, and ends the thread."""
         self._closed.set()
         self._lost.set()
         self._links.service.call_soon(self._drop)
@@ -140,7 +134,6 @@ class PeerLink:
             self._closed.wait(_RETRY_SECONDS)
 
     def _adopt(self, connection: Connection) -> None:
-        """Serves a new connection. In the service's thread."""
         if self._closed.is_set():
             connection.close()
             return

@@ -85,15 +85,9 @@ def serve(
     metrics: ShardMetrics | None = None,
     record: Recording = lambda status, last: None,
 ) -> JobOver | None:
-    """Serves replicas of shards until the job is over.
+    """Serves replicas of shards until the job is over; returns how it ended, if it did.
 
-    Args:
-        on_listening: is called with the server's address, before anything else.
-        record: is called with the server's status every half second, and once more, with True,
-            when the job is over.
-
-    Returns:
-        How the job ended; None when the service was stopped from outside.
+    `record` is called with the server's status every half second, and at last with True.
     """
     # One BLAS thread a process is the launcher's business; autograd is of no use here.
     torch.set_grad_enabled(False)
@@ -108,8 +102,6 @@ def serve(
 
 
 class _Server:
-    """A server process: its shard, service and membership."""
-
     def __init__(
         self, server: ServerConfig, listener: Listener, metrics: ShardMetrics, record: Recording
     ) -> None:

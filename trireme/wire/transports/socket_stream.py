@@ -29,7 +29,7 @@ BUFFER_BYTES = 4 << 20
 
 
 class SocketStream(Stream):
-    """A connected stream socket, which this object owns from now on."""
+    """A connected stream socket, which this object owns."""
 
     def __init__(self, connected: socket.socket, peer: str, called: str = "") -> None:
         connected.setblocking(False)
@@ -69,11 +69,7 @@ class SocketStream(Stream):
 
 
 class SocketListener(Listener):
-    """A listening socket, which this object owns from now on.
-
-    `admit` makes a stream of an accepted socket and the peer's address, or closes it and returns
-    None.
-    """
+    """A listening socket, which this object owns; `admit` makes streams of accepted ones."""
 
     def __init__(
         self,

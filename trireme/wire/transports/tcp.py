@@ -82,8 +82,7 @@ def bind(
 ) -> Listener:
     """Listens at `host:port`; makes a stream of each socket, the peer's and the called address.
 
-    Where plain text is allowed, and the host is a name that is of a loopback address here, it
-    listens at every address.
+    Where plain text is allowed, a name that has a loopback address here stands for every address.
     """
     host, port = _split(rest, scheme)
     try:
@@ -133,7 +132,6 @@ def bind(
 
 
 def _names_a_machine(host: str) -> bool:
-    """Returns whether a host is a name that other machines may have an address for."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -159,11 +157,7 @@ def _connect_once(
 
 
 def prepare(connected: socket.socket, called: tuple[Any, ...], scheme: str) -> str:
-    """Sets a connected socket's options; returns the address that was called.
-
-    Raises:
-        OSError: the connection is gone.
-    """
+    """Sets a connected socket's options; returns the called address, or raises `OSError`."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
