@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trireme.errors import ConfigurationError
@@ -149,36 +149,6 @@ class Sync(Strategy):
 
     def rule(self) -> Rule:
         return Rule(aggregate=self.aggregate or 0, staleness=0)
-
-
-class Collective(Strategy):
-    """Base class of strategies without parameter servers: processes train with collectives.
-
-    All processes make every step together. The strategies differ in the axis of the mesh to which
-    workers are added; `--mesh` composes them.
-
-    Attributes:
-        axis: the axis of the mesh to which workers are added.
-    """
-
-    axis: ClassVar[str]
-
-    def rule(self) -> Rule:
-        return Rule(aggregate=0, staleness=0)
-
-    def check(self, *, workers: int, servers: int) -> None:
-        if servers:
-            raise ConfigurationError(
-                f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
-                "out --ps, or choose async, sync or ssp for the servers, and for the processes of "
-                f"each worker use --mesh {self.axis}=2"
-            )
-
-    def mesh(self, inside: Mesh, processes: int) -> Mesh:
-        workers, rest = divmod(processes, inside.size)
-        if rest or not workers:
-            inside.check_processes(processes)
-        return replace(inside, **{self.axis: getattr(inside, self.axis) * workers})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trireme.mesh import Mesh
-from trireme.strategies import Collective
+from trireme.parallel.strategies import Collective
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class Parallel(Together):
         try:
             lean = None if given is None else self.lean_model(settings, given)
             model = make_model() if lean is None else lean
-            if extension_layers(model):
-                settings.check_extension()
+            for layer in extension_layers(model).values():
+                layer.check_job(model, settings)
             optimizer = build_optimizer(make_optimizer, model)
             return self._split(
                 settings, process_group, model, optimizer, in_place=in_place, lean=lean is not None

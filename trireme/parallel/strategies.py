@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from trireme.strategies import Collective
+from trireme.errors import ConfigurationError
+from trireme.mesh import Mesh
+from trireme.ps.rule import Rule
+from trireme.strategies import Strategy
+
+
+class Collective(Strategy):
+    """Base class of strategies without parameter servers: processes train with collectives.
+
+    All processes make every step together. The strategies differ in the axis of the mesh to which
+    workers are added; `--mesh` composes them.
+
+    Attributes:
+        axis: the axis of the mesh to which workers are added.
+    """
+
+    axis: ClassVar[str]
+
+    def rule(self) -> Rule:
+        return Rule(aggregate=0, staleness=0)
+
+    def check(self, *, workers: int, servers: int) -> None:
+        if servers:
+            raise ConfigurationError(
+                f"strategy {self.name} has no parameter servers, and there are {servers}: leave "
+                "out --ps, or choose async, sync or ssp for the servers, and for the processes of "
+                f"each worker use --mesh {self.axis}=2"
+            )
+
+    def mesh(self, inside: Mesh, processes: int) -> Mesh:
+        workers, rest = divmod(processes, inside.size)
+        if rest or not workers:
+            inside.check_processes(processes)
+        return replace(inside, **{self.axis: getattr(inside, self.axis) * workers})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.location import RemotePath, local_directory, location
 from trireme.mesh import Mesh
@@ -109,23 +108,3 @@ class Settings:
     def clip_norm(self) -> float | None:
         """The L2 norm to which each worker scales its own gradients down; None for none."""
         return None if self.rule.clip_norm is not None else self.options.clip_norm
-
-    def check_extension(self) -> None:
-        rule = self.rule
-        refused = [
-            (self.strategy.name, rule.every is not None),
-            ("prefetch", self.prefetches),
-            ("ema", self.options.ema is not None),
-            ("trireme graph", self.task.draw is not None),
-            (
-                "--mesh" if self.task.servers else f"the strategy {self.strategy.name}",
-                self.backend != "",
-            ),
-        ]
-        for name, is_chosen in refused:
-            if is_chosen:
-                raise ConfigurationError(
-                    f"sparse tables (trireme.Embedding, trireme.ps.connect) under {name} are not "
-                    "built yet: they work in one process, and with parameter servers (--ps) under "
-                    "async, ssp and sync"
-                )

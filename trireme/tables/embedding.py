@@ -12,11 +12,31 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from trireme.errors import ConfigurationError
 from trireme.session.model.extension import ExtensionLayer
+from trireme.session.settings import Settings
 from trireme.tables.table_spec import Initializer, Optimizer
+
+
+def check_settings(settings: Settings) -> None:
+    """Checks that sparse tables can be trained with the settings of a session."""
+    strategy = settings.strategy.name
+    for name, is_chosen in (
+        (strategy, settings.rule.every is not None),
+        ("prefetch", settings.prefetches),
+        ("ema", settings.options.ema is not None),
+        ("trireme graph", settings.task.draw is not None),
+        ("--mesh" if settings.task.servers else f"the strategy {strategy}", settings.backend != ""),
+    ):
+        if is_chosen:
+            raise ConfigurationError(
+                f"sparse tables (trireme.Embedding, trireme.ps.connect) under {name} are not "
+                "built yet: they work in one process, and with parameter servers (--ps) under "
+                "async, ssp and sync"
+            )
 
 
 class TableModule(ExtensionLayer):
@@ -46,6 +66,16 @@ class TableModule(ExtensionLayer):
     """
 
     kind = "tables"
+
+    def check_job(self, model: nn.Module, settings: Settings) -> None:
+        check_settings(settings)
+        if next(model.parameters(), None) is None:
+            raise ConfigurationError(
+                "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
+                "torch's optimizers need one: add it, such as a bias, "
+                "self.bias = nn.Parameter(torch.zeros(1)). Programs of tables alone may use "
+                "trireme.ps.connect"
+            )
 
     def __init__(
         self,

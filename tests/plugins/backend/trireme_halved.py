@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trireme.mesh import Mesh
-from trireme.strategies import BackendType, Collective
+from trireme.parallel.strategies import Collective
+from trireme.strategies import BackendType
 
 BACKEND = BackendType("trireme_halved_backend:HalvedTogether")
 

@@ -68,6 +68,9 @@ class ExtensionLayer(nn.Module):
 
     kind: ClassVar[str]  # the name of the plug-in's entry point, whose `trained` takes such layers
 
+    def check_job(self, model: nn.Module, settings: Any) -> None:
+        """Checks that a model with such layers can be trained with the settings of a session."""
+
 
 def extension_layers(model: nn.Module) -> dict[str, ExtensionLayer]:
     """Returns the layers of a model that compute with extra values, by their paths."""

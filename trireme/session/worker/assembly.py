@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 from trireme.session.backends.together import together
 from trireme.session.loss import Loss
@@ -35,13 +34,8 @@ def assemble(
         torch.set_num_threads(task.threads)
     if not settings.backend or task.dry_run:
         model = make_model()
-        if extension_layers(model) and next(model.parameters(), None) is None:
-            raise ConfigurationError(
-                "the model has sparse tables (trireme.Embedding) and no parameter besides, and "
-                "torch's optimizers need one: add it, such as a bias, "
-                "self.bias = nn.Parameter(torch.zeros(1)). Programs of tables alone may use "
-                "trireme.ps.connect"
-            )
+        for layer in extension_layers(model).values():
+            layer.check_job(model, settings)
         optimizer = build_optimizer(make_optimizer, model)
         flat = FlatModel(
             named_groups(model, optimizer),
@@ -50,8 +44,6 @@ def assemble(
             staged=settings.prefetches,
         )
         extension = extension_of(model, optimizer)
-        if extension is not None:
-            settings.check_extension()
         return TrainingSetup(settings, model, optimizer, flat, extension=extension)
     here = device or device_of(settings) or torch.device("cpu")
     return together(settings).assemble(

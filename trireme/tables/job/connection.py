@@ -29,6 +29,7 @@ from trireme.session.settings import Settings
 from trireme.session.worker.assembly import assemble
 from trireme.session.worker.job import Job
 from trireme.session.worker.worker import Worker
+from trireme.tables.embedding import check_settings
 from trireme.tables.job.pushed_rows import Array, ArrayRows, DType, PushedRows, name_of
 from trireme.tables.job.requests import RowKeys, RowRequest
 from trireme.tables.table_spec import Add, Initializer, Optimizer, RowWiseAdagrad, TableSpec, Zeros
@@ -408,7 +409,7 @@ def connect(
         )
     task = current_task() if servers is None else worker_of_servers(servers, worker, workers)
     settings = Settings.of(task, make_options(options, caller="connect"), run_dir, max_steps)
-    settings.check_extension()
+    check_settings(settings)
     return Connection(settings)
 
 
