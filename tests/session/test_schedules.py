@@ -56,7 +56,7 @@ def test_a_function_that_returns_no_scheduler_is_refused() -> None:
     session = made(
         torch.nn.Linear(4, 1), lambda params: torch.optim.SGD(params, lr=0.1), lambda _: None
     )
-    with pytest.raises(ConfigurationError, match="the function given as scheduler returned None"):
+    with pytest.raises(ConfigurationError, match="the scheduler is None: give one of"):
         session.__enter__()
 
 

@@ -103,18 +103,11 @@ class DataMethods(JobMethods):
         """
         _ = self.worker  # raises unless the session was entered
         if isinstance(dataset, DataLoader):
-            given = {
-                "batch_size": batch_size,
-                "shuffle": shuffle,
-                "sampler": sampler,
-                "weights": weights,
-                "drop_last": drop_last or None,
-                "generator": generator,
-            }
-            if twice := [*(name for name, value in given.items() if value is not None), *loading]:
+            own = (batch_size, shuffle, sampler, weights, generator, drop_last or None)
+            if loading or any(each is not None for each in own):
                 raise ConfigurationError(
-                    f"loader(DataLoader, {'=..., '.join(twice)}=...): the DataLoader has that "
-                    "itself: set it there, or give its data set"
+                    "loader(DataLoader): the DataLoader has the batch size, the order and how "
+                    "examples are loaded itself: set them there, or give its data set"
                 )
             request = of_dataloader(dataset, by)
         else:

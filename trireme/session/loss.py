@@ -22,14 +22,20 @@ def scalar(loss: Any) -> torch.Tensor:
     if isinstance(loss, dict):
         loss = loss.get("loss")
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = type(loss).__name__
-        if isinstance(loss, torch.Tensor):
-            found = f"a tensor of shape {tuple(loss.shape)}"
         raise ConfigurationError(
-            f"the loss is {found}: it must be one number as a tensor, such as the mean over the "
-            'batch (reduction="mean"), or a dict whose "loss" is that'
+            f"the loss is {described(loss)}: it must be one number as a tensor, such as the mean "
+            'over the batch (reduction="mean"), or a dict whose "loss" is that'
         )
     return loss
+
+
+def described(value: Any) -> str:
+    """Returns what kind of value a program's function has returned, for an error."""
+    if isinstance(value, Mapping):
+        return f"the keys {', '.join(map(str, value))}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else type(value).__name__
 
 
 def model_loss(outputs: Any, targets: Any) -> torch.Tensor:
@@ -47,17 +53,16 @@ def model_loss(outputs: Any, targets: Any) -> torch.Tensor:
         ConfigurationError: the outputs have no loss; describes them.
     """
     if isinstance(outputs, Mapping):
-        loss, there = outputs.get("loss"), f"the keys {', '.join(map(str, outputs))}"
+        loss = outputs.get("loss")
     elif isinstance(outputs, (tuple, list)):
-        loss, there = (outputs[0] if outputs else None), f"a tuple of {len(outputs)}"
-    elif isinstance(outputs, torch.Tensor):
-        loss, there = outputs, f"a tensor of shape {tuple(outputs.shape)}"
+        loss = outputs[0] if outputs else None
     else:
-        loss, there = getattr(outputs, "loss", None), f"a {type(outputs).__name__}"
+        loss = outputs if isinstance(outputs, torch.Tensor) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     raise ConfigurationError(
-        f"model_loss: the model's outputs have no loss of one number: they are {there}. Models of "
+        f"model_loss: the model's outputs have no loss of one number: they are "
+        f"{described(outputs)}. Models of "
         "transformers compute one where the batch has labels; else give the session a loss "
         "function of (outputs, targets)"
     )

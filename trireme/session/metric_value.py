@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
+from trireme.session.loss import described
 from trireme.tensors import tensors_in
 
 Metric = Callable[..., torch.Tensor | float]
@@ -93,14 +94,9 @@ def value_of(name: str, metric: Metric, pieces: Iterable[tuple[object, object]])
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, Mapping) or (isinstance(value, torch.Tensor) and value.numel() != 1):
-        found = (
-            f"the keys {', '.join(map(str, value))}"
-            if isinstance(value, Mapping)
-            else f"a tensor of shape {tuple(value.shape)}"
-        )
         raise ConfigurationError(
-            f"metric {name!r} returned {found}: it must be one number. Give one metric for each "
-            "number, such as with average='macro'; metrics=collection takes a MetricCollection"
+            f"metric {name!r} returned {described(value)}: it must be one number. Give one metric "
+            "for each number, such as with average='macro'; metrics=collection takes a MetricCollection"
         )
     try:
         return float(value)

@@ -371,16 +371,10 @@ def _with_launched_hooks(options: Options, task: TaskConfig) -> Options:
 
 def _check_arguments(model: object, loss: object, optimizer: object) -> None:
     """Checks that what a session trains is of the right kinds, and in the right order."""
-    if isinstance(loss, torch.optim.Optimizer) or isinstance(optimizer, nn.Module):
+    swapped = isinstance(loss, torch.optim.Optimizer) or isinstance(optimizer, nn.Module)
+    if swapped or not (callable(model) and callable(loss)):
         raise ConfigurationError(
-            "the loss comes before the optimizer: write Session(model, loss, optimizer)"
-        )
-    if not callable(model):
-        raise ConfigurationError(
-            f"the model is {model!r}: give a torch.nn.Module, or a function that builds one"
-        )
-    if not callable(loss):
-        raise ConfigurationError(
-            f"the loss is {loss!r}: give a function of outputs and targets, such as "
-            "torch.nn.CrossEntropyLoss(), or trireme.model_loss for a model that computes its own"
+            f"the loss is {loss!r}, and the model {model!r}: write Session(model, loss, "
+            "optimizer), with a module or a function that builds one, and a function of outputs "
+            "and targets, such as torch.nn.CrossEntropyLoss() or trireme.model_loss"
         )

@@ -148,9 +148,9 @@ def test_evaluation_takes_the_model_s_own_loss_too() -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("named tuple", batch(), "a tuple of 2"),
+        ("named tuple", batch(), "they are "),
         ("dict", {"input_ids": torch.ones(2, 4)}, "they are the keys logits"),
-        ("dataclass", {"input_ids": torch.ones(2, 4)}, "they are a Scores"),
+        ("dataclass", {"input_ids": torch.ones(2, 4)}, "they are Scores"),
     ],
 )
 def test_a_model_without_a_loss_is_named(kind: str, given: Any, message: str) -> None:

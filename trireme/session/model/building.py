@@ -49,13 +49,7 @@ def build_model(given: nn.Module | Callable[[], nn.Module], settings: Settings) 
     seed_model(settings)
     model = given if isinstance(given, nn.Module) else given()
     device = device_of(settings)
-    try:
-        return (model if device is None else model.to(device)).train()
-    except (AssertionError, RuntimeError) as error:  # torch's, where it has no such device
-        raise ConfigurationError(
-            f"the model cannot be put on device {str(device)!r} ({error}): leave `device` out to "
-            "train where the model is"
-        ) from error
+    return (model if device is None else model.to(device)).train()
 
 
 def build_optimizer(make: Optimizers, model: nn.Module) -> torch.optim.Optimizer:
@@ -82,18 +76,13 @@ def _named_optimizer(name: str, make: object, model: nn.Module) -> torch.optim.O
     """Returns one of several; a function builds it from the parameters of the child of its name."""
     if isinstance(make, torch.optim.Optimizer):
         return make
-    if not callable(make):
-        raise ConfigurationError(
-            f"the optimizer is {make!r}: give an optimizer, or a function that builds one from the "
-            f"parameters of the model's child {name!r}"
-        )
     child = dict(model.named_children()).get(name)
-    if child is None:
+    if child is None or not callable(make):
         children = ", ".join(repr(each) for each, _ in model.named_children())
         raise ConfigurationError(
-            f"the optimizer {name!r} is a function, which builds one from the parameters of the "
-            f"model's child of that name, and the model has {children or 'no children'}: call it "
-            "by the name of a child, or give an optimizer"
+            f"the optimizer {name!r} is {make!r}: give an optimizer, or a function that builds one "
+            "from the parameters of the model's child of that name; the model has "
+            f"{children or 'no children'}"
         )
     optimizer: torch.optim.Optimizer = make(child.parameters())
     return optimizer

@@ -92,15 +92,11 @@ def _scheduler(setup: TrainingSetup) -> Any:
             "session that very optimizer too, or a function that builds the scheduler: "
             f"scheduler=lambda optimizer: {name}(optimizer, ...)"
         )
-    if not callable(getattr(scheduler, "step", None)):
+    if isinstance(scheduler, ReduceLROnPlateau) or not callable(getattr(scheduler, "step", None)):
         raise ConfigurationError(
-            f"the function given as scheduler returned {scheduler!r}: it must return a scheduler "
-            "of torch.optim.lr_scheduler"
-        )
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigurationError(
-            "ReduceLROnPlateau needs a metric at each step, which a session cannot give it: use a "
-            "schedule of the step count, such as ExponentialLR or OneCycleLR"
+            f"the scheduler is {scheduler!r}: give one of torch.optim.lr_scheduler that needs no "
+            "metric but the step count, such as ExponentialLR or OneCycleLR, or a function that "
+            "returns one"
         )
     # Servers make the steps, and a restored schedule is moved on before any: torch would warn.
     setup.optimizer._opt_called = True  # type: ignore[attr-defined]
