@@ -96,7 +96,8 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, Mapping) or (isinstance(value, torch.Tensor) and value.numel() != 1):
         raise ConfigurationError(
             f"metric {name!r} returned {described(value)}: it must be one number. Give one metric "
-            "for each number, such as with average='macro'; metrics=collection takes a MetricCollection"
+            "for each number, such as with average='macro'; metrics=collection takes a "
+            "MetricCollection"
         )
     try:
         return float(value)
