@@ -257,6 +257,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
                 backward does not reach, as `torch.optim` does.
         """
+        self._loop.take_parameters()
         parameters = self._loop.parameters[self._index]
         if self.worker.backend.grows:  # also those that the next step takes over
             parameters = [each for group in self.param_groups for each in group["params"]]
@@ -294,7 +295,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         given.param_groups, self.state = groups, given.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, which the next step takes over: in one process, and under `allreduce`.
+        """Adds a group, which the next step takes over; with servers this call does.
 
         All processes must add the same, with the same values.
 
@@ -303,6 +304,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """
         if self.worker.backend.grows:
             self._given.add_param_group(param_group)
+            self._loop.take_parameters()
             return
         raise ConfigurationError(
             "add_param_group: the job trains the parameters of the optimizer that distribute was "

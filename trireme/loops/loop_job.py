@@ -84,6 +84,13 @@ class LoopJob:
             if self._worker.begin_step():
                 self._take_parameters()
 
+    def take_parameters(self) -> None:
+        """Takes over what the optimizer was given, with servers: before a gradient is computed."""
+        worker = self._worker
+        ready = worker.task.servers and worker.backend.grows and not worker.backend.stopping
+        if ready and worker.take_parameters():
+            self._take_parameters()
+
     def update(
         self,
         optimizer: int,

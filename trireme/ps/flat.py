@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -44,25 +44,31 @@ class PartBuffer:
     def __init__(
         self, layout: Layout, shard: int, vectors: Sequence[torch.Tensor] | None = None
     ) -> None:
-        self._layout, self._shard = layout, shard
+        self.layout, self._shard = layout, shard
         parts = layout.parts(shard)
         if vectors is None:
             vectors = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in parts]
         self.vectors: tuple[torch.Tensor, ...] = tuple(vectors)
-        self._by_dtype = {p.vector.dtype: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
+        self._by_name = {p.vector.name: (p, v) for p, v in zip(parts, self.vectors, strict=True)}
         self.segments = tuple(self._piece(segment) for segment in layout.segments(shard))
 
     def _piece(self, piece: Part) -> torch.Tensor:
-        part, vector = self._by_dtype[piece.vector.dtype]
+        part, vector = self._by_name[piece.vector.name]
         return vector[piece.start - part.start : piece.stop - part.start]
 
     def place(self, vector: int) -> tuple[int, int]:
         """Returns a vector's position among those that are not empty, and where its part begins."""
-        parts = self._layout.parts(self._shard)
+        parts = self.layout.parts(self._shard)
         return sum(part.length > 0 for part in parts[:vector]), parts[vector].start
 
     def copy(self) -> PartBuffer:
-        return PartBuffer(self._layout, self._shard, [v.clone() for v in self.vectors])
+        return PartBuffer(self.layout, self._shard, [v.clone() for v in self.vectors])
+
+    def extended(self, layout: Layout) -> PartBuffer:
+        """Returns the same with zeros for the parameters that a layout has besides."""
+        more = layout.parts(self._shard)[len(self.vectors) :]
+        zeros = [torch.zeros(p.length, dtype=dtype_of(p.vector.dtype)) for p in more]
+        return PartBuffer(layout, self._shard, [*self.vectors, *zeros])
 
     @cached_property
     def views(self) -> tuple[memoryview, ...]:
@@ -73,6 +79,19 @@ class PartBuffer:
     def nbytes(self) -> int:
         """The size of all vectors in bytes."""
         return sum(vector.numel() * vector.element_size() for vector in self.vectors)
+
+
+NamedGroups: TypeAlias = Sequence[Sequence[tuple[str, nn.Parameter]]]
+"""Named parameters of each optimizer group."""
+
+
+def specs_of(groups: NamedGroups) -> list[ParameterSpec]:
+    """Returns the descriptions of parameters, in order."""
+    return [
+        ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
+        for index, group in enumerate(groups)
+        for name, p in group
+    ]
 
 
 class FlatModel:
@@ -102,7 +121,7 @@ class FlatModel:
 
     def __init__(
         self,
-        groups: Sequence[Sequence[tuple[str, nn.Parameter]]],
+        groups: NamedGroups,
         *,
         servers: int,
         slots: int = DEFAULT_SLOTS,
@@ -128,20 +147,19 @@ class FlatModel:
         for parameter, view in self._bound:
             parameter.grad = view
 
-    def lay_out(self, groups: Sequence[Sequence[tuple[str, nn.Parameter]]]) -> None:
+    def lay_out(self, groups: NamedGroups, layout: Layout | None = None) -> None:
         """Moves the values of these parameters into new flat vectors.
 
         Parts that were returned stay as they are. All keep their values and gradients.
+
+        Args:
+            layout: where each lies; None for one that has not grown.
         """
         by_name = {name: parameter for group in groups for name, parameter in group}
         self.parameters = by_name
         _one_device(by_name)
-        specs = [
-            ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), index)
-            for index, group in enumerate(groups)
-            for name, p in group
-        ]
-        self.layout = Layout.of(specs, servers=self._servers, slots=self._slots)
+        known = layout or Layout.of(specs_of(groups), servers=self._servers, slots=self._slots)
+        self.layout = known
         if self.device.type == "cpu":
             needed, advice = 2 * self.layout.bytes, "train a smaller model, or on a larger host"
             check_fits(needed, "the model, with its gradients,", advice)

@@ -2,7 +2,8 @@
 
 Parameters lie one after the other in one flat vector per dtype, grouped by parameter group, each
 aligned to 64 bytes. A vector is cut into slots at multiples of 64 bytes; a shard is a run of
-contiguous slots, which is one contiguous *part* of each vector. Everything here is numbers:
+contiguous slots, which is one contiguous *part* of each vector. Parameters that are added while
+training goes on lie in vectors of their own, behind the others. Everything here is numbers:
 no tensor is made or touched.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+
+from msgspec.structs import replace
 
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.messages import LayoutSpec, ParameterSpec
@@ -51,13 +54,18 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One flat vector: all parameters of one dtype."""
+    """One flat vector: all parameters of one dtype that came together."""
 
-    dtype: str  # the dtype's name, which is the vector's name too
+    dtype: str  # the dtype's name
     length: int  # its elements, padding included
     placed: tuple[Placed, ...]  # its parameters in order
     # (parameter group, start, stop), in order; together they cover the vector
     groups: tuple[tuple[int, int, int], ...]
+    addition: int = 0  # of its parameters
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype}.{self.addition}" if self.addition else self.dtype
 
     @property
     def item_size(self) -> int:
@@ -119,8 +127,7 @@ class Layout:
 
         Each of `servers` servers has one shard, and the shards are equal but for a slot.
         """
-        ordered = sorted(parameters, key=lambda parameter: (parameter.dtype, parameter.group))
-        return cls(LayoutSpec(tuple(ordered), equal_bounds(max(slots, servers), servers)))
+        return cls(LayoutSpec(_ordered(parameters), equal_bounds(max(slots, servers), servers)))
 
     def divided(self, bounds: tuple[int, ...]) -> Layout:
         """Returns the layout of the same parameters with other shards.
@@ -131,6 +138,24 @@ class Layout:
         if bounds == self.spec.bounds:
             return self
         return Layout(LayoutSpec(self.spec.parameters, bounds))
+
+    def grown(self, parameters: Iterable[ParameterSpec]) -> Layout:
+        """Returns the layout with those of these parameters added that it does not have."""
+        mine = self.spec.parameters
+        names, addition = {each.name for each in mine}, mine[-1].addition + 1
+        added = [replace(each, addition=addition) for each in parameters if each.name not in names]
+        if not added:
+            return self
+        return Layout(LayoutSpec((*mine, *_ordered(added)), self.spec.bounds))
+
+    def known_to(self, other: Layout) -> Layout:
+        """Returns the layout before the first addition of which another model lacks a parameter."""
+        mine, names = self.spec.parameters, {each.name for each in other.spec.parameters}
+        lacks = min((each.addition for each in mine if each.name not in names), default=0)
+        if not lacks:
+            return self
+        known = tuple(each for each in mine if each.addition < lacks)
+        return Layout(LayoutSpec(known, self.spec.bounds))
 
     @cached_property
     def bytes(self) -> int:
@@ -201,8 +226,9 @@ def equal_bounds(slots: int, shards: int) -> tuple[int, ...]:
 
 
 def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:
-    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        own = [(i, each) for i, each in enumerate(parameters) if each.dtype == dtype]
+    for key in dict.fromkeys((each.dtype, each.addition) for each in parameters):
+        dtype, addition = key
+        own = [(i, p) for i, p in enumerate(parameters) if (p.dtype, p.addition) == key]
         if dtype not in ITEM_SIZES:
             pairs = "; keep a complex one as pairs of real numbers, torch.view_as_real(value)"
             raise ConfigurationError(
@@ -210,10 +236,14 @@ def _vectors(parameters: tuple[ParameterSpec, ...]) -> Iterator[Vector]:
                 f"one process under Trireme: it must be one of {', '.join(ITEM_SIZES)}"
                 f"{pairs if dtype.startswith('complex') else ''}"
             )
-        yield _vector(dtype, own)
+        yield _vector(dtype, own, addition)
 
 
-def _vector(dtype: str, parameters: list[tuple[int, ParameterSpec]]) -> Vector:
+def _ordered(parameters: Iterable[ParameterSpec]) -> tuple[ParameterSpec, ...]:
+    return tuple(sorted(parameters, key=lambda parameter: (parameter.dtype, parameter.group)))
+
+
+def _vector(dtype: str, parameters: list[tuple[int, ParameterSpec]], addition: int) -> Vector:
     step = ALIGNMENT // ITEM_SIZES[dtype]
     placed: list[Placed] = []
     groups: list[tuple[int, int, int]] = []
@@ -224,7 +254,7 @@ def _vector(dtype: str, parameters: list[tuple[int, ParameterSpec]]) -> Vector:
         placed.append(Placed(parameter, position, start, start + size, end))
         begun = groups.pop()[1] if groups and groups[-1][0] == parameter.group else start
         groups.append((parameter.group, begun, end))
-    return Vector(dtype, end, tuple(placed), tuple(groups))
+    return Vector(dtype, end, tuple(placed), tuple(groups), addition)
 
 
 def _describe(parameter: ParameterSpec | None) -> str:

@@ -39,12 +39,15 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
     shape: Shape
     dtype: Name
     group: Index
+    # 0 for a parameter that was there when training began; else in which addition it came
+    addition: Index = 0
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
     """The parameters in the order in which they lie in the flat vectors, and how these are cut."""
 
-    parameters: tuple[ParameterSpec, ...]  # sorted by (dtype, group), in the module's order within
+    # sorted by (addition, dtype, group), in the module's order within
+    parameters: tuple[ParameterSpec, ...]
     # the slots at which shards begin, and the number of slots that the flat vectors are cut into,
     # which is fixed when the job begins
     bounds: Annotated[tuple[Number, ...], msgspec.Meta(max_length=1 << 16)]

@@ -54,7 +54,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
     """
     first = parts[0][0]
     tensors = [entry for _, part in parts for entry in part]
-    vectors = {vector.dtype: vector for vector in layout.vectors}
+    vectors = {vector.name: vector for vector in layout.vectors}
     flat: dict[tuple[str, str], tuple[torch.Tensor, list[TensorSpec]]] = {}
     named: dict[str, dict[str, torch.Tensor]] = {}
     for spec, tensor in tensors:
@@ -100,8 +100,12 @@ def _meets(spec: TensorSpec, placed: Placed) -> bool:
     return spec.start < placed.stop and placed.start < spec.stop
 
 
-def disassemble(layout: Layout, state: ModelState, shard: int) -> Tensors:
-    """Returns the tensors of a state that one shard loads."""
+def disassemble(layout: Layout, state: ModelState, shard: int, *, complete: bool = True) -> Tensors:
+    """Returns the tensors of a state that one shard loads.
+
+    Args:
+        complete: whether it must have all values.
+    """
     shapes = {p.name: p.shape for p in layout.spec.parameters}
     kinds = {"values": dict(state.values), "average": dict(state.average)}
     for name, tensor in state.optimizer.items():
@@ -117,8 +121,10 @@ def disassemble(layout: Layout, state: ModelState, shard: int) -> Tensors:
     for part in layout.parts(shard):
         for key, named in kinds.items():
             scalar = key.startswith("state/") and _is_scalar(key, named, shapes)
-            if named:
-                tensors += (_scalars if scalar else _ranges)(key, part, named)
+            if named and scalar:
+                tensors += _scalars(key, part, named)
+            elif named:
+                tensors += _ranges(key, part, named, complete=complete)
     return tensors
 
 
@@ -186,4 +192,4 @@ def _spec(
     key: str, part: Part, tensor: torch.Tensor, start: int, stop: int, group: int = -1
 ) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorSpec(key, dtype, part.vector.dtype, start, stop, group)
+    return TensorSpec(key, dtype, part.vector.name, start, stop, group)

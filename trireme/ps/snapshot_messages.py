@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from trireme.ps.messages import FromWorker, Span, WorkerProgress
+from trireme.ps.messages import Attach, FromWorker, LayoutSpec, ParameterSpec, Span, WorkerProgress
 from trireme.wire.message import Message, Name, Number
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
@@ -27,7 +27,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     key: Name  # `values`, `average`, or `state/NAME` with the optimizer's name for it
     dtype: Name  # the dtype's name
-    vector: Name  # which flat vector (its dtype's name) it is a part of
+    vector: Name  # which flat vector it is a part of
     # the elements of that vector; for a scalar, those that it holds for
     start: Number
     stop: Number
@@ -47,6 +47,32 @@ class Snapshot(Message, frozen=True, array_like=True):
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
     # the fingerprint of each data set's order (shard 0)
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
+    # the layout, where the worker lacks parameters that others have added
+    layout: LayoutSpec | None = None
+
+
+class AddParameters(FromWorker, frozen=True, array_like=True):
+    """A worker's program has given its optimizer more parameters. Payload: as in `Snapshot`.
+
+    The payload are their values, and what a checkpoint has of the optimizer's state. Every shard is
+    asked, and all add them at the same point. Answered by `ParametersAdded`.
+    """
+
+    kind: ClassVar[int] = 82
+    view: Number
+    token: Number  # names the request among all of this worker
+    shown: Attach  # the model with them
+    tensors: tuple[TensorSpec, ...]
+
+
+class ParametersAdded(Message, frozen=True, array_like=True):
+    """The answer to `AddParameters`: those parameters of the worker that the job trains now.
+
+    Where some are missing the worker knows too little: it asks again, with these before.
+    """
+
+    kind: ClassVar[int] = 84
+    parameters: tuple[ParameterSpec, ...]
 
 
 class Load(FromWorker, frozen=True, array_like=True):

@@ -26,10 +26,12 @@ from trireme.ps.client.server_links import (
     SharedBuffer,
 )
 from trireme.ps.extension import Extension
-from trireme.ps.flat import FlatModel, as_bytes
+from trireme.ps.flat import FlatModel, NamedGroups, as_bytes, specs_of
+from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     LayoutSpec,
     OptimizerSpec,
+    ParameterSpec,
     PushTerms,
     Verdict,
 )
@@ -152,6 +154,49 @@ class Client:
 
         self._run(self._protocol.write_values(parts))
 
+    def add_parameters(
+        self,
+        groups: NamedGroups,
+        optimizer: OptimizerSpec,
+        state: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Adds parameters to those that the job trains, and receives the values of all.
+
+        Args:
+            groups: those of the model and the added ones, as `FlatModel` takes them.
+            state: what a checkpoint has of the optimizer's state, by `PARAMETER/STATE`.
+
+        Raises:
+            Fenced: this worker is out of the job.
+            ModelMismatchError: others have added others.
+        """
+        flat = self._parts.flat
+        named = {name: parameter for group in groups for name, parameter in group}
+
+        def grown(known: tuple[ParameterSpec, ...]) -> tuple[LayoutSpec, Parts]:
+            before = self._parts.layout.spec
+            layout = Layout(LayoutSpec(known or before.parameters, before.bounds))
+            has = {each.name for each in layout.spec.parameters}
+            added = ModelState(
+                self.step,
+                {name: each.detach().cpu() for name, each in named.items() if name not in has},
+                optimizer={
+                    key: tensor
+                    for key, tensor in (state or {}).items()
+                    if key.rpartition("/")[0] in named.keys() - has
+                },
+            )
+            layout = layout.grown(specs_of(groups))
+            shards = range(layout.spec.shards)
+            parts = [disassemble(layout, added, shard, complete=False) for shard in shards]
+            return layout.spec, [*map(_payload_of, parts)]
+
+        def lay_out(known: tuple[ParameterSpec, ...]) -> None:
+            flat.lay_out(groups, Layout(LayoutSpec(known, self._parts.layout.spec.bounds)))
+            self._parts.layout = flat.layout
+
+        self._run(self._protocol.add_parameters(optimizer, grown, lay_out))
+
     # -- training --------------------------------------------------------------------------------
 
     pull = _carried_out(ClientProtocol.pull)
@@ -218,7 +263,9 @@ class Client:
         """Copies the values of one consistent step from all servers."""
         copy = self._run(self._protocol.snapshot(state=state))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
-        found = assemble(self._parts.layout, parts)
+        others = copy[0][0].layout  # where this worker lacks parameters that others have added
+        layout = self._parts.layout if others is None else Layout(others)
+        found = assemble(layout, parts)
         if self._extension is None:
             return found
         return replace(found, extra=self._extension.joined([tensors for _, tensors in parts]))

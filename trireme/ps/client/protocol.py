@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
@@ -29,8 +29,10 @@ from trireme.ps.extra import ExtraParts, ExtraRequest, ShownExtension, Space
 from trireme.ps.results import PushResult, after_the_end, decided
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot_messages import (
+    AddParameters,
     Load,
     Loaded,
+    ParametersAdded,
     Snapshot,
     TakeSnapshot,
     WriteValues,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 
 _M = TypeVar("_M", bound=Message)
+
+Parameters: TypeAlias = tuple[messages.ParameterSpec, ...]
 
 
 class ClientProtocol:
@@ -138,6 +142,48 @@ class ClientProtocol:
                 return
             except Divided:
                 continue
+
+    def add_parameters(
+        self,
+        optimizer: messages.OptimizerSpec,
+        grown: Callable[[Parameters], tuple[messages.LayoutSpec, Parts]],
+        lay_out: Callable[[Parameters], None],
+    ) -> Operation[None]:
+        """Adds parameters to the job's, or finds them there; then receives the values.
+
+        Args:
+            grown: returns the layout that adds them to some, or else to this worker's, and parts.
+            lay_out: takes the parameters that the job has of this worker's.
+
+        Raises:
+            Fenced: this worker is out of the job.
+            ModelMismatchError: others have added others.
+        """
+        assert self._shown is not None
+        known: Parameters = ()
+        while True:
+            layout, parts = grown(known)
+            attach, token = messages.Attach(0, layout, optimizer, *self._shown[1:]), self._token()
+            requests = {
+                shard: Request(AddParameters(0, token, attach, tensors), payload)
+                for shard, (tensors, payload) in enumerate(parts)
+            }
+            try:
+                answers = self._all((yield from self._ask(requests)), ParametersAdded)
+            except Divided:
+                continue
+            known = max((answer.parameters for answer in answers), key=len)
+            if all(len(each.parameters) == len(layout.parameters) for each in answers):
+                break
+        self._shown, self._hyper = (optimizer, *self._shown[1:]), None
+        lay_out(known)
+        yield from self._divide()
+        yield from self.pull(train=False)
+        if isinstance(self._settled, tuple):
+            self._settled = self._settled[0], self.step
+
+    def _token(self) -> int:
+        return self._rng.getrandbits(53)
 
     def _divide(self) -> Operation[None]:
         """Lays the model out over the shards of the newest view, and shows them the model."""
@@ -387,7 +433,7 @@ class ClientProtocol:
 
         All servers copy at the same point of the leader's decisions, once each was asked.
         """
-        request = Request(TakeSnapshot(self._rng.getrandbits(53), state))
+        request = Request(TakeSnapshot(self._token(), state))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._shards), request))
         except Divided:

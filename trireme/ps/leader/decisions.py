@@ -49,6 +49,14 @@ class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
     token: Number
 
 
+class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """Add the parameters of the request of a worker that has this token."""
+
+    step: Number
+    worker: Number
+    token: Number
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Training has ended: all pushes that are not applied are stale."""
 
@@ -62,7 +70,7 @@ class Divide(msgspec.Struct, frozen=True, array_like=True, tag="divide"):
     view: Number
 
 
-Decision = Apply | Measure | Cut | Stop | Divide
+Decision = Apply | Measure | Cut | Add | Stop | Divide
 
 
 class Held(FromServer, frozen=True, array_like=True):
@@ -79,6 +87,7 @@ class Held(FromServer, frozen=True, array_like=True):
     # the pushes whose mean gradient `square` is of; none where nothing is clipped
     measured: Pushes = ()
     square: float = 0.0  # the squared L2 norm of this shard's part of that mean
+    additions: Pairs = ()  # the requests to add parameters that it holds: pairs (worker, token)
 
 
 class Decided(FromServer, frozen=True, array_like=True):

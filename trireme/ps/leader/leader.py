@@ -27,6 +27,7 @@ import torch
 
 from trireme.cluster.view import View
 from trireme.ps.leader.decisions import (
+    Add,
     Apply,
     Cut,
     Decided,
@@ -58,6 +59,7 @@ class _Shard(msgspec.Struct):
     pushes: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
     # the tokens of the copies that it was asked for, by worker
     copies: dict[int, int] = msgspec.field(default_factory=dict)
+    additions: Collection[tuple[int, int]] = ()  # the requests to add parameters that it holds
     # as in its last `Held` that had them
     measured: tuple[PushId, ...] = ()
     square: float = 0.0
@@ -87,6 +89,7 @@ class Leader:
         self._ready: dict[PushId, int] = {}  # every shard holds it
         self._proposed: tuple[PushId, ...] = ()
         self._stopped = False
+        self._chief: int | None = None
         self._divides = 0  # the number of the view for which `Divide` is to be written
         self._log: deque[Decision] = deque()  # the decisions that some shard may not know
         self._first = 0  # the number of the first of them
@@ -129,6 +132,7 @@ class Leader:
     def view(self, view: View, live: Live) -> None:
         """Takes a view, which may announce that the shards are divided anew."""
         self._divides = view.number if view.next_shards else 0
+        self._chief = view.chief
         self._count(len(view.shards))
         self.examples.members(tuple(live))
 
@@ -152,7 +156,7 @@ class Leader:
         if told is None:
             return
         told.known = max(told.known, min(message.known, self._first + len(self._log)))
-        told.copies = dict(message.copies)
+        told.copies, told.additions = dict(message.copies), message.additions
         if message.measured:
             told.measured, told.square = message.measured, message.square
         for push in message.pushes:
@@ -164,7 +168,12 @@ class Leader:
     # -- deciding --------------------------------------------------------------------------------
 
     def decide(
-        self, step: int, live: Live, copies: Mapping[int, int], square: Square
+        self,
+        step: int,
+        live: Live,
+        copies: Mapping[int, int],
+        square: Square,
+        additions: Collection[tuple[int, int]] = (),
     ) -> Decision | None:
         """Writes the next decision and returns it; None where nothing can be decided now.
 
@@ -172,8 +181,9 @@ class Leader:
 
         Args:
             copies: the tokens of the copies that shard 0 is asked for, by worker.
+            additions: the requests to add parameters that shard 0 holds: (worker, token).
         """
-        decision = self._next(step, live, copies, square)
+        decision = self._next(step, live, copies, square, additions)
         return None if decision is None else self.write(decision)
 
     def write(self, decision: Decision) -> Decision:
@@ -183,7 +193,12 @@ class Leader:
         return decision
 
     def _next(
-        self, step: int, live: Live, copies: Mapping[int, int], square: Square
+        self,
+        step: int,
+        live: Live,
+        copies: Mapping[int, int],
+        square: Square,
+        additions: Collection[tuple[int, int]],
     ) -> Decision | None:
         if self._divides:
             view, self._divides = self._divides, 0
@@ -198,6 +213,12 @@ class Leader:
         for worker, token in copies.items():
             if all([other.copies.get(worker) == token for other in self._others.values()]):
                 return Cut(step, worker, token)
+        for worker, token in additions:
+            # In rounds all workers add the same before the same step: the chief's values count.
+            early = self._rule.synchronous and self._chief in live and worker != self._chief
+            held = all([(worker, token) in other.additions for other in self._others.values()])
+            if held and not early:
+                return Add(step, worker, token)
         if not self._ready:
             return None
         return self._round(step, live, square) if self._rule.synchronous else self._single(step)

@@ -56,7 +56,7 @@ from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ShardState
-from trireme.ps.snapshot_messages import Load, WriteValues
+from trireme.ps.snapshot_messages import AddParameters, Load, WriteValues
 from trireme.wire.connection import Incoming, SharedPayload
 from trireme.wire.message import Message
 from trireme.wire.service import Link
@@ -155,12 +155,12 @@ class ShardHandler:
         if isinstance(message, Push | PullExtra) and message.extra:
             message = replace(message, extra=self._extra.received(link, message.extra))
         if isinstance(message, Push):
-            staging = self._buffer(replica).take(link, payload)
+            staging = self._buffer(replica).take(link, payload, link.identity.index)
             what = staging.gradients
         try:
             if isinstance(message, Attach):
                 self._check_fits(replica, message)
-            elif isinstance(message, (Load, Share, WriteValues)):
+            elif isinstance(message, (Load, Share, WriteValues, AddParameters)):
                 what = unpack(message, payload)
         except (OutOfMemory, Rejected) as error:
             link.offer(Refused("rejected", str(error), 0), sequence=incoming.sequence)
@@ -336,14 +336,14 @@ class ShardHandler:
         what: object = None
         if isinstance(event, Attach):
             self._check_fits(replica, event)
-        elif isinstance(event, (Load, Share, WriteValues)):
+        elif isinstance(event, (Load, Share, WriteValues, AddParameters)):
             what = unpack(event, payload)
         elif isinstance(event, Push):
             buffer = self._buffer(replica)
             if not message.memory:
-                staging = buffer.take(link, payload)
+                staging = buffer.take(link, payload, message.index)
             elif (memory := self._borrowed.find(message.memory)) is not None:
-                staging = buffer.named(link, memory, message.places)
+                staging = buffer.named(link, memory, message.places, message.index)
             else:  # the worker has gone: the primary sends the rest over another connection
                 link.close()
                 return
@@ -398,11 +398,11 @@ class ShardHandler:
         replica, event = self._bound.get(link), message
         if replica is None:
             raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
-        follows = link is replica.source
+        follows, worker = link is replica.source, link.identity.index
         if follows and isinstance(message, Replicate):
-            event = decoded(message)
+            event, worker = decoded(message), message.index
         if isinstance(event, Push):
-            return self._buffer(replica).place(link, length)
+            return self._buffer(replica).place(link, length, worker)
         if isinstance(event, (Fill, FillExtra)) and (event is not message or not follows):
             raise FrameError(f"{link.identity.task} does not fill shard {replica.number}")
         return memory_for(event, length, replica.shard.state)

@@ -5,6 +5,7 @@ A gradient has a buffer of its own; see `receive_buffer`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +18,14 @@ from trireme.ps.optimizers import OPTIMIZERS
 from trireme.ps.replication.messages import Fill, FillExtra
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.snapshot_tensors import tensors_from
-from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
+from trireme.ps.snapshot_messages import AddParameters, Load, TensorSpec, WriteValues
 from trireme.wire.message import Message
 
 _SHARE_BYTES = 1 << 32
 _MOST_TENSORS = 16  # of the size of the model that a checkpoint has for a server, at most
 _SLACK_BYTES = 1 << 20  # for scalars
 _EXTRA_BYTES = 1 << 40  # how many extra values come is not known before
-_OF_TENSORS = (Fill, FillExtra, Load, WriteValues)
+_OF_TENSORS = (Fill, FillExtra, Load, WriteValues, AddParameters)
 
 
 def memory_for(message: Message, length: int, state: ShardState) -> Sequence[memoryview]:
@@ -33,7 +34,9 @@ def memory_for(message: Message, length: int, state: ShardState) -> Sequence[mem
         expected, what = sum(map(_size_of, message.tensors)), type(message).__name__
         if length != expected:
             raise FrameError(f"{what} announces {length} bytes, and its tensors take {expected}")
-        if isinstance(message, Load | WriteValues) and length > _most_loaded(state):
+        added = message.shown.layout.parameters if isinstance(message, AddParameters) else ()
+        most = _most_loaded(state, sum(math.prod(each.shape) for each in added))
+        if not isinstance(message, Fill | FillExtra) and length > most:
             raise FrameError(f"{what} announces {length} bytes, more than its model can have")
     elif not isinstance(message, Share) or length > _SHARE_BYTES:
         raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
@@ -64,13 +67,13 @@ def unpack(message: Message, payload: Sequence[memoryview]) -> Any:
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
 
 
-def _most_loaded(state: ShardState) -> int:
+def _most_loaded(state: ShardState, added: int) -> int:
     """Returns the most bytes of a load: values, average, and any optimizer's state."""
     if state.layout is None:
         return 0
     if state.extension is not None:
         return _EXTRA_BYTES
-    elements = sum(part.length for part in state.layout.parts(state.number))
+    elements = added + sum(part.length for part in state.layout.parts(state.number))
     return _SLACK_BYTES + _MOST_TENSORS * 8 * elements
 
 

@@ -49,10 +49,12 @@ class ReceiveBuffer:
         # where a primary names lent memory: by its identity and the places there
         self._named: dict[tuple[int, Pairs], Staging] = {}
 
-    def place(self, link: Link, length: int) -> Sequence[memoryview]:
-        """Returns memory for a gradient, which nobody else uses."""
-        task = link.identity.task
-        gradients, packed = self._pool.pop() if self._pool else self._new(task)
+    def place(self, link: Link, length: int, worker: int) -> Sequence[memoryview]:
+        """Returns memory for a gradient of a worker, which nobody else uses."""
+        task, layout = link.identity.task, self._layout(link, worker)
+        found = (i for i in reversed(range(len(self._pool))) if self._pool[i][0].layout is layout)
+        at = next(found, None)
+        gradients, packed = self._new(layout, task) if at is None else self._pool.pop(at)
         expected = (packed or gradients).nbytes
         if length != expected and (packed is None or not packed.fits(length)):
             raise FrameError(
@@ -62,24 +64,24 @@ class ReceiveBuffer:
         link.context = Staging(gradients, views, packed, self._pool)
         return views
 
-    def take(self, link: Link, payload: Sequence[memoryview]) -> Staging:
-        """Returns the gradient that has come."""
+    def take(self, link: Link, payload: Sequence[memoryview], worker: int) -> Staging:
+        """Returns the gradient of a worker that has come."""
         if not payload:  # a part without elements has none
-            self.place(link, 0)
+            self.place(link, 0, worker)
             payload = link.context.views
         staging = link.context
         if not isinstance(staging, Staging) or staging.views is not payload:
             lending = link.connection.lending
             if lending is None or payload is not lending.incoming:
                 raise FrameError(f"{link.identity.task} pushed without a payload")
-            staging = link.context = Staging(self._lent(payload, link.identity.task), payload)
+            staging = link.context = Staging(self._lent(payload, link, worker), payload)
         elif staging.pool is not None:
             link.context = None  # the push has it now, and the link's next one another
         if staging.packed is not None:
             staging.packed.unpack()
         return staging
 
-    def named(self, link: Link, memory: SharedMemory, places: Pairs) -> Staging:
+    def named(self, link: Link, memory: SharedMemory, places: Pairs, worker: int) -> Staging:
         """Returns the gradient that lies at places of lent memory, which a primary names."""
         staging = self._named.get((memory.identity, places))
         if staging is None:
@@ -87,7 +89,7 @@ class ReceiveBuffer:
                 views = memory.places(places)
             except WireError as error:
                 raise FrameError(str(error)) from error
-            staging = Staging(self._lent(views, link.identity.task), views)
+            staging = Staging(self._lent(views, link, worker), views)
             self._named[memory.identity, places] = staging
         return staging
 
@@ -99,20 +101,20 @@ class ReceiveBuffer:
         """Frees the memory of one push, if it is not used: a worker's connection is gone."""
         del self._pool[:1]
 
-    def _new(self, task: str) -> _Memory:
+    def _new(self, layout: Layout, task: str) -> _Memory:
         """Returns new memory for the gradients of a shard."""
         rule, packed = self._state.rule, None
         try:
-            gradients = PartBuffer(self._layout(task), self._state.number)
+            gradients = PartBuffer(layout, self._state.number)
         except RuntimeError as error:
             raise FrameError(f"no memory for a push of {task}: {error}") from error
         if rule.codec != "none":
             packed = PACKING.load("codecs").packed(rule.codec, gradients, rule.deflates)
         return gradients, packed
 
-    def _lent(self, payload: Sequence[memoryview], task: str) -> PartBuffer:
+    def _lent(self, payload: Sequence[memoryview], link: Link, worker: int) -> PartBuffer:
         """Returns gradients that lie in lent memory."""
-        layout = self._layout(task)
+        layout, task = self._layout(link, worker), link.identity.task
         parts = layout.parts(self._state.number)
         if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:
             raise FrameError(f"{task} lent memory of other sizes than its model's")
@@ -125,7 +127,8 @@ class ReceiveBuffer:
         ]
         return PartBuffer(layout, self._state.number, vectors)
 
-    def _layout(self, task: str) -> Layout:
-        if self._state.layout is None:
-            raise FrameError(f"{task} pushed before it showed its model")
-        return self._state.layout
+    def _layout(self, link: Link, worker: int) -> Layout:
+        layout = self._state.layout_of(worker)
+        if layout is None:
+            raise FrameError(f"{link.identity.task} pushed before it showed its model")
+        return layout

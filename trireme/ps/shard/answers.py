@@ -169,8 +169,7 @@ class Answers:
         stop = self._is_last(answer.pending.owner.worker)
         payload: Sequence[torch.Tensor] = ()
         if push.pull:
-            assert state.values is not None
-            payload = state.values.buffer.vectors
+            payload = state.values_for(answer.pending.owner.worker)
         extra: Extra = ()
         if push.extra and state.extension is not None and state.shows_extra:
             extra = state.extension.pull(push.extra)
@@ -214,7 +213,7 @@ class Answers:
                 stop = self._is_last(worker)
             else:
                 stop = state.leader is not None and state.leader.ending.reached(state.step)
-            out.append(Reply(each.route, PullReply(state.step, stop), state.values.buffer.vectors))
+            out.append(Reply(each.route, PullReply(state.step, stop), state.values_for(worker)))
         return out
 
     # -- notices ---------------------------------------------------------------------------------

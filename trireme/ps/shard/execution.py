@@ -10,10 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from trireme.errors import OutOfMemory
 from trireme.ps.extra import Extra
 from trireme.ps.flat import PartBuffer
-from trireme.ps.leader.decisions import Apply, Cut, Decided, Decision, Divide, Held, PushId, Stop
+from trireme.ps.leader.decisions import (
+    Add,
+    Apply,
+    Cut,
+    Decided,
+    Decision,
+    Divide,
+    Held,
+    PushId,
+    Stop,
+)
 from trireme.ps.leader.leader import needed_for
 from trireme.ps.messages import Applied, FromServer, GroupSpec, Push, RejectedVerdict, Stale
 from trireme.ps.shard import push_table
+from trireme.ps.shard.additions import Additions
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait, wait
 from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.follower import Follower
@@ -21,8 +32,9 @@ from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.rounds import Mean
-from trireme.ps.shard.state import ModelDescription, ShardState
+from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.gradient_sums import Total
+from trireme.ps.shard.values.parameters import ValuesFactory
 
 _Change = tuple[Total | None, Extra]
 """An update of the values, None for none, and updates of extra values."""
@@ -40,7 +52,9 @@ class Updates:
         # that the program has written.
         self._written: tuple[int, int] | None = None
 
-    def begin(self, shown: ModelDescription) -> None:
+    def begin(self) -> None:
+        """Takes the model that was shown, also with parameters that were added."""
+        self._scratch = None
         self.mean = Mean(self._spare, self._state.extension)
 
     def load(self) -> None:
@@ -224,11 +238,12 @@ def lacks_memory(error: Exception) -> bool:
 class Execution:
     """One shard's part in the sequence of decisions."""
 
-    def __init__(self, state: ShardState) -> None:
+    def __init__(self, state: ShardState, factory: ValuesFactory) -> None:
         self.answers = Answers(state)
         self.updates = Updates(state, self.answers)
         self.follower = Follower()
         self.copies = Copies(state)
+        self.additions = Additions(state, factory, self.follower.held)
         self.due = False  # whether `proceed` is to be called before the next event
         self._state = state
         self._stopped_in = 0  # the number of the view for which it has stopped last
@@ -308,7 +323,8 @@ class Execution:
             return [*out, *self.answers.proceed()]
         while not self.follower.decided:
             live, copies = state.participants.live, self.copies.tokens
-            decision = leader.decide(state.step, live, copies, self._square)
+            additions = self.additions.tokens
+            decision = leader.decide(state.step, live, copies, self._square, additions)
             if decision is None:
                 break
             self.follower.decided.append(decision)
@@ -340,6 +356,9 @@ class Execution:
             self._apply(decision)
         elif isinstance(decision, Cut):
             return self.copies.make(decision.worker, decision.token)
+        elif isinstance(decision, Add):
+            self.updates.begin()
+            return self.additions.make(decision.worker, decision.token)
         elif isinstance(decision, Stop):
             self._state.over = True
             self.updates.drop_stale(follower.take_all())
@@ -362,7 +381,8 @@ class Execution:
         rule, live = self._state.rule, self._state.participants.live
         square = self._square if rule.clip_norm is not None else None
         copies = self.copies.tokens.items()
-        return self.follower.report(needed_for(rule, live), live, copies, square)
+        needed, additions = needed_for(rule, live), self.additions.tokens
+        return self.follower.report(needed, live, copies, square, additions)
 
     def _square(self, pushes: Sequence[PushId]) -> float:
         held = self.follower.held
@@ -375,6 +395,7 @@ class Execution:
             if not pending.answered:
                 yield wait(now, pending, *self._missing(pending))
         yield from self.copies.waits(now)
+        yield from self.additions.waits(now)
         yield from self.answers.waits(now)
 
     def _missing(self, pending: Pending) -> tuple[str, tuple[str, ...]]:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from trireme.errors import ModelMismatchError, UnsupportedOptimizerError
+from trireme.ps.messages import Refused
 from trireme.wire.message import Message
+
+_CODES: dict[type[Exception], str] = {
+    ModelMismatchError: "mismatch",
+    UnsupportedOptimizerError: "optimizer",
+}
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -28,3 +35,8 @@ class Send(msgspec.Struct, frozen=True):
 
 
 Instruction = Reply | Send
+
+
+def refusal(route: object, error: Exception, view: int) -> Reply:
+    """Returns the answer to a request that has raised an error."""
+    return Reply(route, Refused(_CODES.get(type(error), "rejected"), str(error), view))

@@ -32,7 +32,7 @@ import torch
 
 from trireme.cluster.messages import ViewChanged
 from trireme.cluster.view import View
-from trireme.errors import ModelMismatchError, Rejected, TriremeError, UnsupportedOptimizerError
+from trireme.errors import Rejected, TriremeError
 from trireme.ps import messages
 from trireme.ps.extension import held_extension
 from trireme.ps.flat import PartBuffer
@@ -40,25 +40,28 @@ from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
 from trireme.ps.shard.answers import Wait
 from trireme.ps.shard.execution import Execution
-from trireme.ps.shard.instructions import Instruction, Reply
+from trireme.ps.shard.instructions import Instruction, Reply, refusal
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.state import ModelDescription, ShardState
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
-from trireme.ps.snapshot_messages import Load, Loaded, TakeSnapshot, WriteValues
+from trireme.ps.snapshot_messages import AddParameters, Load, Loaded, TakeSnapshot, WriteValues
 from trireme.wire.message import Message
 
 NOTICE_SECONDS = 5.0
 """How often a worker whose answer is withheld is told for whom it waits."""
 
-_CODES: dict[type[Exception], str] = {
-    ModelMismatchError: "mismatch",
-    UnsupportedOptimizerError: "optimizer",
-}
-
-_OF_A_VIEW = (messages.Attach, messages.Lease, Load, messages.Pull, messages.PullExtra, WriteValues)
+_OF_A_VIEW = (
+    messages.Attach,
+    messages.Lease,
+    Load,
+    messages.Pull,
+    messages.PullExtra,
+    WriteValues,
+    AddParameters,
+)
 """Requests that count in one view only."""
 
 _LET_OTHERS_GO_ON = (Load, messages.Retire, messages.StopJob)
@@ -80,7 +83,7 @@ class Shard:
         self.number = number
         self._factory = factory
         self.state = ShardState(number)  # the shard's state. Only the shard changes it.
-        self.execution = Execution(self.state)
+        self.execution = Execution(self.state, factory)
         self._noticed = 0.0
         self._answering: Mapping[type[Message], Callable[..., Message]] = {
             messages.Attach: self.attach,
@@ -120,6 +123,7 @@ class Shard:
         staying = participants.take(view)
         out = self._replace(table.records.keys() - staying, staying)
         gone = [*execution.answers.take_fenced_pulls(), *execution.copies.take_routes(absent=True)]
+        gone += execution.additions.take_routes(absent=True)
         out += [self._refused(route, "fenced", "the view has changed") for route in gone]
         if state.leader is not None:
             state.leader.view(view, participants.live)
@@ -189,9 +193,13 @@ class Shard:
         if kind in self._withholding:
             return [*self._withholding[kind](now, route, who, message)]
         try:
+            if isinstance(message, AddParameters):
+                added = self.execution.additions.ask(now, route, who, message, payload)
+                self.execution.follower.news = True
+                return [*added, *self.execution.proceed()]
             answer = self._answering[kind](who, message, payload)
         except (TriremeError, RuntimeError, TypeError, ValueError) as error:
-            return [self._refused(route, _CODES.get(type(error), "rejected"), str(error))]
+            return [refusal(route, error, self.state.participants.view.number)]
         out: list[Instruction] = [Reply(route, answer)]
         return out + self.execution.proceed() if kind in _LET_OTHERS_GO_ON else out
 
@@ -202,7 +210,7 @@ class Shard:
         if state.shown is None:
             self._create(shown)
         else:
-            state.shown.check_same(shown)
+            state.know(who.worker, state.check_known(shown))
         return messages.Attached(state.loaded, state.step, state.participants.view.number)
 
     def _create(self, shown: ModelDescription) -> None:
@@ -212,7 +220,7 @@ class Shard:
         if shown.extension is not None:
             state.extension = held_extension(shown.extension, layout.spec.bounds, self.number)
         state.shown, state.rule, state.synchronous = shown, rule, rule.synchronous
-        self.execution.updates.begin(shown)
+        self.execution.updates.begin()
         if state.leader is not None:
             state.leader.begin(rule, layout.spec.shards, state.step)
 
@@ -275,7 +283,12 @@ class Shard:
         if reason is not None:
             fenced = messages.FencedVerdict(state.participants.view.number, reason)
             return [self._refused_push(route, fenced, "fenced")]
-        reason = state.why_invalid(who.worker, push) or execution.updates.unlike(push)
+        push, gradients = state.extended(push, gradients)
+        reason = (
+            state.why_invalid(who.worker, push)
+            or execution.updates.unlike(push)
+            or execution.additions.unlike(who.worker, push)
+        )
         if reason is not None:
             return [self._refused_push(route, messages.RejectedVerdict(reason), "rejected")]
         state.table.forget_acknowledged(who.worker, push.acknowledged)
@@ -374,6 +387,7 @@ class Shard:
         fenced = messages.FencedVerdict(view, "the shards were divided anew")
         refused = messages.PushReply(fenced, self.state.step, 0, False)
         others = [*execution.answers.take_routes(), *execution.copies.take_routes()]
+        others += execution.additions.take_routes()
         return [
             *(Reply(pending.route, refused) for pending in execution.unanswered()),
             *(Reply(route, messages.Refused("fenced", fenced.reason, view)) for route in others),

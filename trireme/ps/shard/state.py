@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
+import torch
 
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.extension import HeldExtension
 from trireme.ps.extra import Extra, ShownExtension
+from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
 from trireme.ps.leader.leader import Leader
-from trireme.ps.messages import Attach, GroupSpec, OptimizerSpec, Push
+from trireme.ps.messages import Attach, GroupSpec, LayoutSpec, OptimizerSpec, Push
 from trireme.ps.optimizers import mismatch
 from trireme.ps.rule import Rule
 from trireme.ps.shard.participants import Participants
@@ -44,6 +48,18 @@ class ModelDescription:
                     "program and options"
                 )
 
+    def within(self, layout: Layout, groups: int) -> ModelDescription:
+        """Returns the description of the parameters that are in a layout."""
+        named = {each.name: each for each in self.layout.spec.parameters}
+        own = tuple(
+            msgspec.structs.replace(named[each.name], addition=each.addition)
+            for each in layout.spec.parameters
+            if each.name in named
+        )
+        optimizer = OptimizerSpec(self.optimizer.name, self.optimizer.groups[:groups])
+        shown = Layout(LayoutSpec(own, self.layout.spec.bounds))
+        return replace(self, layout=shown, optimizer=optimizer)
+
 
 class ShardState:
     """The state of one shard."""
@@ -65,6 +81,7 @@ class ShardState:
         # how many pushes had each verdict, and other counts
         self.counters: Counter[str] = Counter()
         self.over = False  # whether training has ended, by the leader's decision
+        self._behind: dict[int, Layout] = {}  # of the workers that lack what others have added
         self.participants = Participants()  # the workers of the newest view
         self.table = PushTable()  # the exactly-once table
         # decides for all shards, at shard 0; None at any other
@@ -78,6 +95,53 @@ class ShardState:
     def layout(self) -> Layout | None:
         """The model's layout; None before the first worker has shown it."""
         return None if self.shown is None else self.shown.layout
+
+    def layout_of(self, worker: int, newest: Layout | None = None) -> Layout | None:
+        """Returns the layout of a worker's pushes and of the values that it is sent."""
+        return self._behind.get(worker, newest or self.layout)
+
+    def values_for(self, worker: int) -> Sequence[torch.Tensor]:
+        """Returns the values of the parameters that a worker has."""
+        assert self.values is not None
+        behind = self._behind.get(worker)
+        return self.values.buffer.vectors[: None if behind is None else len(behind.vectors)]
+
+    def know(self, worker: int, layout: Layout | None) -> None:
+        """Notes the layout that a worker has."""
+        self._behind.pop(worker, None)
+        if layout is not None and layout is not self.layout:
+            self._behind[worker] = layout
+
+    def check_known(self, shown: ModelDescription, *, adds: bool = False) -> Layout:
+        """Checks that a worker's model is the job's, but for what others have added; returns that.
+
+        Args:
+            adds: whether the worker may have more than the job.
+        """
+        mine = self.shown
+        assert mine is not None
+        known = mine.layout.known_to(shown.layout)
+        if not adds and known is mine.layout:
+            mine.check_same(shown)
+            return known
+        groups = min(len(mine.optimizer.groups), len(shown.optimizer.groups))
+        theirs = shown.within(known, groups) if adds else shown
+        mine.within(known, groups).check_same(theirs)
+        same = (each for each in self._behind.values() if each.spec == known.spec)
+        return next(same, known)
+
+    def extended(self, push: Push, gradients: PartBuffer) -> tuple[Push, PartBuffer]:
+        """Returns an update without gradients for the parameters that its worker lacks."""
+        layout, count = self.layout, len(gradients.vectors)
+        if layout is None or count == len(layout.vectors):
+            return push, gradients
+        first = layout.vectors[count].placed[0].position
+        absent = (*push.absent, *range(first, len(layout.spec.parameters)))
+        hyper = push.hyper
+        if hyper is not None:
+            hyper = (*hyper, *self.present[len(hyper) :])
+        push = msgspec.structs.replace(push, absent=absent, hyper=hyper)
+        return push, gradients.extended(layout)
 
     @property
     def present(self) -> Sequence[GroupSpec]:

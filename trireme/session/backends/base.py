@@ -14,6 +14,7 @@ from trireme.data.intervals import joined
 from trireme.data.order import SAME_ORDER
 from trireme.errors import Rejected
 from trireme.ps.extra import ExtraRequest
+from trireme.ps.flat import NamedGroups
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -129,6 +130,10 @@ class Backend(ABC):
     def grow(self, digest: int) -> None:
         """Takes over the parameters that the trained model has now."""
         raise NotImplementedError(f"{type(self).__name__} trains the parameters that it began with")
+
+    def add_parameters(self, groups: NamedGroups, optimizer: OptimizerSpec) -> None:
+        """Takes over the optimizer's groups from servers, with the job's values of all."""
+        raise NotImplementedError(f"{type(self).__name__} has no servers")
 
     # -- agreement in the job --------------------------------------------------------------------
 

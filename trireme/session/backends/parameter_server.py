@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Unpack
+
+import torch
 
 from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import ClientOptions
 from trireme.ps.client.server_links import Membership
-from trireme.ps.flat import FlatModel
+from trireme.ps.flat import FlatModel, NamedGroups
 from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
@@ -24,6 +27,8 @@ class ParameterServer(Client, Backend):
 
     # Why this worker has asked for the job's end, which is lost with all copies of shard 0.
     _stop_reason: str | None = None
+    # what a checkpoint has of the optimizer's state, also of parameters to come
+    _restored: Mapping[str, torch.Tensor] = {}
 
     def __init__(
         self,
@@ -38,14 +43,22 @@ class ParameterServer(Client, Backend):
             self.group = processes.group
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
+        alone = self._processes is None and self.extension is None
+        self.grows = alone and rule.codec == "none" and not self.trains_locally
         loaded = self.attach(optimizer, rule, self.extension)
         state = None if loaded else first()
         if state is not None:
             self.load(state)
+            self._restored = state.optimizer
         if self._stop_reason is not None:
             super().stop(self._stop_reason)
         self.pull()
         self._spread(None)
+
+    def add_parameters(  # type: ignore[override]  # the state is this worker's own
+        self, groups: NamedGroups, optimizer: OptimizerSpec
+    ) -> None:
+        super().add_parameters(groups, optimizer, self._restored)
 
     def come_back(self, incarnation: int) -> None:
         if incarnation > self.options.incarnation:

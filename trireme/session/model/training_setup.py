@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.ps.flat import FlatModel
+from trireme.ps.flat import FlatModel, NamedGroups
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.optimizers import JointOptimizer, members, name_of, spec_of
 from trireme.session.model.extension import TrainedExtension
@@ -100,12 +100,16 @@ class TrainingSetup:
             return True
         return group.is_chief if self.settings.task.servers else group.shows_progress
 
+    def groups_now(self) -> NamedGroups:
+        """Returns the optimizer's groups as they are trained: with what the program froze later."""
+        before = self.flat.parameters
+        every = named_groups(self.model, self.optimizer, frozen=True)
+        return [[(n, p) for n, p in group if p.requires_grad or n in before] for group in every]
+
     def lay_out_again(self) -> int:
         flat = self.flat
         before = flat.parameters
-        every = named_groups(self.model, self.optimizer, frozen=True)
-        groups = [[(n, p) for n, p in group if p.requires_grad or n in before] for group in every]
-        flat.lay_out(groups)
+        flat.lay_out(self.groups_now())
         if self.reducer is not None:
             self.reducer.lay_out()
         added = [each for name, each in flat.parameters.items() if name not in before]

@@ -55,6 +55,10 @@ class Hyperparameters:
             self._groups = spec_of(self._optimizer).groups
         return self._groups
 
+    def forget(self) -> None:
+        """Takes the next hyper-parameters as unchanged: there are other groups."""
+        self._then = []
+
     def warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True

@@ -7,6 +7,12 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.session.model.training_setup import TrainingSetup
 
+_TAKEN_OUT = (
+    "parameters were taken out of the optimizer's groups, or moved between them, after training "
+    "began: to train some no longer, call requires_grad_(False) on them and leave them in their "
+    "groups"
+)
+
 
 class OptimizerParameters:
     """Notices that a program gives an optimizer other parameters, or unfreezes some.
@@ -43,11 +49,14 @@ class OptimizerParameters:
         added = next((parameter for parameter in every if id(parameter) not in before), None)
         if added is not None:
             raise self._refused(added, "was given to the optimizer after training began")
-        raise ConfigurationError(
-            "parameters were taken out of the optimizer's groups, or moved between them, after "
-            "training began: to train some no longer, call requires_grad_(False) on them and leave "
-            "them in their groups"
-        )
+        raise ConfigurationError(_TAKEN_OUT)
+
+    def check_kept(self) -> None:
+        """Checks that all known parameters are where they were, though others may have come."""
+        now = self._now()
+        for index, group in enumerate(self._known):
+            if not (index < len(now) and {*group} <= {*now[index]}):
+                raise ConfigurationError(_TAKEN_OUT)
 
     def check_frozen(self) -> None:
         """Checks that none is trained now that was frozen when training began."""

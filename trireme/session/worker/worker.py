@@ -160,15 +160,55 @@ class Worker:
 
     def begin_step(self) -> bool:
         """Meets the processes of this step; returns whether the optimizer has other parameters."""
-        changed = self._parameters.changed
-        if changed:
-            if not self.backend.grows:
-                self._parameters.check()
-            self.backend.grow(self.setup.lay_out_again())
-            self._parameters = OptimizerParameters(self.setup)
+        changed = self.take_parameters()
         self.checkpoints.ask_all()
         self.backend.begin_step()
         return changed
+
+    def take_parameters(self) -> bool:
+        """Takes over what the program has given the optimizer meanwhile; returns whether it has."""
+        if not self._parameters.changed:
+            return False
+        if not self.backend.grows:
+            self._parameters.check()
+        if self.task.servers:
+            self._add_parameters()
+        else:
+            self.backend.grow(self.setup.lay_out_again())
+        self._parameters = OptimizerParameters(self.setup)
+        return True
+
+    def _add_parameters(self) -> None:
+        setup, backend = self.setup, self.backend
+        self._parameters.check_kept()
+        setup.own_writes.check()
+        groups = setup.groups_now()
+        computed = {  # the values that their gradients are of
+            name: each.detach().clone()
+            for group in groups
+            for name, each in group
+            if name not in setup.flat.parameters and each.grad is not None
+        }
+        while True:
+            try:
+                if (written := setup.own_writes.to_send()) is not None:
+                    backend.write_values(*written)
+                backend.add_parameters(groups, setup.optimizer_spec)
+                break
+            except Fenced:
+                self.come_back()
+        for name, value in computed.items():
+            parameter = setup.flat.parameters[name]
+            if not torch.equal(parameter, value):
+                if setup.settings.rule.synchronous:
+                    raise ConfigurationError(
+                        f"the first gradient of parameter {name!r}, which the optimizer was given, "
+                        "was computed with other values than the chief's: seed torch before new "
+                        "layers are built, or add them before zero_grad()"
+                    )
+                parameter.grad = None
+        self._hyper.forget()
+        setup.own_writes.remember()
 
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces values of trained parameters; see `Session.write_values`."""

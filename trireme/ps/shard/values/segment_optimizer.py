@@ -72,7 +72,7 @@ class _Piece:
         return [
             (spec, value)
             for spec, value in state
-            if spec.vector == self.segment.vector.dtype
+            if spec.vector == self.segment.vector.name
             and spec.group in (-1, self.segment.group)
             and spec.start < self.stop
             and self.start < spec.stop
@@ -322,7 +322,7 @@ class _TorchOptimizer:
                 TensorSpec(
                     key=f"state/{name}",
                     dtype=str(value.dtype).removeprefix("torch."),
-                    vector=piece.segment.vector.dtype,
+                    vector=piece.segment.vector.name,
                     start=piece.start,
                     stop=piece.stop,
                     group=piece.segment.group if value.dim() == 0 else -1,

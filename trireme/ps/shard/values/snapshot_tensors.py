@@ -20,7 +20,7 @@ def ranges(
 ) -> list[tuple[TensorSpec, torch.Tensor]]:
     """Returns a buffer's vectors, with their specs."""
     return [
-        (TensorSpec(key, part.vector.dtype, part.vector.dtype, part.start, part.stop), tensor)
+        (TensorSpec(key, part.vector.dtype, part.vector.name, part.start, part.stop), tensor)
         for part, tensor in zip(parts, buffer.vectors, strict=True)
     ]
 
@@ -31,7 +31,7 @@ def fill(buffer: PartBuffer, parts: Sequence[Part], tensors: Tensors, key: str) 
     for spec, tensor in tensors:
         for part, target in zip(parts, buffer.vectors, strict=True):
             low, high = max(spec.start, part.start), min(spec.stop, part.stop)
-            if spec.key == key and spec.vector == part.vector.dtype and low < high:
+            if spec.key == key and spec.vector == part.vector.name and low < high:
                 source = tensor[low - spec.start : high - spec.start]
                 target[low - part.start : high - part.start] = source
                 covered += high - low
