@@ -83,8 +83,7 @@ STATIONS = (
         copied=True,
     ),
     Station("the confirmation releases the answer", "ps:0", "ReplicationLog.confirm", copied=True),
-    Station("the answer carries the new values", "ps:0", "ShardHandler._payload"),
-    Station("the answer is sent", "ps:0", "SocketStream.write"),
+    Station("the answer is sent, with the new values", "ps:0", "SocketStream.write"),
     Station("the values arrive", "worker:0", "SocketStream.read_into", "Connection.poll"),
     Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
 )

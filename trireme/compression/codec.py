@@ -37,11 +37,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        """Reads numbers into `out`, which has their count and dtype.
-
-        Raises:
-            ValueError: `encode` never writes such bytes.
-        """
+        """Reads numbers into `out`; raises `ValueError` for bytes that `encode` never writes."""
 
 
 class Half(Codec):
@@ -101,11 +97,7 @@ class BlockInt8(Codec):
 
 
 class TopK(Codec):
-    """Only the entries of largest magnitude, with their indices; the others decode to zero.
-
-    The indices (int32) come first, in ascending order, then the numbers (float32). `share` is that
-    of the entries that are sent, in (0, 1].
-    """
+    """Only the entries of largest magnitude, with their indices; the others decode to zero."""
 
     def __init__(self, share: float = 0.01) -> None:
         if not 0 < share <= 1:
@@ -134,11 +126,7 @@ class TopK(Codec):
 
 
 class ErrorFeedback:
-    """Error feedback for one sender's codec, for messages of `count` numbers.
-
-    Attributes:
-        residual: the accumulated encoding error, which is added to the next message.
-    """
+    """Error feedback for one sender's codec: the error is added to the next message."""
 
     def __init__(self, codec: Codec, count: int) -> None:
         self._codec = codec
@@ -166,11 +154,7 @@ CODECS: Mapping[str, Callable[[], Codec]] = {
 
 
 def make_codec(name: str) -> Codec | None:
-    """Returns the codec of a name; None for `none`.
-
-    Raises:
-        ConfigurationError: there is no such codec, with a suggestion.
-    """
+    """Returns the codec of a name; None for `none`."""
     if name == "none":
         return None
     kind, colon, argument = name.partition(":")
@@ -209,11 +193,7 @@ def deflated(data: Iterable[memoryview]) -> bytes:
 
 
 def inflated(data: memoryview, length: int) -> bytes:
-    """Returns the decompressed bytes. Never allocates more than `length` + 1 bytes.
-
-    Raises:
-        ValueError: the data is no such stream, has bytes after its end, or has another length.
-    """
+    """Returns the bytes, which must be `length`; else raises `ValueError`."""
     engine = zlib.decompressobj()
     try:
         found = engine.decompress(data, length + 1)

@@ -34,7 +34,6 @@ class Packed:
         self.views: Sequence[memoryview] = self._whole  # the memory to send, or to receive into
 
     def seal(self) -> None:
-        """Sets `views` to what is sent of the packed form."""
         if self._deflates:
             short = deflated(self._whole)
             self.views = (memoryview(short),) if len(short) < self.nbytes else self._whole
@@ -50,7 +49,6 @@ class Packed:
         return self.views
 
     def open(self) -> None:
-        """Inflates what was received, if it is deflated."""
         if self.views is self._whole:
             return
         found = memoryview(inflated(self.views[0], self.nbytes))
@@ -59,7 +57,6 @@ class Packed:
             found = found[whole.nbytes :]
 
     def unpack(self) -> None:
-        """Unpacks what was received into the vectors."""
         try:
             self.open()
             for vector, packed in zip(self.vectors, self.packed, strict=True):
@@ -79,12 +76,7 @@ class Packer(Packed):
         self.residuals = tuple(feedback.residual for feedback in self._feedback)
 
     def pack(self, absent: Sequence[Range] = ()) -> None:
-        """Packs the gradients together with the residuals, and sets `views`.
-
-        Args:
-            absent: elements of this part that have no gradient: nothing is packed there, and their
-                residuals are kept for later.
-        """
+        """Packs gradients and residuals; absent elements keep their residuals for later."""
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         for number, start, stop in absent:
             at, begin = self._gradients.place(number)

@@ -80,7 +80,6 @@ class Exposition:
         self.close()
 
     def close(self) -> None:
-        """Stops serving. May be called again."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -122,7 +121,6 @@ class Metrics(NamedTuple):
         return []  # registering asks for no metric
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics."""
         found = self.source()
         metrics = membership(found) if isinstance(found, ClusterStatus) else families(found)
         for metric in metrics:

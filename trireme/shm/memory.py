@@ -1,14 +1,8 @@
 """Memory that two processes of one host share, and that is freed when both have ended.
 
-It has no name: one process passes its file descriptor to the other over a connection, so that
-nothing is left when a process is killed. It is sealed against changes of its size: a peer cannot
-remove pages that are in use.
-
-The lender of a connection creates it, and names two lists of ranges in it: *outbound* ranges hold
-the payloads that it sends, and *inbound* ranges receive those that the borrower sends. A frame
-whose payload lies there has a flag in its header, and the payload does not cross the connection.
-There are no locks: the order of request and answer keeps one side from writing what the other
-reads.
+It has no name: one process passes its file descriptor to the other over a connection. It is sealed
+against changes of its size: a peer cannot remove pages that are in use. There are no locks: the
+order of request and answer keeps one side from writing what the other reads.
 
 It gains: a push and pull of 318 KB takes half as long as over TCP on one host, of 4 MB a fifth
 (benchmarks/results/push_pull.md).
@@ -48,12 +42,7 @@ def _address(view: memoryview) -> int:
 
 
 class SharedMemory:
-    """Shared memory, mapped into this process. Created with `create` or `attach`.
-
-    Attributes:
-        view: its bytes, writable.
-        identity: tells it from all other such memory of this host; the same in every process.
-    """
+    """Shared memory, mapped into this process; see `trireme.wire.shared_memory.SharedMemory`."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -64,11 +53,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """Creates new memory of zeros, at least 1 byte, rounded up to whole pages.
-
-        Raises:
-            OSError: the system is out of memory.
-        """
+        """Creates new memory of zeros, at least 1 byte, rounded up to whole pages."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = os.memfd_create("trireme", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -81,11 +66,7 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int) -> Self:
-        """Maps memory that a peer has created, and owns the descriptor from now on.
-
-        Raises:
-            ConnectionBroken: it is not such memory, is smaller than announced, or is not sealed.
-        """
+        """Maps memory that a peer has created, and owns the descriptor from now on."""
         try:
             if os.fstat(descriptor).st_size < nbytes or nbytes < 1:
                 raise ConnectionBroken(f"the peer's memory is smaller than {nbytes} bytes")
@@ -103,18 +84,12 @@ class SharedMemory:
         return self._descriptor
 
     def place_of(self, view: memoryview) -> tuple[int, int]:
-        """Returns (offset, length) in bytes of a view of this memory.
-
-        Raises:
-            ValueError: the view lies outside this memory.
-        """
         offset = _address(view) - _address(self.view)
         if not 0 <= offset <= offset + view.nbytes <= self.nbytes:
             raise ValueError(f"a view of {view.nbytes} bytes does not lie in this memory")
         return offset, view.nbytes
 
     def places(self, places: Sequence[tuple[int, int]]) -> tuple[memoryview, ...]:
-        """Returns a view of each range (offset, length); raises `ConnectionBroken` outside."""
         for offset, length in places:
             if not 0 <= offset <= offset + length <= self.nbytes:
                 raise ConnectionBroken(
@@ -123,21 +98,13 @@ class SharedMemory:
         return tuple(self.view[offset : offset + length] for offset, length in places)
 
     def close(self) -> None:
-        """Closes the descriptor. The memory stays mapped as long as a view of it exists."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class Lending:
-    """The lent memory as one side of a connection uses it.
-
-    Args:
-        incoming: the ranges that hold the payload of a flagged frame of the peer.
-        outgoing: for the lender: the payload that is sent by reference, if it is this very object.
-            For the borrower: the ranges into which payloads of the same sizes are copied.
-        borrowed: whether this is the borrower's side: the same ranges, mapped in its process.
-    """
+    """Lent memory as one side of a connection uses it; see `trireme.wire.shared_memory.Lend`."""
 
     def __init__(self, incoming: Views, outgoing: Views, *, borrowed: bool) -> None:
         self.incoming = incoming
@@ -149,7 +116,6 @@ class Lending:
         self._carried = sum(self._sizes)
 
     def carry(self, payload: Iterable[Buffer]) -> int:
-        """Passes a payload through the memory; returns its bytes, or 0 if it has to cross."""
         if not self._borrowed:
             return self._carried if payload is self._outgoing else 0
         if not payload:

@@ -1,9 +1,8 @@
 """The `shm://name` transport: two processes of one host, over a unix socket that passes memory.
 
-The name is an abstract socket name: it is not in the file system, disappears with its listener, and
-belongs to one network namespace, as a TCP port does. Any process may take a free name, so both
-sides ask the system for the other's user: only processes of one user talk to each other. Control
-frames cross the socket. Payloads that lie in lent memory do not: see `trireme.shm.memory`.
+The name is an abstract socket name: it disappears with its listener, and belongs to one network
+namespace, as a TCP port does. Any process may take a free name, so both sides ask the system for
+the other's user: only processes of one user talk to each other.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def shm_address(address: str) -> str:
-    """Returns the shm address that belongs to a listener at a TCP address of this host.
-
-    The name contains the whole TCP address, which is unique on this host.
-    """
+    """Returns the shm address that belongs to a listener at a TCP address of this host."""
     return f"shm://trireme-{address.partition('://')[2]}"
 
 

@@ -1,8 +1,7 @@
 """A job's own certificate authority, and the certificates that it issues to the job's tasks.
 
 A certificate is for one task, whose name it carries as a URI; the one of `ps:0` is for the
-coordinator too, which that server may host. A task gets one text with its key, its certificate and
-the authority's certificate. The authority's own key stays where it was made.
+coordinator too. A task gets one text with its key, its certificate and the authority's certificate.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ class JobAuthority:
         self._key = own
 
     def __repr__(self) -> str:
-        """Shows nothing of the key."""
         return "JobAuthority(...)"
 
     @classmethod

@@ -55,13 +55,7 @@ def issue(directory: Path, tasks: Sequence[str], days: float | None) -> list[Pat
 
 
 def read_certificate(path: Path, task: str, now: datetime | None = None) -> str:
-    """Returns a task's key, certificate and authority's certificate in PEM.
-
-    Args:
-        path: the task's file, or the directory that has it.
-        task: the task's name.
-        now: the time at which the certificate has to be valid.
-    """
+    """Returns a task's key, certificate and authority's certificate, from a file or directory."""
     file = path / _name(task) if path.is_dir() else path
     again = f"issue it again with `trireme certs issue {file.parent} --task {task}`"
     if not file.exists():
@@ -84,7 +78,7 @@ def read_certificate(path: Path, task: str, now: datetime | None = None) -> str:
 
 
 def certificates_in(directory: Path) -> Iterator[tuple[Path, CertificateFacts | None]]:
-    """Yields what each file with a certificate in a directory says; None where it is none."""
+    """Yields what each certificate in a directory says; None where it is damaged."""
     files = sorted(directory.glob("*.pem"))
     if not files:
         raise ConfigurationError(
@@ -102,7 +96,6 @@ def _name(task: str) -> str:
 
 
 def _write_new(directory: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Writes files that are not there yet and that only this user can read."""
     files = [directory / name for name in texts]
     if there := [file for file in files if file.exists()]:
         raise ConfigurationError(

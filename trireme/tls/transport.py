@@ -1,9 +1,6 @@
 """The `tls://host:port` transport: TLS 1.3 over TCP, both sides with certificates of one authority.
 
-OpenSSL works on memory here and never sees the socket. A read takes from the socket what is there,
-up to 256 KB, and decrypts it into the caller's buffers. A write encrypts from the caller's buffers
-and hands the system 256 KB at a time. What the system does not take then is kept: see
-`Stream.unsent`.
+OpenSSL works on memory here and never sees the socket. Reads and writes hand it 256 KB at a time.
 """
 
 from __future__ import annotations
@@ -66,12 +63,7 @@ _VERDICTS = {
 
 
 def connect(rest: str, *, timeout: float, certificates: Certificates | None) -> Stream:
-    """Connects to `host:port` and shakes hands; see `trireme.wire.transport.connect`.
-
-    Raises:
-        AuthenticationError: the peer's certificate is of another authority, or has expired.
-        FrameError: the peer does not speak TLS.
-    """
+    """Connects to `host:port` and shakes hands; see `trireme.wire.transport.connect`."""
     assert certificates is not None  # checked by `trireme.wire.transport.connect`
     context = ssl_context(certificates, server_side=False)
     deadline = time.monotonic() + timeout
@@ -143,11 +135,7 @@ def _file(text: str) -> Iterator[str]:
 
 
 class TlsStream(Stream):
-    """A connected socket, which this object owns from now on, under TLS.
-
-    The handshake of the accepting side is driven by its reads. Before it is complete nothing can be
-    written.
-    """
+    """A connected socket under TLS, which this object owns. Reads drive a server's handshake."""
 
     def __init__(
         self,
@@ -183,13 +171,7 @@ class TlsStream(Stream):
     # The handshake -------------------------------------------------------------------------------
 
     def shake_hands(self) -> bool:
-        """Goes on with the handshake and never blocks; returns whether it is complete.
-
-        Raises:
-            AuthenticationError: one side refuses the other's certificate.
-            FrameError: the peer does not speak TLS.
-            PeerClosed, ConnectionBroken: the connection was lost.
-        """
+        """Goes on with the handshake and never blocks; returns whether it is complete."""
         self._check()
         for _ in range(_HANDSHAKE_READS):
             if self._established:
@@ -215,7 +197,6 @@ class TlsStream(Stream):
         return self._established
 
     def _named_tasks(self) -> tuple[str, ...]:
-        """Returns the tasks that the peer's certificate names."""
         names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
         return tuple(
             name.removeprefix(TASK_URI)
@@ -310,7 +291,6 @@ class TlsStream(Stream):
         return True
 
     def _seal(self) -> bool:
-        """Sends what was encrypted; returns whether the system has taken all of it."""
         if self._outgoing.pending:
             more = self._outgoing.read()
             self._sealed = memoryview(bytes(self._sealed) + more if self._sealed else more)
@@ -372,8 +352,7 @@ def _records(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
 def _explain(error: ssl.SSLError, peer: str, *, shaking_hands: bool = False) -> WireError:
     """Returns the `WireError` for a failure of OpenSSL.
 
-    A peer reads this side's certificate after this side has completed its handshake, so that its
-    verdict may come with the first read.
+    The peer reads this side's certificate late, so that its verdict may come with the first read.
     """
     reason = error.reason or ""
     words = reason.rpartition("ALERT_")[2].lower().replace("_", " ") or "no reason given"

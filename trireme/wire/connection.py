@@ -63,22 +63,15 @@ class Incoming(msgspec.Struct):
 
 
 class SharedPayload(tuple[memoryview, ...]):
-    """A payload for several connections, which share the copy of what their streams do not take."""
+    """A payload for several connections, which share a copy where their streams do not take it."""
 
-    kept: Sequence[memoryview] = ()
+    kept = memoryview(b"")
 
-    def end(self, views: Sequence[memoryview]) -> list[memoryview]:
-        missing = sum(map(len, views)) - sum(map(len, self.kept))
-        if missing <= 0:
-            return _skip_bytes([*self.kept], -missing)
-        first = list[memoryview]()
-        for view in views:
-            if missing <= 0:
-                break
-            first.append(view[:missing])
-            missing -= len(first[-1])
-        self.kept = (memoryview(b"".join(first)), *self.kept)
-        return [*self.kept]
+    def end(self, nbytes: int) -> memoryview:
+        """Returns a copy of its last bytes."""
+        if not self.kept:
+            self.kept = memoryview(b"".join(self))
+        return self.kept[len(self.kept) - nbytes :]
 
 
 class Connection(AbstractContextManager["Connection", None]):
@@ -245,7 +238,7 @@ class Connection(AbstractContextManager["Connection", None]):
         if isinstance(payload, SharedPayload) and self.lending is None:
             first = max(0, len(views) - len(payload))
             head = [memoryview(bytes(view)) for view in views[:first]]
-            return [*head, *payload.end(views[first:])]
+            return [*head, payload.end(sum(map(len, views[first:])))]
         size = sum(map(len, views))
         if size < _REUSED_BYTES or len(self._queue) > len(views):
             return [memoryview(b"".join(views))]

@@ -166,13 +166,9 @@ def connect(address: str, *, timeout: float, certificates: Certificates | None =
     """Connects to a listener, trying once.
 
     Raises:
-        ConfigurationError: the address is malformed or its scheme unknown; or it needs certificates
-            and there are none, or the other way round.
-        ConnectTimeout: no answer came in time, or the host is unreachable.
-        ConnectionRefused: the host answered that nothing listens there.
-        AuthenticationError, FrameError: with TLS, the peer or its certificate is not what it should
-            be.
-        WireError: the system refuses to open another connection.
+        ConfigurationError: the address is malformed, its scheme unknown, or there must or must not
+            be certificates.
+        WireError: nothing answers, or not as it should.
     """
     transport, rest = _resolve(address, certificates)
     return transport.connect(rest, timeout=timeout, certificates=certificates)
@@ -184,10 +180,8 @@ def listen(
     """Listens at an address; port 0 or an empty name leaves the choice to the system.
 
     Raises:
-        ConfigurationError: as `connect`; or the address is not one of this host's, or can be
-            reached from other hosts and `allow_plaintext` is False.
-        AddressInUse: another process listens there.
-        WireError: the system refuses to open another socket.
+        ConfigurationError: as `connect`; or the address is not this host's, or open to others.
+        WireError: another process listens there, or the system refuses.
     """
     transport, rest = _resolve(address, certificates)
     return transport.listen(rest, allow_plaintext=allow_plaintext, certificates=certificates)

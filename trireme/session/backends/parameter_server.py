@@ -77,7 +77,7 @@ class ParameterServer(Client, Backend):
         return weight
 
     def wait(self) -> PushResult | None:  # type: ignore[override]  # None between exchanges
-        result = super().wait()
+        result = self._run(self._protocol.wait())
         self._spread(result)
         return result
 
