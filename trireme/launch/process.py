@@ -62,23 +62,16 @@ class Child(Protocol):
 
     pid: int
 
-    def poll(self) -> int | None:
-        """Returns its exit status, or minus the number of a signal; None while it lives."""
+    def poll(self) -> int | None: ...
 
-    def send_signal(self, sig: int) -> None:
-        """Sends it a signal, if it lives."""
+    def send_signal(self, sig: int) -> None: ...
 
 
 class Template(Protocol):
-    """What tasks of one job are forked from, sooner than new processes would have begun.
+    """What tasks of one job are forked from, sooner than new processes would have begun."""
 
-    Attributes:
-        ready: whether tasks can be forked now.
-        gone: whether tasks cannot be forked any more.
-    """
-
-    ready: bool
-    gone: bool
+    ready: bool  # tasks can be forked now
+    gone: bool  # no more tasks can be forked
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable when `look` has something to do."""
@@ -99,27 +92,19 @@ class Template(Protocol):
 class TemplateType:
     """A kind of template.
 
-    Attributes:
-        open: the function from the environment of every task, the program with its arguments, the
-            directory to start tasks in (None for this process's own), and the console, to the
-            template, or to None where tasks had better not be forked, as
-            `package.module:function`.
+    `open`, as `package.module:function`, takes the environment of every task, the program with its
+    arguments, the directory to start tasks in (None for this process's own) and the console, and
+    returns the template, or None where tasks had better not be forked.
     """
 
     open: str
 
 
 TEMPLATES = Plugins("trireme.templates", "template", TemplateType)
-"""Every installed kind of template."""
 
 
 class TaskProcess:
-    """A running task, leader of a session and process group of its own.
-
-    Attributes:
-        pid: its process id.
-        pipes: the pipes from it. Read them when they are ready.
-    """
+    """A running task, leader of a session and process group of its own, with the pipes from it."""
 
     def __init__(
         self,
@@ -142,7 +127,6 @@ class TaskProcess:
             os.set_blocking(pipe.stream.fileno(), False)
 
     def poll(self) -> int | None:
-        """Returns its exit status, or minus the number of a signal; None while it lives."""
         return self._child.poll()
 
     def send_signal(self, sig: int) -> None:

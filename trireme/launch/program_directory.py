@@ -15,12 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from trireme.files import write_atomically
+from trireme.launch.config.secret import SECRET_FILE
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.run_directory import CERTIFICATE, LOCK, RECORD, SECRET, is_running
+from trireme.launch.run_directory import CERTIFICATE, LOCK, RECORD, is_running
 
 _NAMED = "run_dir"
 _FOLDERS = ("logs", "records", "traces")
-_OURS = {_NAMED, RECORD, LOCK, SECRET, CERTIFICATE, *_FOLDERS}
+_OURS = {_NAMED, RECORD, LOCK, SECRET_FILE, CERTIFICATE, *_FOLDERS}
 """What a launcher and its tasks write. A directory with anything else in it stays as it is."""
 
 _MARK = "/."

@@ -18,10 +18,10 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.files import PRIVATE, is_locked, open_lock, try_lock, write_atomically
+from trireme.launch.config.secret import SECRET_FILE
 
 RECORD = "job.json"
 LOCK = "job.lock"
-SECRET = "job.secret"
 CERTIFICATE = "job.pem"
 
 
@@ -59,12 +59,11 @@ class RunDirectory:
 
     @property
     def secret_file(self) -> Path:
-        """The file that holds the job's secret while the job runs."""
-        return self.path / SECRET
+        return self.path / SECRET_FILE
 
     @property
     def certificate_file(self) -> Path:
-        """The file that holds an observer's key and certificate while a job with TLS runs."""
+        """Holds an observer's key and certificate."""
         return self.path / CERTIFICATE
 
     def log(self, name: str) -> Path:

@@ -132,17 +132,13 @@ _BY_ITSELF = "(--max-restarts N does so by itself)"
 
 
 _ADVICE: Mapping[Kind, str] = {
-    "hung": "it was stopped, or stuck in a call that did not return (while it is stuck, `py-spy "
-    f"dump --pid PID` shows where); {_AGAIN} {_BY_ITSELF}",
+    "usage": "correct the error in its message above: the same command would be refused again",
+    "exception": f"correct what the traceback shows, then {_AGAIN}",
+    "hung": f"it was stopped, or stuck in a call that did not return; {_AGAIN} {_BY_ITSELF}",
+    "gone": f"see whether that node lives, then {_AGAIN}",
     "signal": f"it crashed in native code, or somebody sent it the signal; {_AGAIN}",
-    "gone": f"see whether that node lives (`ray status`), then {_AGAIN}",
     "left": f"see who sent it the signal, then {_AGAIN}",
     "silent": f"have the program end by itself or by sys.exit, then {_AGAIN}",
-    "exception": f"correct what the traceback shows, then {_AGAIN}",
-    "usage": "correct the error in its message above: the same command would be refused again",
-    "error": f"see its message above; then {_AGAIN}",
-    "victim": f"see its message above; then {_AGAIN}",
-    "exit": f"look at its output, then {_AGAIN}",
 }
 
 
@@ -153,4 +149,4 @@ def _advice(culprit: Failure) -> str:
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "
             f"{_AGAIN} {_BY_ITSELF}"
         )
-    return _ADVICE[kind]
+    return _ADVICE.get(kind, f"see its output above, then {_AGAIN}")

@@ -23,7 +23,6 @@ from trireme.launch.process_setup.program import run_program
 from trireme.launch.process_setup.resources import (
     allow_many_descriptors,
     keep_freed_memory,
-    return_freed_memory,
     take_turns,
 )
 from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     end_with_parent(int(parent))
     task = detect(os.environ)
     if task.config.model.memory_limit is not None:
-        return_freed_memory(os.environ)
+        keep_freed_memory(os.environ, limited=True)
     return run_task(task, program, Start(LauncherPipe(task.descriptors["launcher"])))
 
 

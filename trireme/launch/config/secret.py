@@ -20,7 +20,7 @@ from trireme.launch.nameless_file import nameless_file
 
 SECRET_VARIABLE = "TRIREME_SECRET"
 SECRET_FILE = "job.secret"
-"""The name of the file that holds a job's secret, in a directory of certificates."""
+"""The file with a job's secret, in its run directory or beside its certificates."""
 
 MARK = "trireme secret"
 _SECRET_BYTES = 1 << 16  # more than a secret and the certificates have
@@ -54,12 +54,9 @@ def read_private(path: Path, what: str, advice: str) -> str:
 
 @contextlib.contextmanager
 def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
-    """Gives a task's configuration with a descriptor, which the task inherits, for its secret.
+    """Gives a task's configuration with its secret and certificates in an inherited descriptor.
 
-    Its certificates, with their key, are there too.
-
-    An environment variable would be inherited by every process that the task starts, and the
-    system would show it. Without a secret the configuration is unchanged.
+    Every process that the task starts would inherit a variable, and the system would show it.
     """
     if not task.secret:
         yield task
@@ -71,10 +68,7 @@ def secret_descriptor(task: TaskConfig) -> Iterator[TaskConfig]:
 
 
 def receive_secret(fd: int, job: str) -> tuple[str, str]:
-    """Returns the secret and the certificates that a launcher left in a descriptor.
-
-    Stops children inheriting it.
-    """
+    """Returns the secret and the certificates in a descriptor, which no child inherits now."""
     try:
         text = os.pread(fd, _SECRET_BYTES, 0).decode("ascii", "replace")
         os.set_inheritable(fd, False)

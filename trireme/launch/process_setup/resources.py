@@ -46,17 +46,10 @@ def thread_variables(environ: Mapping[str, str], threads: int) -> dict[str, str]
     return {name: environ.get(name, str(threads)) for name in _THREAD_VARIABLES}
 
 
-def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Has the allocator keep up to a gigabyte of the memory that this process frees."""
-    return _configure_allocator(environ, _KEPT_BYTES)
-
-
 def allow_many_descriptors() -> int:
-    """Raises the number of descriptors that this process may open; returns it.
+    """Raises the number of descriptors that this process may open, mostly 1,024; returns it.
 
-    A server has a connection to each worker, and the launcher pipes to each task. The soft limit,
-    which most systems set to 1,024, is meant for programs that wait by `select`, which none of
-    these does.
+    That limit is meant for programs that wait by `select`, which these do not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
@@ -68,16 +61,13 @@ def allow_many_descriptors() -> int:
     return soft
 
 
-def return_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Has the allocator return freed memory to the system, where a task's memory is limited.
+def keep_freed_memory(environ: Mapping[str, str], *, limited: bool = False) -> bool:
+    """Has the allocator keep up to a gigabyte of the memory that this process frees.
 
-    Large tensors get memory of their own, so that freed ones leave no holes.
+    Where the memory of a task is limited large tensors get memory of their own instead, which is
+    returned when they are freed.
     """
-    return _configure_allocator(environ, _RETURNED_BYTES)
-
-
-def _configure_allocator(environ: Mapping[str, str], threshold: int) -> bool:
-    """Sets from how many bytes on a block is the system's, and how much freed memory is kept."""
+    threshold = _RETURNED_BYTES if limited else _KEPT_BYTES
     if sys.platform != "linux" or any(name in environ for name in _ALLOCATOR_VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
