@@ -51,16 +51,11 @@ and does not count as silence of the tasks."""
 
 
 class Journal(Protocol):
-    """Where a coordinator keeps what it has decided.
-
-    Attributes:
-        state: the state that was written last; None where there is none yet.
-    """
+    """Where a coordinator keeps its newest state, which then outlives its process."""
 
     state: State | None
 
-    def write(self, state: State) -> None:
-        """Keeps a state: when it returns, the state outlives this process."""
+    def write(self, state: State) -> None: ...
 
 
 class Coordinator:

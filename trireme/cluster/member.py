@@ -62,12 +62,10 @@ _SLACK_SECONDS = 15.0  # an attempt to connect that began in time may take this 
 
 
 class Member(MemberProtocol):
-    """One task's membership, which a background thread keeps up over one connection.
+    """One task's membership, which a background thread keeps up over one connection after another.
 
-    The thread connects, carries the messages of a `MemberProtocol`, and connects again when the
-    connection breaks. While the coordinator is unreachable the task goes on with its newest view;
-    after the policy's `rejoin_timeout` the job counts as failed, and `over` is set. Any thread may
-    use a member, and read what it knows from its attributes.
+    While the coordinator is unreachable the task goes on with its newest view; after the policy's
+    `rejoin_timeout` the job counts as failed, and `over` is set. Any thread may use a member.
     """
 
     def __init__(self, config: MemberConfig) -> None:
@@ -143,11 +141,7 @@ class Member(MemberProtocol):
                 on_waiting(notified[0].names, max(0.0, notified[1] - time.monotonic()))
 
     def wait_until_back(self, *, timeout: float) -> int:
-        """Blocks until the newest view contains this worker, and returns its incarnation.
-
-        For a worker that a server takes for lost: if the coordinator had given it up, it is a
-        member again, as its next incarnation, once its thread has joined again.
-        """
+        """Blocks until a worker that servers take for lost is in the newest view, perhaps anew."""
 
         def back() -> bool:
             me = WorkerEntry(self._config.index, self.incarnation)
@@ -179,10 +173,9 @@ class Member(MemberProtocol):
         self._wakeup.wake()
 
     def leave(self, outcome: Outcome, reason: str = "", *, timeout: float = 5.0) -> bool:
-        """Reports that this task ends, and how; blocks until the coordinator has received it.
+        """Reports that this task ends, and how; returns whether the coordinator knows.
 
-        `failed` ends the job for everybody, with this task as the culprit. Until `close`, a member
-        that has left still learns how the job ends. Returns whether the coordinator knows.
+        `failed` ends the job. A member that has left still learns how the job ends.
         """
         with self.change():
             if self.leaving is None:
@@ -326,10 +319,7 @@ class Member(MemberProtocol):
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Asks the coordinator of a job, over a new connection each time, as no member.
-
-    Every method raises WireError if no coordinator answers in time, or it is another job's.
-    """
+    """Asks the coordinator of a job, over a new connection each time, as no member."""
 
     coordinator: str
     job: str

@@ -91,11 +91,7 @@ class MemberConfig:
 
 
 class MemberProtocol:
-    """One task's side of its membership, over one connection after another.
-
-    What it knows are values under one lock, with waits for their changes, read by any thread. Who
-    carries its messages sets them, inside `change`.
-    """
+    """One task's side of its membership. Any thread reads it; `change` holds its lock."""
 
     def __init__(
         self, config: MemberConfig, now: float, host: str, pid: int, start: int = 0
@@ -247,10 +243,7 @@ class MemberProtocol:
         return messages
 
     def broke(self, now: float, error: Exception) -> float | None:
-        """The connection broke, or could not be made; returns the seconds until the next attempt.
-
-        None where there is none, because this task has given the coordinator up.
-        """
+        """The connection broke; returns the seconds until the next attempt, if there is one."""
         if self.away_since is None:
             self.away_since = now
             self._attempts = 0

@@ -72,10 +72,7 @@ class LastStepSaved(Message, frozen=True, array_like=True):
 
 
 class Signalled(Message, frozen=True, array_like=True):
-    """A signal asks the process of the task to end. Sent once over each connection.
-
-    A worker hears in answer that it leaves (`Dismissed`) or that the job stops (`Interrupted`).
-    """
+    """A signal asks the task to end. A worker hears `Dismissed`, or `Interrupted`, in answer."""
 
     kind: ClassVar[int] = 40
     signal: Name
@@ -98,29 +95,19 @@ class _OfCopy(Message, frozen=True, array_like=True):
 
 
 class CaughtUp(_OfCopy, frozen=True, array_like=True):
-    """A shard's primary: a joining replica confirms every update from now on, and it is waited for.
-
-    `server` and `incarnation` are of the server with the replica.
-    """
+    """A shard's primary: a joining replica confirms every update from now on."""
 
     kind: ClassVar[int] = 28
 
 
 class CopyLost(_OfCopy, frozen=True, array_like=True):
-    """A shard's primary: the replica at a server cannot be brought up to date, and must be filled.
-
-    This happens where another backup was promoted that lacks entries which this replica has.
-    """
+    """A shard's primary: a replica has entries that the primary lacks, and must be filled again."""
 
     kind: ClassVar[int] = 30
 
 
 class LinkLost(_OfCopy, frozen=True, array_like=True):
-    """A shard's primary: it makes no progress with another server that the shard needs.
-
-    The other one holds a copy of the shard and confirms nothing, or is the primary of shard 0 and
-    cannot be reached.
-    """
+    """A shard's primary: it makes no progress with a backup, or with the primary of shard 0."""
 
     kind: ClassVar[int] = 39
 
@@ -194,10 +181,7 @@ class JobOver(Message, frozen=True, array_like=True):
 
 
 class Dismissed(Message, frozen=True, array_like=True):
-    """The job goes on without the task: it finishes its update, and leaves. `reason` says why.
-
-    A server hears it once no shard lies on it any more.
-    """
+    """The job goes on without the task: it finishes its update, and leaves. `reason` says why."""
 
     kind: ClassVar[int] = 31
     reason: str
@@ -220,10 +204,7 @@ class StatusQuery(Message, frozen=True, array_like=True):
 
 
 class Scale(Message, frozen=True, array_like=True):
-    """Asks for other numbers of tasks; None for as many as now.
-
-    Answered by `Scaled`, or by `RequestRefused`.
-    """
+    """Asks for other numbers of tasks; None for as many as now. Answered by `Scaled`."""
 
     kind: ClassVar[int] = 34
     servers: Index | None = None

@@ -94,10 +94,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         return self.saved is not None and self.saved >= step
 
     def primary(self, shard: int) -> int:
-        """Returns the index of the server with the primary of a shard.
-
-        Where no shards are named, each server has the one of its index.
-        """
+        """Returns the server with the primary of a shard: without shards, that of its index."""
         return self.shards[shard].primary if self.shards else shard
 
     def primary_name(self, shard: int) -> str:
@@ -111,17 +108,13 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 class LastChief:
     """Decides for one worker, after its last update, whether it saves the job's last step.
 
-    The worker that is chief then saves it. If that worker is lost before it has, the live worker
-    with the lowest index takes over, until it has saved or a worker with a lower index is back. A
-    worker that came back when the others had ended may have made further steps: these are saved
-    once more.
-
-    Attributes:
-        saves: whether this worker saves the last step; None until its last update.
+    The chief does. If it is lost before it has, the live worker with the lowest index takes over,
+    until it has saved or a worker with a lower index is back. Further steps, of a worker that came
+    back when the others had ended, are saved once more.
     """
 
     def __init__(self, worker: int) -> None:
-        self.saves: bool | None = None
+        self.saves: bool | None = None  # None until its last update
         self._worker = worker
 
     def settle(self, is_chief: bool) -> None:

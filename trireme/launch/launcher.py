@@ -127,17 +127,11 @@ Event = StopSignalled | TaskLocated | TaskEnded
 
 
 class Engine(Protocol):
-    """Where tasks run. The engine itself shows and keeps the lines that they print.
+    """Where tasks run. The engine itself shows and keeps the lines that they print."""
 
-    Attributes:
-        pids: the process id of every task that has one, by name.
-        nodes: the node of every task that is not on this host, by name.
-        own_host: the address of this host at which the tasks reach the coordinator.
-    """
-
-    pids: dict[str, int]
-    nodes: dict[str, str]
-    own_host: str
+    pids: dict[str, int]  # of every task that has one, by name
+    nodes: dict[str, str]  # of every task that is not on this host
+    own_host: str  # the address of this host at which the tasks reach the coordinator
 
     def host(self, name: str) -> str:
         """Returns the name of the host that a task runs on, as its process knows it."""
@@ -154,8 +148,7 @@ class Engine(Protocol):
     def dismiss(self, names: Collection[str]) -> None:
         """Takes note that these tasks, and no others, are to leave the job, or have left it.
 
-        As soon as one has ended, what was held for it is given back. One that still waits for a
-        place to run ends at once.
+        What is held for one is given back when it has ended, or at once where it waits for a place.
         """
 
     def wait(self, seconds: float) -> Sequence[Event]:

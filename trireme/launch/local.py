@@ -259,13 +259,9 @@ class HostEngine:
 
 
 def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
-    """Returns the command line of a child of this process that runs a task.
+    """Returns the command line of a child of this process that runs a task of a program.
 
     Everything else that the task has to know is in its environment.
-
-    Args:
-        config: the task.
-        program: the user's program and its arguments.
     """
     return [
         *(sys.executable, "-m", "trireme", TASK_WORD, config.name, str(os.getpid())),
@@ -275,10 +271,9 @@ def task_command(config: TaskConfig, program: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _inherited(config: TaskConfig, host: str) -> Iterator[TaskConfig]:
-    """Gives a task's configuration with the descriptors that it inherits.
+    """Gives a task's configuration with its descriptors: one holds its secret and its key.
 
-    One holds its secret and its key. For rank 0 of a process group another one listens, so that no
-    other process can take the port at which the group meets.
+    For rank 0 of a process group another listens: no other process can take the group's port.
     """
     if config.role != "worker" and not config.listen:
         scheme = "tls" if config.certificates else config.config.scheme

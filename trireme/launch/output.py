@@ -28,9 +28,7 @@ _ALARM = "31"
 class Console:
     """Writes lines to the launcher's standard output and error; any thread may.
 
-    If the reader of a stream has gone
-    (`trireme run ... | head`), or the disk that it goes to is full, the job goes on without that
-    stream.
+    The job goes on without a stream whose reader has gone (`| head`), or whose disk is full.
     """
 
     def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
@@ -85,12 +83,7 @@ def terminal_console() -> Console:
 
 
 class TaskOutputs:
-    """Shows and keeps the lines of every task. Use it as a context manager.
-
-    Attributes:
-        path: returns the file for the output of a task, by the task's name.
-        console: where the lines are shown.
-    """
+    """Shows the lines of every task, and keeps them in a file each. Use it as a context manager."""
 
     def __init__(self, path: Callable[[str], Path], console: Console) -> None:
         self.path = path
