@@ -41,29 +41,24 @@ _LAUNCHERS = (
     # Inner launchers before outer ones: the last one to start has set variables for this process.
     _Launcher(
         *(TORCHRUN, "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        job=("TORCHELASTIC_RUN_ID",),
+        ("TORCHELASTIC_RUN_ID",),
     ),
     _Launcher(
         *("Open MPI", f"{_OMPI}RANK", (f"{_OMPI}SIZE",), f"{_OMPI}LOCAL_RANK"),
-        local_size=f"{_OMPI}LOCAL_SIZE",
-        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        *(f"{_OMPI}LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
     ),
     _Launcher(
-        *(PMI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        job=("SLURM_JOB_ID",),
+        *(PMI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",)),
     ),
     _Launcher(
         *(SLURM, "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")),
-        *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-        job=("SLURM_JOB_ID", "SLURM_JOBID"),
+        *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", ("SLURM_JOB_ID", "SLURM_JOBID")),
     ),
 )
 
 _NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
-_STEP_VARIABLES = (
-    *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"),
-)
+_STEP = {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"}
 """Variables that srun sets and sbatch does not."""
 
 
@@ -85,9 +80,8 @@ def _started(launcher: _Launcher, variables: Mapping[str, str]) -> bool:
     if launcher.name != SLURM:
         return any(name in variables for name in (launcher.rank, *launcher.size))
     # A batch script finds SLURM_PROCID=0 and the job's SLURM_NTASKS too, and is one process.
-    address_set = "MASTER_ADDR" in variables and "MASTER_PORT" in variables
-    in_step = address_set or any(name in variables for name in _STEP_VARIABLES)
-    return launcher.rank in variables and (in_step or variables[launcher.rank] != "0")
+    in_step = variables.keys() >= {"MASTER_ADDR", "MASTER_PORT"} or variables.keys() & _STEP
+    return launcher.rank in variables and (bool(in_step) or variables[launcher.rank] != "0")
 
 
 def _set_by_srun(variables: Mapping[str, str]) -> bool:
@@ -203,15 +197,7 @@ class _Process:
 
     def _node(self) -> tuple[str, bool]:
         """Returns the job's first host, and whether it is the only one; "" where it is unknown."""
-        name = next((name for name in _NODELISTS if name in self.variables), None)
-        if name is None:
-            return "", False
-        try:
-            return first_node(self.variables[name])
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{name}: {error}: set MASTER_ADDR to the host of rank 0, and unset {name}"
-            ) from error
+        return first_node(next((self.variables[n] for n in _NODELISTS if n in self.variables), ""))
 
     def _port(self, job: str) -> int:
         text = self.variables.get("MASTER_PORT")
@@ -231,14 +217,12 @@ _NODELIST = re.compile(rf"({_ENTRY})(?:,{_ENTRY})*")
 
 
 def first_node(text: str) -> tuple[str, bool]:
-    """Returns the first host of a list in Slurm's notation, and whether it is the only one.
+    """Returns the first host of a list as Slurm writes it, and whether it is the only one.
 
-    Such a list is `node[01-03,7],login`; numbers keep their zeros.
+    Such a list is `node[01-03,7],login`; numbers keep their zeros. "" for any other text.
     """
     found = _NODELIST.fullmatch(text)
     if found is None:
-        raise ConfigurationError(
-            f"{text[:200]!r} is no list of hosts as Slurm writes it, such as node[01-03,7]"
-        )
+        return "", False
     alone = found[1] == text and not re.search(r"\[[0-9]+[-,]", text)
     return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[1]), alone
