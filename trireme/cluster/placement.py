@@ -34,10 +34,7 @@ def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:
 
 
 def surviving(shards: Shards, live: Collection[int]) -> Shards | None:
-    """Returns the shards without the servers that are gone; None if one has no copy left.
-
-    Backups become primaries. `live` are the servers that still hold what the view says.
-    """
+    """Returns the shards on live servers, backups as primaries; None if one has no copy left."""
     rest = []
     for shard in shards:
         copies = [server for server in shard.copies if server in live]
@@ -95,11 +92,7 @@ def balanced(shards: Shards, hosts: Hosts, replicas: int) -> Shards:
 
 
 def step_towards(shards: Shards, wanted: Shards) -> Shards:
-    """Returns the shards of the next generation on the way to a wanted placement.
-
-    They have copies to be filled, if the wanted placement needs some; else they are the wanted
-    ones. There are none if the shards are as wanted.
-    """
+    """Returns the next shards on the way to a wanted placement, first those that fill copies."""
     filling = tuple(piece for shard in shards for piece in _pieces(shard, wanted))
     if any(piece.joining for piece in filling):
         return filling

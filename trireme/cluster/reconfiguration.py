@@ -154,19 +154,16 @@ def _first_view(state: State) -> View:
 
 
 def _with_members(view: View, state: State) -> View:
+    servers = [task for task in state.of("ps") if task.active]
+    workers, saved = (
+        state.of("worker"),
+        [w.saved for w in state.of("worker") if w.saved is not None],
+    )
     return replace(
         view,
-        servers=tuple(
-            ServerEntry(task.index, task.incarnation, task.address)
-            for task in state.of("ps")
-            if task.active
-        ),
-        workers=tuple(
-            WorkerEntry(task.index, task.incarnation) for task in state.of("worker") if task.active
-        ),
-        saved=max(
-            (task.saved for task in state.of("worker") if task.saved is not None), default=None
-        ),
+        servers=tuple(ServerEntry(s.index, s.incarnation, s.address) for s in servers),
+        workers=tuple(WorkerEntry(w.index, w.incarnation) for w in workers if w.active),
+        saved=max((w.saved for w in workers if w.saved is not None), default=None),
     )
 
 

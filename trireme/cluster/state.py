@@ -171,11 +171,7 @@ def comes_back_until(policy: Policy, task: Task) -> float:
 
 
 def missing(state: State) -> list[Task]:
-    """Returns the tasks that the job waits for.
-
-    While it forms, these are all tasks that are not live; later, the lost ones of a role of which
-    none is left.
-    """
+    """Returns the tasks that the job waits for: to form, or for a role of which none is left."""
     if state.phase == "forming":
         tasks = state.tasks.values()
         return [task for task in tasks if task.state != "live" and not task.dismissed]
@@ -256,18 +252,13 @@ class Decision(NamedTuple):
 
 
 class DecisionBuilder:
-    """Builds one decision. It exists only during one `step`, and is the only mutable object.
-
-    Attributes:
-        newcomers: the connections of tasks that have just joined and must be informed.
-        shards: the shards of the newest view, as the event has changed them; () if it has not.
-    """
+    """Builds one decision. It exists only during one `step`, and is the only mutable object."""
 
     def __init__(self, now: float, state: State) -> None:
         self.now = now
         self.state = state
-        self.newcomers: list[int] = []
-        self.shards: Shards = ()
+        self.newcomers: list[int] = []  # connections of tasks that have just joined
+        self.shards: Shards = ()  # of the newest view, if the event has changed them
         self._instructions: list[Instruction] = []
         self._reasons: list[list[str]] = []  # by event
 

@@ -22,7 +22,7 @@ from types import TracebackType
 
 import msgspec
 
-from trireme.cluster.spec import LOOPBACK, is_loopback
+from trireme.cluster.spec import is_loopback
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.launch.config.secret import receive_secret
 from trireme.launch.config.sources import read_config
@@ -160,17 +160,11 @@ def _stay_on_loopback(environ: MutableMapping[str, str]) -> None:
     """Keeps a process group whose processes are all on one host off the network.
 
     gloo and NCCL listen at the address that the host's name resolves to, or at a network card's.
-    Only environment variables change that.
     """
-    import psutil  # rarely needed, and slow to load
-
-    names = [
-        name
-        for name, entries in psutil.net_if_addrs().items()
-        if any(e.family == socket.AF_INET and e.address == LOOPBACK for e in entries)
-    ]
+    cards = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in cards if name.startswith("lo")), "lo")
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        environ.setdefault(variable, names[0] if names else "lo")
+        environ.setdefault(variable, loopback)
 
 
 def _print_error(

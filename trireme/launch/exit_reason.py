@@ -70,10 +70,9 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
     Its kind is `usage`: it was asked for something that cannot be; `error`: another of Trireme's
     errors; `exception`: anything else that was raised; `exit`: it ended with a status other than 0;
-    `signal`: it was killed; `hung`: its launcher killed it because it no longer did anything;
-    `gone`: so is the host that it ran on, or what watches it there; `left`: it is a worker that
-    left its job when it was asked to; `silent`: it is one that ended with status 0 and did not
-    leave its job; `victim`: another task failed.
+    `signal`: it was killed; `hung`: its launcher killed it; `gone`: its host, or what watches it
+    there, is; `left`: a worker left when it was asked to; `silent`: one ended with status 0 and did
+    not leave; `victim`: another task failed.
     """
 
     kind: Kind

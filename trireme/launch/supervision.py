@@ -132,11 +132,7 @@ class Supervision:
     def membership_reported(
         self, now: float, joined: bool, lost: Mapping[str, ExitReason], *, formed: bool = True
     ) -> list[Action]:
-        """Takes in the job's members, as the coordinator knows them.
-
-        `lost` are those that it has given up although their processes live. A worker may still
-        come back by itself for a moment.
-        """
+        """Takes in the coordinator's view; `lost` has the tasks that it has given up, and why."""
         self._joined, self._formed = joined, self._formed or formed
         actions: list[Action] = []
         for task in self._alive:
@@ -166,10 +162,7 @@ class Supervision:
     def resized(
         self, wanted: Iterable[str], dismissed: Iterable[str], *, asked: bool
     ) -> list[Action]:
-        """The coordinator has reported which tasks the job is to have, and which are to leave.
-
-        Where somebody has just `asked` for that, lost tasks are started too, as often as at first.
-        """
+        """Takes in which tasks the job is to have; once `asked` for, lost ones are started too."""
         for name in {*dismissed} & self._tasks.keys():
             self._tasks[name].dismissed = True
         if self.phase is not Phase.RUNNING:

@@ -22,12 +22,7 @@ _UNWRITTEN = 120
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process with a status, as `sys.exit` does at the end of a program.
-
-    It waits for threads that are no daemons, calls the functions that are registered at exit, in
-    their order, writes what is in the buffers of open files, and leaves. What is alive then is not
-    finalised: Python does not promise that either.
-    """
+    """Ends this process with a status, as `sys.exit` does, but finalises nothing that is alive."""
     _call(threading._shutdown)  # type: ignore[attr-defined]
     _call(atexit._run_exitfuncs)
     _flush()  # first: a collector may close a file before the text over it is written

@@ -19,15 +19,11 @@ _MODULE = "torch.utils.data._utils.worker"
 
 
 def shield_loader_processes(owner: object) -> None:
-    """Has loader processes heed SIGTERM only from their worker, and SIGINT not at all.
-
-    This counts for those that this process forks from now on, for as long as `owner` lives.
-    """
+    """Has loader processes of this process heed SIGTERM from it alone, while `owner` lives."""
     register_after_fork(owner, _shield)
 
 
 def _shield(owner: object) -> None:
-    """Runs in a process that `multiprocessing` has forked."""
     target = getattr(multiprocessing.current_process(), "_target", None)
     if getattr(target, "__module__", "") != _MODULE:
         return

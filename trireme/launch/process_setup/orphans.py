@@ -3,9 +3,7 @@
 The kernel kills a task with its launcher (`end_with_parent`), but not the task's own children. So
 a process waits beside the launcher: the template of its tasks, where it has one, else a small one,
 the reaper. When the launcher dies without closing it, it kills every process that has the launch's
-id in its environment (`end_all`). Children
-inherit the environment from their parents, whatever session or process group they move to. Jenkins
-finds the children of a build in the same way.
+id in its environment (`end_all`), which children inherit into any session, as Jenkins does.
 
 This file is also the reaper's program. It needs only Python's standard library.
 """

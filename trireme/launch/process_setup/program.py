@@ -59,10 +59,7 @@ def program_name(program: Sequence[str]) -> str:
 def run_program(
     program: Sequence[str], *, task: str = "", launcher: LauncherPipe | None = None
 ) -> int:
-    """Runs a script, or a module as `python -m` does, as `__main__`; returns its exit status.
-
-    See `run_body`.
-    """
+    """Runs a script, or a module as `python -m` does, as `__main__`; see `run_body`."""
     check_program(program)
     first, *arguments = program
     if first == MODULE:
@@ -238,8 +235,7 @@ def _prompt_follows(trace: TracebackType | None) -> bool:
 def _shown_by_program(error: BaseException) -> bool:
     """Returns whether running code, such as a console's, has called the hook to show an exception.
 
-    At the program's end none of its code runs: the callers are other hooks, each of which received
-    the exception.
+    At the program's end none runs: the callers are other hooks, each of which got the exception.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
