@@ -155,10 +155,7 @@ def _first_view(state: State) -> View:
 
 def _with_members(view: View, state: State) -> View:
     servers = [task for task in state.of("ps") if task.active]
-    workers, saved = (
-        state.of("worker"),
-        [w.saved for w in state.of("worker") if w.saved is not None],
-    )
+    workers = state.of("worker")
     return replace(
         view,
         servers=tuple(ServerEntry(s.index, s.incarnation, s.address) for s in servers),
