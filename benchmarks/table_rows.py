@@ -22,9 +22,8 @@ import numpy as np
 from benchmarks.key_draws import BATCH, WIDTH, uniform, zipf
 from trireme.tables.addresses import read_ahead
 from trireme.tables.compiled import compiled
-from trireme.tables.kernels import prepare
 from trireme.tables.keys import unique
-from trireme.tables.table import Table
+from trireme.tables.table import Table, prepare
 from trireme.tables.table_spec import RowWiseAdagrad, TableSpec, Uniform
 
 AHEAD, NEVER = 16, 1 << 40

@@ -62,7 +62,7 @@ def test_checkpoints_of_changes_are_listed_shown_and_verified(
 
 def test_tables_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow")
-    pytest.importorskip("trireme.tables.parquet", reason="tables are not installed")
+    pytest.importorskip("trireme.tables.job.parquet", reason="tables are not installed")
     run = str(tmp_path / "run")
     save(run, CheckpointData(10, {}, tables=sample_tables({1: 1.0})))
     assert main(["checkpoint", "export", run, "--tables", "--output", "out"]) == 0

@@ -44,10 +44,9 @@ LAST_LINE = keys_in_one_line(3, 0xFFFFFFFF, 60)
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are copied to larger blocks soon, and these keys collide."""
+    """Blocks are small, and these keys collide."""
     monkeypatch.setattr(row_index, "randbits", lambda bits: 0)
-    monkeypatch.setattr(row_storage, "_BLOCKS", (1 << 7, 1 << 9, 1 << 17))
-    monkeypatch.setattr(row_storage, "_LIMITS", (300, 1500))
+    monkeypatch.setattr(row_storage, "_BLOCK_BYTES", 1 << 7)
 
 
 class IndexMachine(RuleBasedStateMachine):

@@ -58,10 +58,9 @@ SPECS = st.builds(
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are copied to larger blocks soon, and some keys collide."""
+    """Blocks are small, and some keys collide."""
     monkeypatch.setattr(row_index, "randbits", lambda bits: 0)
-    monkeypatch.setattr(row_storage, "_BLOCKS", (1 << 7, 1 << 9, 1 << 17))
-    monkeypatch.setattr(row_storage, "_LIMITS", (300, 1500))
+    monkeypatch.setattr(row_storage, "_BLOCK_BYTES", 1 << 7)
 
 
 class TableMachine(RuleBasedStateMachine):

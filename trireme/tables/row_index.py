@@ -272,7 +272,7 @@ class RowIndex:
         return more
 
     def reserve(self, keys: Keys) -> None:
-        """Makes room for keys without a record. Records may move: see `RowStorage.moves`.
+        """Makes room for keys without a record.
 
         Raises:
             Rejected: a slot would have more than `MOST_RECORDS` records.

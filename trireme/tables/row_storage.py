@@ -5,14 +5,12 @@ update (upper 40 bits) and its touches (lower 24 bits); the row; the optimizer's
 
 The records of a slot are numbered from 0 without gaps. They lie in blocks, and blocks are cut from
 larger pieces of memory, which all slots share. A removed record is replaced by the last one of its
-slot; a block that becomes empty is used again. A small table has small blocks: when it has grown to
-1 MiB, and to 32 MiB, its records are copied to larger ones.
+slot; a block that becomes empty is used again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from ctypes import memmove
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,14 +25,12 @@ HEADER_BYTES = 16
 
 _LINE = 64
 
-# The bytes of a block, unless a record is larger, by the bytes of all records. A slot wastes half a
-# block on average. Large tables have large blocks, whose addresses stay in the cache.
-_BLOCKS = (1 << 11, 1 << 14, 1 << 17)
-_LIMITS = (1 << 20, 1 << 25)
+# The bytes of a block, unless a record is larger. A slot wastes half a block on average.
+_BLOCK_BYTES = 1 << 13
 
-# Pieces of at least 4 MiB get huge pages from numpy, and with them faster access, but memory in
-# units of 2 MiB: small tables have small pieces.
-_PIECES, _LARGE_PIECE, _LARGE_FROM = (1 << 15, 1 << 20, 1 << 21), 1 << 25, 1 << 26
+# A piece is an eighth of all before it: from 4 MiB on it gets huge pages from numpy, and with them
+# faster access, but memory in units of 2 MiB.
+_LEAST_PIECE, _LARGEST_PIECE = 1 << 15, 1 << 25
 
 _S24, _S32 = np.uint64(24), np.uint64(32)
 _ONE = np.uint64(1)
@@ -136,16 +132,13 @@ def _drop(slot: Any, count: Any, oldest: Any, memory: Any) -> Any:
 class RowStorage:
     """The records of a table's keys, by slot and number.
 
-    A record has so many bytes after its header, a multiple of 4; the level is that of `_BLOCKS`.
+    A record has so many bytes after its header, a multiple of 4.
     """
 
-    def __init__(self, payload_bytes: int, level: int = 0) -> None:
+    def __init__(self, payload_bytes: int) -> None:
         self.counts = np.zeros(SLOTS, np.int64)  # the number of records of each slot
-        self.moves = 0  # how often all have moved; addresses that were found before are not valid
-        self._payload_bytes = payload_bytes
         self._record_bytes = HEADER_BYTES + payload_bytes
-        self._level = level
-        self._shift = max(0, (_BLOCKS[level] // self._record_bytes).bit_length() - 1)
+        self._shift = max(0, (_BLOCK_BYTES // self._record_bytes).bit_length() - 1)
         self._blocks = np.zeros((SLOTS, 1), np.uint64)
         self._block_counts = np.zeros(SLOTS, np.int64)
         self._pieces: list[npt.NDArray[np.uint8]] = []
@@ -165,31 +158,9 @@ class RowStorage:
     def reserve(self, counts: npt.NDArray[np.int64]) -> None:
         """Makes room for a number of records in each slot, those included that it has.
 
-        A table that has grown gets larger blocks, to which all records are copied.
-
         Raises:
             MemoryError: the system has no memory for them; no record has changed.
         """
-        total = int(counts.sum()) * self._record_bytes
-        level = sum(total > limit for limit in _LIMITS)
-        if level > self._level:
-            larger = RowStorage(self._payload_bytes, level)
-            larger._add_blocks(self.counts)
-            self._copy_to(larger)
-            larger.counts, larger.moves = self.counts, self.moves + 1
-            vars(self).update(vars(larger))
-        self._add_blocks(counts)
-
-    def _copy_to(self, larger: RowStorage) -> None:
-        size, most, mask = self._record_bytes, 1 << self._shift, (1 << larger._shift) - 1
-        for slot in np.flatnonzero(self.counts).tolist():
-            count = int(self.counts[slot])
-            for first in range(0, count, most):
-                source = int(self._blocks[slot, first >> self._shift])
-                target = int(larger._blocks[slot, first >> larger._shift]) + (first & mask) * size
-                memmove(target, source, min(most, count - first) * size)
-
-    def _add_blocks(self, counts: npt.NDArray[np.int64]) -> None:
         needed = -(-counts >> np.int64(self._shift))
         for slot in np.flatnonzero(needed > self._block_counts):
             while self._block_counts[slot] < needed[slot]:
@@ -245,8 +216,7 @@ class RowStorage:
     def _allocate(self) -> None:
         block = self._record_bytes << self._shift
         block += -block % _LINE
-        size = _PIECES[self._level] if self._bytes < _LARGE_FROM else _LARGE_PIECE
-        number = max(1, size // block)
+        number = max(1, min(max(self._bytes >> 3, _LEAST_PIECE), _LARGEST_PIECE) // block)
         piece = np.empty(number * block + _LINE, np.uint8)
         first = piece.ctypes.data + -piece.ctypes.data % _LINE
         self._pieces.append(piece)

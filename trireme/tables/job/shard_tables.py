@@ -15,12 +15,11 @@ from trireme.ps.extension import EXTRA, HeldExtension, Tensors
 from trireme.ps.extra import Extra
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.tables.block import Block
-from trireme.tables.chain import FIELDS, ROWS, WAITING
+from trireme.tables.job.chain import FIELDS, ROWS, WAITING
 from trireme.tables.job.requests import decoded, encoded, mean_of, raw, slots_of_shard
-from trireme.tables.kernels import prepare
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_optimizers import row_optimizer
-from trireme.tables.table import Table
+from trireme.tables.table import Table, prepare
 from trireme.tables.table_spec import Add, TableSpec, changed
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -14,7 +14,7 @@ from trireme.ps.extension import Tensors
 from trireme.ps.extra import ShownExtension
 from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.model.extension import TrainedExtension
-from trireme.tables.chain import FIELDS, ROWS, WAITING
+from trireme.tables.job.chain import FIELDS, ROWS, WAITING
 from trireme.tables.job.requests import slots_of_shard
 from trireme.tables.job.shard_tables import Arrays, arrays_in, tensors_of, within
 from trireme.tables.row_optimizers import row_optimizer

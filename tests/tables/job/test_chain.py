@@ -20,7 +20,7 @@ from tests.session.checkpoint.samples import (
 )
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import load, verify
-from trireme.tables.chain import merged
+from trireme.tables.job.chain import merged
 
 
 @pytest.mark.parametrize("seed", range(20))

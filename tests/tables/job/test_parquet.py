@@ -12,7 +12,7 @@ import torch
 from tests.session.checkpoint.samples import sample, sample_changes, sample_tables, save_changes
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.session.checkpoint import save
-from trireme.tables.parquet import export_tables
+from trireme.tables.job.parquet import export_tables
 
 FIRST = replace(sample(1), tables=sample_tables({1: 1.0, 2: 2.0, 9: 3.0}, waiting={4: 1}))
 
