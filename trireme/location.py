@@ -1,14 +1,18 @@
-"""Where a run lives: a local directory, or a URL of an object store."""
+"""Where a run lives: a local directory, or a URL of an object store, which a plug-in opens."""
 
 from __future__ import annotations
 
+import pkgutil
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from trireme.errors import ConfigurationError
-from trireme.plugins import known
+from trireme.plugins import Plugins, known
 
 _STORES = "trireme.stores"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -63,15 +67,7 @@ Location = Path | RemotePath
 
 
 def location(place: str | Location) -> Location:
-    """Returns a local directory as a `Path`, and one of an object store as a `RemotePath`.
-
-    Args:
-        place: a path, or a URL such as `s3://bucket/run`.
-
-    Raises:
-        ConfigurationError: the URL has a scheme that no file system is known for, or no bucket; or
-            a `Path` was made of a URL.
-    """
+    """Returns a local directory as a `Path`, and one of an object store as a `RemotePath`."""
     if isinstance(place, RemotePath):
         return place
     if isinstance(place, Path):
@@ -102,10 +98,71 @@ def location(place: str | Location) -> Location:
 
 
 def local_directory(place: str | Location) -> Path:
-    """Returns the directory of what a job keeps on its own host; see `RemotePath.scratch`.
-
-    Raises:
-        ConfigurationError: as `location`.
-    """
+    """Returns the directory of what a job keeps on its own host; see `RemotePath.scratch`."""
     where = location(place)
     return where if isinstance(where, Path) else where.scratch
+
+
+class StoreError(OSError):
+    """An object store has refused a request, or did not answer; says what to do.
+
+    Attributes:
+        denied: whether the store denies it to this user: it would do so again.
+    """
+
+    denied = False
+
+
+class Uploads(Protocol):
+    """Uploads what changes in a local directory, until it is closed."""
+
+    def close(self) -> None:
+        """Uploads what has changed last. May be called again."""
+
+
+class Store(ABC):
+    """One run directory in an object store. Its methods raise `StoreError`."""
+
+    @abstractmethod
+    def place(self) -> Any:
+        """Returns where its checkpoints are: a `trireme.session.checkpoint.place.Place`."""
+
+    @abstractmethod
+    def mirror(self, directory: Path, names: Sequence[str], allowed: Callable[[], bool]) -> Uploads:
+        """Begins to upload what changes in the named files and folders, while it is `allowed`."""
+
+    @abstractmethod
+    def download(self, directory: Path) -> None:
+        """Downloads into a local directory what was uploaded by `mirror`."""
+
+    @abstractmethod
+    def job(self) -> str:
+        """Returns the id of the job that writes there, or wrote last; "" where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreType:
+    """A kind of object store. Its module should import fast.
+
+    Attributes:
+        open: the function from a `RemotePath` to its `Store`, as `package.module:function`. It
+            raises `ConfigurationError` where the store cannot be opened.
+        shared: whether other processes see what one writes.
+    """
+
+    open: str
+    shared: bool = True
+
+
+STORES = Plugins(_STORES, "object store", StoreType)
+"""Every installed kind of object store, by the scheme of its URLs."""
+
+
+def open_store(where: RemotePath) -> Store:
+    """Returns the object store of a run directory, or raises `ConfigurationError`."""
+    try:
+        kind = STORES.load(where.scheme)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the run directory {where} cannot be opened: {error}") from error
+    opened: Store = pkgutil.resolve_name(kind.open)(where)
+    return opened

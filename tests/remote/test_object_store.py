@@ -10,9 +10,9 @@ import pytest
 
 from tests.remote.bucket import URL, Bucket, View
 from trireme.errors import CheckpointError, ConfigurationError, TriremeError
+from trireme.location import StoreError
 from trireme.remote.object_store import ObjectStore
 from trireme.remote.place import RemotePlace
-from trireme.stores import StoreError
 
 
 def test_a_store_that_never_answers_is_waited_for_once() -> None:

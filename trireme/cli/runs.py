@@ -17,8 +17,7 @@ from trireme.cli.command import number
 from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import read_private, read_secret
 from trireme.launch.run_directory import RECORD, JobRecord, is_running
-from trireme.location import RemotePath, location
-from trireme.stores import open_store
+from trireme.location import RemotePath, location, open_store
 
 if TYPE_CHECKING:
     from trireme.cluster.member import Observer

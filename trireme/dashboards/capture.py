@@ -112,14 +112,6 @@ class Capture:
             if picture is not None:
                 writer.add_image(tag, picture, step, walltime=self.walltime)
 
-    def write_audio(self, writer: SummaryWriter, step: int, sample_rate: int) -> None:
-        """Writes the first inputs, which are sounds: (N, time) or (N, 1, time)."""
-        if self.inputs is None:
-            return
-        for place, sound in enumerate(self.inputs[:3].float().cpu()):
-            wave, tag = sound.reshape(1, -1).clamp(-1, 1), f"inputs/{place}"
-            writer.add_audio(tag, wave, step, sample_rate=sample_rate, walltime=self.walltime)
-
     def write_pr_curves(self, writer: SummaryWriter, step: int) -> None:
         """Writes precision and recall on the batch, for each class, where there are classes."""
         outputs, labels = self.outputs, self.labels

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from trireme.session.session import Session
 
 KINDS = (
-    "audio",
     "costs",
     "distributions",
     "graph",
@@ -72,7 +71,6 @@ class Summaries(Hook):
         without: kinds to leave out, of `KINDS`.
         projector: names of two-dimensional parameters whose rows the projector shows, besides those
             of embeddings.
-        sample_rate: samples per second, where the inputs are sounds (N, time) or (N, 1, time).
         hparams: further hyper-parameters of the program.
 
     Raises:
@@ -85,7 +83,6 @@ class Summaries(Hook):
         *,
         without: Collection[str] = (),
         projector: Sequence[str] = (),
-        sample_rate: int | None = None,
         hparams: Mapping[str, bool | float | str] | None = None,
     ) -> None:
         if every < 1:
@@ -99,13 +96,13 @@ class Summaries(Hook):
         self._every = every
         self._kinds = frozenset(KINDS) - set(without)
         self._projector = tuple(projector)
-        self._sample_rate = sample_rate
         self._hparams = dict(hparams or {})
         self._room = threading.BoundedSemaphore(_UNWRITTEN)
         self._last: int | None = None
         self._capture: Capture | None = None
         self._watch: ForwardTracer | None = None
         self._newest: Capture | None = None
+        self._inputs: Any = None  # of the newest recorded step
         self._off = False
 
     def on_start(self, session: Session) -> None:
@@ -147,7 +144,8 @@ class Summaries(Hook):
             _log.warning("Summaries leave a step out: earlier ones are not written yet")
             return
         capture = self._capture = Capture()
-        capture.batch(*inputs_and_targets(batch))
+        self._inputs, targets = inputs_and_targets(batch)
+        capture.batch(self._inputs, targets)
         if session.holds_whole_model:
             observed = {"distributions", "images", "pr_curves", "projector"}
             observe = None if self._kinds.isdisjoint(observed) else capture.observe
@@ -169,11 +167,13 @@ class Summaries(Hook):
         if first and "hparams" in self._kinds:
             self._write_hparams(session, settings)
         model = str(session.model) if first else ""
-        placed = None if session.pipeline is None else session.pipeline.graph
+        if first and "graph" in self._kinds and session.worker.setup.settings.placed:
+            session.graph(self._inputs)
+        self._inputs = None
 
         def write(writer: SummaryWriter) -> None:
             try:
-                self._write(writer, capture, step, first, placed)
+                self._write(writer, capture, step, first)
                 if first and "text" in self._kinds:
                     rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
                     table = f"| setting | value |\n| --- | --- |\n{rows}"
@@ -185,24 +185,12 @@ class Summaries(Hook):
         assert session.board is not None
         session.board.submit("the summaries", write)
 
-    def _write(
-        self,
-        writer: SummaryWriter,
-        capture: Capture,
-        step: int,
-        first: bool,
-        placed: Any,
-    ) -> None:
+    def _write(self, writer: SummaryWriter, capture: Capture, step: int, first: bool) -> None:
         """Writes a step; in the writing thread."""
         from trireme.dashboards import events
 
         kinds, graph = self._kinds, capture.graph
-        if first and "graph" in kinds and placed is not None:
-            from trireme.dashboards.placed_graph import placed_graph
-
-            module = placed.captured.module
-            events.add_graph(writer, placed_graph(module, placed.devices))
-        elif first and "graph" in kinds and graph:
+        if first and "graph" in kinds and graph:
             events.add_graph(writer, graph)
         if "costs" in kinds and graph:
             events.add_costs(writer, graph, f"step {step}", step)
@@ -210,8 +198,6 @@ class Summaries(Hook):
             capture.write_values(writer, step)
         if "images" in kinds:
             capture.write_images(writer, step)
-        if "audio" in kinds and self._sample_rate is not None:
-            capture.write_audio(writer, step, self._sample_rate)
         if "pr_curves" in kinds:
             capture.write_pr_curves(writer, step)
 

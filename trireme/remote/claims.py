@@ -16,9 +16,9 @@ from contextlib import suppress
 import msgspec
 
 from trireme.clock import Clock, MonotonicClock
+from trireme.location import StoreError
 from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint.run_lock import WRITERS, RunLock, Writer
-from trireme.stores import StoreError
 
 BEAT_SECONDS = 10.0
 """How often a writer shows that it lives."""

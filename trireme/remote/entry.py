@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trireme.stores import StoreType
+from trireme.location import StoreType
 
 STORE = StoreType("trireme.remote.store:RemoteStore")
 MEMORY = StoreType("trireme.remote.store:RemoteStore", shared=False)

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from trireme.remote.object_store import ObjectStore
-from trireme.stores import Uploads
 
 SECONDS = 15.0
 """How often the thread looks for changed files."""
@@ -33,7 +32,7 @@ _CLOSE_FAILING_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Mirror(Uploads):
+class Mirror:
     """Uploads the named files and folders of a directory, until it is closed."""
 
     def __init__(

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trireme.errors import ConfigurationError
-from trireme.location import RemotePath
-from trireme.stores import StoreError
+from trireme.location import RemotePath, StoreError
 
 CONNECT_SECONDS = 10
 """The longest that a connection to an S3 server may take to open."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trireme.location import RemotePath
+from trireme.location import RemotePath, Store
 from trireme.remote.mirror import Mirror, download, job_of
 from trireme.remote.object_store import ObjectStore
-from trireme.stores import Store
 
 
 class RemoteStore(Store):

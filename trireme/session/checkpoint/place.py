@@ -28,11 +28,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from trireme.files import make_directory, sync_directory
-from trireme.location import Location, location
+from trireme.location import Location, location, open_store
 from trireme.session.checkpoint.manifest import CHECKPOINTS, in_order, order_of
 from trireme.session.checkpoint.run_lock import LocalLock, RunLock, Writer
 from trireme.session.checkpoint.tensors import WriteFile, write_file
-from trireme.stores import open_store
 
 Fill = Callable[[Location, WriteFile], None]
 """Writes all files of a checkpoint into a directory, by the function that it is given."""

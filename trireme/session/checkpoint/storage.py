@@ -11,14 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
-from trireme.location import Location
+from trireme.location import Location, StoreError
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of
 from trireme.session.checkpoint.place import Place, place_of
 from trireme.session.checkpoint.run_lock import writer_here
 from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
-from trireme.stores import StoreError
 
 LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
 """The seconds that the last save of a run waits before each further attempt: a minute in all."""

@@ -11,7 +11,7 @@ import psutil
 
 from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
-from trireme.location import RemotePath
+from trireme.location import RemotePath, Uploads, open_store
 from trireme.monitor.exporter import expose
 from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
 from trireme.plugins import not_installed
@@ -19,7 +19,6 @@ from trireme.ps.messages import Applied, Verdict
 from trireme.session.observers.progress import pace_text
 from trireme.session.result import StepResult
 from trireme.session.worker.worker import Worker
-from trireme.stores import Uploads, open_store
 
 if TYPE_CHECKING:
     from torch import Tensor
