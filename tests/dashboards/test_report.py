@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trireme.cli import main
-from trireme.dashboards.charts import line_chart, smoothed, stacked_bars, thinned
+from trireme.dashboards.charts import line_chart, stacked_bars, thinned
 from trireme.dashboards.report import CheckpointRow, ReportData, page
 from trireme.dashboards.totals import read_curves, slowest, worker_totals
 from trireme.launch.run_directory import JobRecord
@@ -168,12 +168,6 @@ def test_thinned_curves_keep_their_extremes() -> None:
     assert (333.0, 9.0) in kept
     assert (777.0, -9.0) in kept
     assert list(kept) == sorted(kept)
-
-
-def test_a_moving_mean_lies_between() -> None:
-    points = [(float(step), float(step % 2)) for step in range(200)]
-    assert all(0.2 < value < 0.8 for _, value in smoothed(points)[50:])
-    assert smoothed([]) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,6 @@ from trireme.monitor.numbers import number
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_NOISE = 0.2
-_MOST_POINTS = 400
-_SMOOTH_FROM = 40
 _LOG_SPAN = 100.0
 
 
@@ -42,7 +38,7 @@ def line_chart(
     from_zero: bool = False,
     may_be_log: bool = True,
 ) -> str:
-    """Returns curves over a common axis; noisy ones also as their moving mean.
+    """Returns curves over a common axis.
 
     The vertical axis is logarithmic where all values are above 0 and span two orders, unless it may
     not be. None of `series` may be empty.
@@ -54,10 +50,7 @@ def line_chart(
     steps = [step for points in series.values() for step, _ in points]
     across = _Scale(min(steps), max(steps))
     curves = {
-        name: [
-            [(across.place(step), up.place(value)) for step, value in thinned(line, _MOST_POINTS)]
-            for line in ([points, smoothed(points)] if _is_noisy(points) else [points])
-        ]
+        name: [(across.place(step), up.place(value)) for step, value in thinned(points)]
         for name, points in series.items()
     }
     kind = f"{y_label}{', logarithmic' if log else ''} over {x_label}"
@@ -79,13 +72,6 @@ def stacked_bars(
         for row, parts in rows.items()
     ]
     return str(_macros().stacked_bars(sized, unit, names))
-
-
-def _is_noisy(points: Points) -> bool:
-    """Whether a curve of many points changes its direction at every few of them."""
-    rises = [after[1] > before[1] for before, after in pairwise(points)]
-    turns = sum(before != after for before, after in pairwise(rises))
-    return len(points) >= _SMOOTH_FROM and turns > _NOISE * len(points)
 
 
 class _Scale:
@@ -130,7 +116,7 @@ def _tick(value: float) -> str:
     return f"{float(digits):g}e{int(power)}"
 
 
-def thinned(points: Points, most: int) -> Points:
+def thinned(points: Points, most: int = 400) -> Points:
     """Returns about `most` of the points at most: the lowest and the highest of each stretch."""
     if len(points) <= most:
         return points
@@ -140,11 +126,3 @@ def thinned(points: Points, most: int) -> Points:
         stretch = points[start : start + length]
         kept += sorted({min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))})
     return kept
-
-
-def smoothed(points: Points, fraction: float = 0.03) -> Points:
-    """Returns an exponential moving mean over a fraction of the points."""
-    weight = 1 / max(1.0, fraction * len(points))
-    values = (value for _, value in points)
-    means = accumulate(values, lambda mean, value: mean + weight * (value - mean))
-    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]

@@ -25,25 +25,23 @@ class Tracker(Hook):
     that becomes chief goes on with the same run, and so does a resumed job: the run's id is kept in
     the run directory.
 
-    Args:
-        every: the number of global steps between two logged steps; the first step is logged too.
-        config: further settings of the program to log.
-
-    Raises:
-        ConfigurationError: `every` is below 1; or, when training begins, the tracker's package is
-            not installed.
+    A `ConfigurationError` says that `every` is below 1; or, when training begins, that the
+    tracker's package is not installed.
     """
 
     package: str
     """The package to import, which is also the name of the file with the run's id."""
 
-    def __init__(self, every: int, config: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, every: int = 100, *, config: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         if every < 1:
             raise ConfigurationError(
                 f"{type(self).__name__}(every={every!r}): give a whole number from 1"
             )
         self._every = every
         self._config = dict(config or {})
+        self._options = options
         self._last: int | None = None
         self._run: Any = None
         self._module: Any = None
@@ -124,21 +122,12 @@ class MLflow(Tracker):
     `mlflow.set_tracking_uri`, `mlflow.set_experiment` and MLflow's environment variables say where.
 
     Args:
-        every: the number of global steps between two logged steps.
+        every: the number of global steps between two logged steps; the first step is logged too.
         config: further settings of the program to log.
         options: further arguments of `mlflow.start_run`, such as `run_name` and `tags`.
-
-    Raises:
-        ConfigurationError: `every` is below 1; or, when training begins, MLflow is not installed.
     """
 
     package = "mlflow"
-
-    def __init__(
-        self, every: int = 100, *, config: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        super().__init__(every, config)
-        self._options = options
 
     def _open(self, run_id: str | None, name: str | None) -> tuple[Any, str]:
         if run_id is not None:
@@ -172,21 +161,12 @@ class WandB(Tracker):
     is shown rightly. With `mode="offline"` nothing leaves the machine until `wandb sync`.
 
     Args:
-        every: the number of global steps between two logged steps.
+        every: the number of global steps between two logged steps; the first step is logged too.
         config: further settings of the program to log.
         options: further arguments of `wandb.init`, such as `project`, `mode` and `tags`.
-
-    Raises:
-        ConfigurationError: `every` is below 1; or, when training begins, wandb is not installed.
     """
 
     package = "wandb"
-
-    def __init__(
-        self, every: int = 100, *, config: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        super().__init__(every, config)
-        self._options = options
 
     def _open(self, run_id: str | None, name: str | None) -> tuple[Any, str]:
         known = {} if run_id is None else {"id": run_id, "resume": "allow"}
