@@ -45,13 +45,6 @@ def test_a_group_has_any_name(tmp_path: Path) -> None:
     assert host_memory(groups, tmp_path) == 4 << 20
 
 
-def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
-    groups = written(tmp_path / "cgroup", "9:name=systemd:/\n4:memory:/pod\n1:cpu:/pod\n")
-    written(tmp_path / "memory/pod/memory.limit_in_bytes", f"{5 << 20}\n")
-    written(tmp_path / "pod/memory.max", "7\n")
-    assert host_memory(groups, tmp_path) == 5 << 20
-
-
 def test_a_refusal_names_both_sizes_and_what_to_do() -> None:
     check_fits(8 * GIB, "the model", "use a smaller one", 8 * GIB)
     with pytest.raises(OutOfMemory, match=r"the model takes 70,368\.7 GB.* 8\.6 GB at most: use a"):

@@ -77,18 +77,6 @@ _HOME = {
 __all__ = [name for names in _HOME.values() for name in names]
 __all__ += errors.__all__
 
-_EXTRAS = {
-    "averaging": "averaging",
-    "dashboards": "dashboards",
-    "graph": "graph",
-    "jobs": "notebook",
-    "loops": "loops",
-    "parallel": "parallel",
-    "tables": "tables",
-    "tracking": "tracking",
-}
-"""The packages of plug-ins here, with the extra that installs each: an error names it."""
-
 _SUBPACKAGES = frozenset({"data", "models", "ps"})
 """The subpackages that `trireme.NAME` imports at the first access."""
 
@@ -103,11 +91,12 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as error:
         package = home.split(".")[1]
-        if package not in _EXTRAS or error.name not in (home, f"trireme.{package}"):
+        if error.name not in (home, f"trireme.{package}"):  # else it is a plug-in's
             raise
         from trireme.plugins import not_installed
 
-        message = not_installed(f"trireme.{name}", _EXTRAS[package])
+        extra = "notebook" if package == "jobs" else package
+        message = not_installed(f"trireme.{name}", extra)
         raise errors.ConfigurationError(message) from error
     globals()[name] = value
     return value

@@ -30,21 +30,14 @@ class Authority(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """What makes and reads certificates.
+    """What makes and reads certificates."""
 
-    Attributes:
-        make_authority: makes a new authority, which no task of another job trusts.
-        read: reads the PEM of `Certificates` of a task, from its file or a directory of such files.
-    """
-
+    # makes a new authority, which no task of another job trusts
     make_authority: Callable[[], Authority]
+    # reads the PEM of `Certificates` of a task, from its file or a directory of such files
     read: Callable[[Path, str], str]
 
 
 def encryption() -> Encryption:
-    """Returns the installed plug-in.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """Returns the installed plug-in."""
     return Plugins("trireme.encryption", "encryption", Encryption).load("tls")

@@ -30,16 +30,10 @@ class UnsupportedOptimizerError(UsageError):
 
 
 class WireError(TriremeError):
-    """Communication between two processes failed.
+    """Communication between two processes failed."""
 
-    Attributes:
-        server: the name of the parameter server that was unreachable for too long; "" for any
-            other error.
-        loss: as in `JobFailed`, if that server was lost.
-    """
-
-    server = ""
-    loss = ""
+    server = ""  # the name of the parameter server that was unreachable for too long
+    loss = ""  # as in `JobFailed`, if that server was lost
 
 
 class ConnectionClosed(WireError):
@@ -110,13 +104,9 @@ class WaitTimeout(ClusterError):
 
 
 class JobFailed(ClusterError):
-    """The job has ended because a task failed; the message names the one that failed first.
+    """The job has ended because a task failed; the message names the one that failed first."""
 
-    Attributes:
-        loss: what the job loses with that task, in a sentence; "" if it is not known.
-    """
-
-    loss = ""
+    loss = ""  # what the job loses with that task, in a sentence; "" if it is not known
 
 
 class JobStopped(ClusterError):
@@ -132,11 +122,7 @@ class Rejected(ServerError):
 
 
 class Fenced(ServerError):
-    """The request named an old view or an old incarnation.
-
-    Attributes:
-        view: the number of the server's view.
-    """
+    """The request named an old view or an old incarnation; `view` is that of the server."""
 
     def __init__(self, message: str, view: int) -> None:
         super().__init__(message)
@@ -148,11 +134,7 @@ class CopiesLost(Fenced):
 
 
 class RolledBack(ServerError):
-    """The job went back to a checkpoint; updates after its step are gone.
-
-    Attributes:
-        step: the global step that the job went back to.
-    """
+    """The job went back to a checkpoint; updates after its `step`, a global one, are gone."""
 
     def __init__(self, message: str, step: int) -> None:
         super().__init__(message)

@@ -31,17 +31,11 @@ def _limits(proc: Path, mount: Path) -> Iterator[int]:
     with suppress(OSError):
         lines = proc.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, name = (mount / "memory", "memory.limit_in_bytes")
-        if not controllers:
-            root, name = mount, "memory.max"
-        inside = root / group.lstrip("/")
+        inside = mount / line.removeprefix("0::").lstrip("/")  # cgroups(7), version 2
         for folder in (inside, *inside.parents):
-            if folder.is_relative_to(root):
+            if line.startswith("0::") and folder.is_relative_to(mount):
                 with suppress(OSError, ValueError):  # "max" is no limit
-                    yield int((folder / name).read_text(encoding="ascii"))
+                    yield int((folder / "memory.max").read_text(encoding="ascii"))
 
 
 def check_fits(nbytes: int, what: str, advice: str, most: int | None = None) -> None:
@@ -65,19 +59,14 @@ def process_birth(pid: int) -> str:
     the start, which psutil computes from them, changes when the clock is set.
     """
     if sys.platform != "linux":
-        return _by_psutil(pid)
+        import psutil  # slow to load
+
+        with suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())  # the kernel keeps it as it was
+        return ""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{boot} {fields[_START_TICKS]}"
     except (OSError, IndexError):  # there is no such process, or it may not be looked at
-        return ""
-
-
-def _by_psutil(pid: int) -> str:
-    import psutil  # slow to load
-
-    try:
-        return str(psutil.Process(pid).create_time())  # the kernel keeps it as it was
-    except psutil.Error:
         return ""

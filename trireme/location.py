@@ -142,16 +142,12 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class StoreType:
-    """A kind of object store. Its module should import fast.
+    """A kind of object store. Its module should import fast."""
 
-    Attributes:
-        open: the function from a `RemotePath` to its `Store`, as `package.module:function`. It
-            raises `ConfigurationError` where the store cannot be opened.
-        shared: whether other processes see what one writes.
-    """
-
+    # the function from a `RemotePath` to its `Store`, as `package.module:function`. It raises
+    # `ConfigurationError` where the store cannot be opened
     open: str
-    shared: bool = True
+    shared: bool = True  # whether other processes see what one writes
 
 
 STORES = Plugins(_STORES, "object store", StoreType)

@@ -21,26 +21,13 @@ GRAPH_SCHEDULES = ("gpipe", "1f1b")
 
 @dataclass(frozen=True)
 class Mesh:
-    """How many processes share the work along each axis; 1 everywhere is a single process.
+    """How many processes share the work along each axis; 1 everywhere is a single process."""
 
-    Attributes:
-        pp: the number of pipeline stages, into which the layers are divided.
-        graph: the number of tasks on which the operations of a dataflow graph are placed.
-        dp: the number of data-parallel replicas. Each computes on its own batches, and gradients
-            are averaged.
-        fsdp: the number of shards of parameters, gradients and optimizer state in fully sharded
-            data parallelism.
-        tp: the number of processes that share each layer's matrices in tensor parallelism.
-
-    Raises:
-        ConfigurationError: a degree is below 1, or `graph` is combined with other axes than `dp`.
-    """
-
-    pp: int = 1
-    graph: int = 1
-    dp: int = 1
-    fsdp: int = 1
-    tp: int = 1
+    pp: int = 1  # pipeline stages, into which the layers are divided
+    graph: int = 1  # tasks on which the operations of a dataflow graph are placed
+    dp: int = 1  # replicas, each with its own batches, whose gradients are averaged
+    fsdp: int = 1  # replicas that share the parameters, gradients and optimizer state
+    tp: int = 1  # processes that share each layer's matrices
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -57,11 +44,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses a text such as `dp=2,tp=2`; an empty text gives a mesh of one process.
-
-        Raises:
-            ConfigurationError: an axis is unknown or named twice, or its degree is below 1.
-        """
+        """Parses a text such as `dp=2,tp=2`; an empty text gives a mesh of one process."""
         degrees: dict[str, int] = {}
         for piece in filter(None, (piece.strip() for piece in text.split(","))):
             match = re.fullmatch(r"([a-z]+)\s*=\s*(\d+)", piece)
@@ -117,11 +100,7 @@ class Mesh:
         return coordinates["dp"] * self.fsdp + coordinates["fsdp"]
 
     def check_processes(self, processes: int) -> None:
-        """Checks that the size of the mesh is the number of processes.
-
-        Raises:
-            ConfigurationError: it is not. The message names the nearest mesh of that size.
-        """
+        """Checks that the size of the mesh is the number of processes."""
         if self.size != processes:
             rest = self.size // self.dp
             fits = processes % rest == 0

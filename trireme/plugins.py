@@ -71,13 +71,7 @@ _CORE = ("trireme.commands", "trireme.engines", "trireme.strategies", "trireme.t
 
 
 class Plugins(Generic[_T]):
-    """All plug-ins of one kind, by name.
-
-    Args:
-        group: the group of their entry points, such as `trireme.commands`.
-        what: what one of them is called in messages.
-        kind: the class of which each of them must be an instance.
-    """
+    """All plug-ins of one kind, by name."""
 
     def __init__(self, group: str, what: str, kind: type[_T]) -> None:
         self.group = group

@@ -16,12 +16,7 @@ _CONTROL = re.compile(
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Returns a text with its control characters escaped, such as `\x1b` for ESC.
-
-    Args:
-        text: the text, which may come from anybody.
-        keep: characters that stay as they are: `"\n"` where the text may have several lines.
-    """
+    r"""Returns a text with its control characters escaped, such as `\x1b` for ESC."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 

@@ -46,15 +46,7 @@ class Strategy(ABC):
             )
 
     def mesh(self, inside: Mesh, processes: int) -> Mesh:
-        """Returns the mesh of the processes that hold one model together.
-
-        Args:
-            inside: the degrees of `--mesh`.
-            processes: the number of processes: of a worker, or without servers of the job.
-
-        Raises:
-            ConfigurationError: the processes do not fill the mesh.
-        """
+        """Returns the mesh of the processes that hold one model together."""
         inside.check_processes(processes)
         return inside
 
@@ -153,14 +145,11 @@ class Sync(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class BackendType:
-    """A way to hold one model in several processes. Its module should import fast.
+    """A way to hold one model in several processes. Its module should import fast."""
 
-    Attributes:
-        open: the class, derived from `trireme.session.backends.together.Together`, as
-            `package.module:class`. It is imported when the model is assembled. That of the name
-            `local` is the backend of workers that push deltas.
-    """
-
+    # the class, derived from `trireme.session.backends.together.Together`, as
+    # `package.module:class`. It is imported when the model is assembled. That of the name `local`
+    # is the backend of workers that push deltas
     open: str
 
 

@@ -33,16 +33,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Returns a structure like another, with each tensor replaced by what a function makes of it.
 
-    Args:
-        value: a tensor, or tensors in tuples, lists, mappings and dataclasses, of any class.
-        function: of one tensor.
-
     Returns:
         An object of the same class, made without calling its constructor where that may want
         something else. The given one is not changed.
-
-    Raises:
-        ConfigurationError: objects of a class cannot be made anew; names it.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -64,10 +57,6 @@ def joined(parts: Sequence[Any]) -> Any:
     """Returns a structure like the first, with the tensors of all joined by the first dimension.
 
     Tensors without dimensions are those of the first.
-
-    Raises:
-        ConfigurationError: objects of a class cannot be made anew; names it.
-        RuntimeError: tensors differ in the other dimensions.
     """
     columns = zip(*(list(tensors_in(part)) for part in parts), strict=True)
 
@@ -169,12 +158,7 @@ def fill_local(target: torch.Tensor, full: torch.Tensor) -> None:
 
 
 def local_part(parameter: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of this process's part of an optimizer's state.
-
-    Args:
-        parameter: the parameter that the state is of.
-        full: the whole tensor; it is sharded as the parameter if it has the same shape.
-    """
+    """Returns a copy of this process's part of an optimizer's state."""
     if full.shape != parameter.shape or not full.dim():
         return full.clone()
     part = torch.zeros_like(parameter.detach(), dtype=full.dtype)

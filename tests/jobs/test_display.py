@@ -29,10 +29,6 @@ HALF = Progress(
         (HALF, "global step 50/100  loss 0.5  1,234 examples/s  training"),
         (Progress(step=3), "global step 3"),
         (Progress(waits_for=("ps:0", "worker:1")), "waiting for ps:0, worker:1"),
-        (
-            Progress(tasks={"worker:0": "saving", "worker:1": "finished"}),
-            "worker:0 saving, worker:1 finished",
-        ),
     ],
 )
 def test_the_progress_is_one_line(progress: Progress, text: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trireme.checkpoints.entry import CHECKPOINT
 from trireme.errors import CheckpointError, UsageError
+from trireme.files import make_directory
 from trireme.location import RemotePath
 from trireme.monitor.numbers import size
 from trireme.printable import printable
-from trireme.session.checkpoint import describe, export, list_checkpoints, step_of, verify
+from trireme.session.checkpoint import describe, list_checkpoints, load, step_of, verify
+from trireme.session.checkpoint.tensors import write_tensors_file
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,6 +89,21 @@ def _export(given: Namespace) -> int:
             f"`trireme checkpoint export {given.run} --tables`"
         )
     return 0
+
+
+def export(path: Path | RemotePath, output: Path) -> Path:
+    """Writes a checkpoint's model as one plain safetensors file that any tool reads."""
+    data = load(path)
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        make_directory(output.parent)
+        write_tensors_file(partial, data.model)
+        os.replace(partial, output)
+    except OSError as error:
+        raise CheckpointError(f"the model could not be written to {output}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return output
 
 
 _ACTIONS: dict[str, Callable[[Namespace], int]] = {

@@ -131,17 +131,12 @@ def add_option(parser: Parser, option: Option) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand of `trireme`. Its module should import fast: `trireme --help` imports it.
+    """A subcommand of `trireme`. Its module should import fast: `trireme --help` imports it."""
 
-    Attributes:
-        summary: one line for `trireme --help`, without a capital letter and a full stop.
-        parser: makes the parser of its arguments.
-        main: the function that runs it, as `package.module:function`. It takes the arguments after
-            the command's name and returns the exit status. It is imported when the command runs.
-    """
-
-    summary: str
-    parser: Callable[[], Parser]
+    summary: str  # one line for `trireme --help`, without a capital letter and a full stop
+    parser: Callable[[], Parser]  # makes the parser of its arguments
+    # the function that runs it, as `package.module:function`. It takes the arguments after the
+    # command's name and returns the exit status. It is imported when the command runs
     main: str
 
     def run(self, arguments: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,8 +23,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_has_gone():
-            raise
+        _discard_output()
         return 128 + signal.SIGPIPE
     except UsageError as error:
         return _complain(error, 2)
@@ -58,19 +56,6 @@ def _refusal_of_output() -> str | None:
         _discard_output()
         return error.strerror or str(error)
     return None
-
-
-def _reader_has_gone() -> bool:
-    try:
-        output = sys.stdout.fileno()
-    except (OSError, ValueError):  # standard output is another object
-        return False
-    poller = select.poll()
-    poller.register(output, 0)
-    if not poller.poll(0):
-        return False
-    _discard_output()
-    return True
 
 
 def _discard_output() -> None:

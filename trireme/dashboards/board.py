@@ -50,9 +50,6 @@ class TensorBoard:
         first_step: the first global step that this process may log. Earlier processes' events of
             this step and later ones are hidden: a run that is resumed at step N passes N + 1, a new
             run 0.
-
-    Raises:
-        ConfigurationError: tensorboard is not installed, or does not work here.
     """
 
     def __init__(self, directory: str | Path, first_step: int = 0) -> None:

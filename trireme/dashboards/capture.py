@@ -29,24 +29,19 @@ _CLASSES = 20
 
 @dataclass
 class Capture:
-    """The copied values of one step.
-
-    Attributes:
-        values: the tensors whose distribution is shown, by tag.
-        first: the name and a copy of the weights of the first layer whose inputs are images.
-        inputs: the first examples.
-        labels: the class of each example; None where the targets are not classes.
-        outputs: the outputs of the model; None where they are not one tensor.
-        features: the name of a module and its activations: the last that have one vector for each
-            example.
-    """
+    """The copied values of one step."""
 
     walltime: float = field(default_factory=time.time)
+    # the tensors whose distribution is shown, by tag
     values: dict[str, torch.Tensor] = field(default_factory=dict)
+    # the name and a copy of the weights of the first layer whose inputs are images
     first: tuple[str, torch.Tensor] | None = None
-    inputs: torch.Tensor | None = None
+    inputs: torch.Tensor | None = None  # the first examples
+    # the class of each example; None where the targets are not classes
     labels: torch.Tensor | None = None
+    # the outputs of the model; None where they are not one tensor
     outputs: torch.Tensor | None = None
+    # the name of a module and its activations: the last that have one vector for each example
     features: tuple[str, torch.Tensor] | None = None
     graph: Graph = ()
 

@@ -59,7 +59,7 @@ def _row(path: Path | RemotePath) -> CheckpointRow:
         known, _ = describe(path)
     except CheckpointError as error:
         return CheckpointRow(path.name, damage=str(error))
-    return CheckpointRow(path.name, known.saved_at, known.nbytes, chain=known.chain)
+    return CheckpointRow(path.name, known.saved_at, known.nbytes)
 
 
 def _home(path: Path, starts: Sequence[Start]) -> Path:

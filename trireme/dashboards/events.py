@@ -216,10 +216,6 @@ class RunWriter(SummaryWriter):
 
     TensorBoard's own writer has a thread for each file, which ends with a traceback on standard
     error when the disk is full.
-
-    Args:
-        directory: the run's directory.
-        purge_step: earlier processes' events of this step and later ones are hidden; None for none.
     """
 
     def __init__(self, directory: str, purge_step: int | None = None) -> None:

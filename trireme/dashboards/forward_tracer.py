@@ -40,22 +40,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Node:
-    """An operation, a parameter, an input or an output.
+    """An operation, a parameter, an input or an output."""
 
-    Attributes:
-        name: unique, with scopes separated by `/`.
-        kind: the operation, or `Parameter`, `Input` and the like.
-        device: the device, in TensorFlow's spelling.
-        sources: the names of the nodes whose outputs it uses.
-        began: when it began, in nanoseconds of any clock; 0 if nothing is computed.
-    """
-
-    name: str
-    kind: str
-    device: str
-    sources: tuple[str, ...] = ()
+    name: str  # unique, with scopes separated by `/`
+    kind: str  # the operation, or `Parameter`, `Input` and the like
+    device: str  # the device, in TensorFlow's spelling
+    sources: tuple[str, ...] = ()  # the names of the nodes whose outputs it uses
     outputs: tuple[Output, ...] = ()
-    began: int = 0
+    began: int = 0  # when it began, in nanoseconds of any clock; 0 if nothing is computed
     nanoseconds: int = 0
 
 
@@ -68,12 +60,6 @@ class ForwardTracer:
 
     Only the first of several passes is traced. Repeated calls of a module are separate scopes, such
     as `relu` and `relu_1`.
-
-    Args:
-        model: the model.
-        observe: called at the end of each module, outermost last. Its own computations are not part
-            of the graph.
-        task: the task's part of the devices' names.
     """
 
     def __init__(

@@ -29,16 +29,12 @@ _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """A checkpoint: its directory's name, when it was saved, its bytes, its damage if any.
-
-    `chain` has the steps of the saves that its tables are of, where they are of several.
-    """
+    """A checkpoint: its directory's name, when it was saved, its bytes, its damage if any."""
 
     name: str
     saved_at: str = ""
     nbytes: int = 0
     damage: str = ""
-    chain: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,6 @@ class DrawingDataset(Dataset[Any]):
 
     A data set that fetches several examples at once, by `__getitems__`, draws for all of them from
     the seed of the first.
-
-    Attributes:
-        dataset: the argument.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

@@ -40,43 +40,34 @@ def parts_of(size: int) -> int:
 
 
 class EpochEnd(IntEnum):
-    """What becomes of the batch that crosses the end of an epoch.
+    """What becomes of the batch that crosses the end of an epoch."""
 
-    Attributes:
-        CROSS: it takes the rest from the next epoch, so that every batch is full.
-        SHORT: it is cut. With interleaving, the round in which an epoch ends is cut: together the
-            members hold the rest, and a member for which nothing is left is dealt an empty span.
-        DROP: what does not make a batch of each member (without interleaving: one batch) is left
-            out, and counts as finished.
-    """
-
-    CROSS = 0
+    CROSS = 0  # it takes the rest from the next epoch, so that every batch is full
+    # It is cut. With interleaving, the round in which an epoch ends is cut: together the members
+    # hold the rest, and a member for which nothing is left is dealt an empty span.
     SHORT = 1
+    # What does not make a batch of each member (without interleaving: one batch) is left out, and
+    # counts as finished.
     DROP = 2
 
 
 class LedgerState(NamedTuple):
-    """All that a ledger knows; see the attributes of `Ledger`.
-
-    Attributes:
-        done, open: the ranges that are finished, and those that are dealt next.
-        held: the ranges that each member holds, by worker.
-        base, places, batch, first, end: of interleaving.
-        lengths: where positions without an example begin, by where they end.
-    """
+    """All that a ledger knows; see `Ledger`."""
 
     size: int
     interleave: bool
     frontier: int
-    done: tuple[tuple[int, int], ...]
-    open: tuple[tuple[int, int], ...]
-    held: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-    base: int
+    done: tuple[tuple[int, int], ...]  # the ranges that are finished
+    open: tuple[tuple[int, int], ...]  # those that are dealt next
+    held: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]  # by each worker
+    base: int  # this and what follows, of interleaving
     places: tuple[tuple[int, int], ...]
     batch: int
     first: int
     end: int = 0
-    lengths: tuple[tuple[int, int], ...] = ()
+    lengths: tuple[
+        tuple[int, int], ...
+    ] = ()  # where positions without examples begin, by their end
 
 
 class Ledger:
@@ -90,12 +81,7 @@ class Ledger:
     (both from 0, lowest worker first) is [base + (j * n + i) * batch, ... + batch). So the workers
     of a synchronous round together hold exactly the batch that one process would have taken. When
     the members change, and after `restore`, counting restarts at 0, and `base` is the end of all
-    dealt positions.
-
-    Attributes:
-        size: the number of examples in the data set; all workers of a job must agree on it.
-        interleave: whether fresh positions are dealt by interleaving.
-        frontier: the position from which on nothing was ever dealt.
+    dealt positions. Nothing was ever dealt from the `frontier` on.
     """
 
     def __init__(self, size: int, *, interleave: bool) -> None:

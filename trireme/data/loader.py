@@ -123,22 +123,10 @@ class Loader(SpanLoader):
     ) -> None:
         """Makes a loader; it requests no spans before it is iterated over.
 
-        Args:
-            dataset: a map-style data set, of `order.size` examples.
-            order: maps positions to examples.
-            source: provides the next spans.
-            batch_size: the largest number of positions in one span.
-            ahead: the number of spans of the first request. If they last less than 0.1 s, the next
-                request is for twice as many: up to 256, and up to a sixteenth of an epoch, as no
-                other worker can take them.
-            transform: applied to each collated batch, with a generator seeded from the order's
-                seed and the span's start: the result is the same in every worker and at any time.
-            loading: how examples are loaded where the data set is not in memory; in this process
-                by default.
-            now: returns the time in seconds.
-
-        Raises:
-            ValueError: a number is out of range, or the order is of another size.
+        The first request is for `ahead` spans. If they last less than 0.1 s, the next is for twice
+        as many: up to 256, and up to a sixteenth of an epoch, as no other worker can take them. The
+        transform of each collated batch has a generator seeded from the order's seed and the span's
+        start: the result is the same in every worker and at any time.
         """
         if batch_size < 1 or ahead < 1:
             raise ValueError(

@@ -31,19 +31,7 @@ class LoadingValues(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How examples are loaded; each field means what it means to `torch.utils.data.DataLoader`.
-
-    Attributes:
-        collate_fn: makes a batch of a list of items, such as one that pads; None for torch's
-            `default_collate`.
-        num_workers: the number of processes that load examples; 0 to load in this process.
-        pin_memory: whether batches are copied to pinned memory, where there is a GPU.
-        timeout: the most seconds to wait for a batch of the processes; 0 for no limit.
-        worker_init_fn: called in each process with its number.
-        prefetch_factor: the number of batches that each process makes ahead; None for torch's 2.
-        persistent_workers: whether the processes stay between the iterations of one loader.
-        multiprocessing_context: how processes are started, such as `spawn`.
-    """
+    """How examples are loaded; each field means what it means to `torch.utils.data.DataLoader`."""
 
     collate_fn: Collate | None = None
     num_workers: int = 0

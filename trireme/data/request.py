@@ -28,13 +28,9 @@ By = Literal["auto", "position", "shard"]
 
 @dataclass(frozen=True, slots=True)
 class OrderType:
-    """What orders examples by samplers and weights. Its module should import fast.
+    """What orders examples by samplers and weights. Its module should import fast."""
 
-    Attributes:
-        open: the function (request, size, seed) -> `Order`, as `package.module:function`.
-    """
-
-    open: str
+    open: str  # the function (request, size, seed) -> `Order`, as `package.module:function`
 
 
 ORDERS = Plugins("trireme.orders", "order by", OrderType)
@@ -43,33 +39,19 @@ ORDERS = Plugins("trireme.orders", "order by", OrderType)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a loader is to do.
-
-    Attributes:
-        dataset: the data set.
-        batch_size: the number of examples in a batch.
-        shuffle: whether each epoch has an order of its own; None for what suits the data set.
-        sampler: chooses the order; a batch sampler where `batched`.
-        weights: the weights by which examples are drawn.
-        batched: whether the sampler yields batches, which are dealt whole.
-        drop_last: whether the rest of an epoch that makes no full batches is left out.
-        loading: how examples are loaded.
-        seed: the seed of the order; None for the session's.
-        by: what is dealt of a stream.
-        notes: what the user should know.
-    """
+    """What a loader is to do."""
 
     dataset: Any
     batch_size: int
-    shuffle: bool | None = None
+    shuffle: bool | None = None  # each epoch has an order of its own; None: what suits the data set
     sampler: Iterable[Any] | None = None
-    weights: Sequence[float] | torch.Tensor | None = None
-    batched: bool = False
-    drop_last: bool = False
+    weights: Sequence[float] | torch.Tensor | None = None  # by which examples are drawn
+    batched: bool = False  # the sampler yields batches, which are dealt whole
+    drop_last: bool = False  # the rest of an epoch that makes no full batches is left out
     loading: Loading = Loading()  # noqa: RUF009  # frozen
-    seed: int | None = None
+    seed: int | None = None  # of the order; None for the session's
     by: By = "auto"
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the user should know
 
     def order(self, size: int, seed: int) -> Order:
         seed = seed if self.seed is None else self.seed

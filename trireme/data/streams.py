@@ -16,13 +16,10 @@ from trireme.plugins import Plugins
 
 @dataclass(frozen=True, slots=True)
 class StreamType:
-    """What deals the examples of streams. Its module should import fast.
+    """What deals the examples of streams. Its module should import fast."""
 
-    Attributes:
-        open: the function that returns the loader and the dealer of a stream, as
-            `package.module:function`; see `trireme.session.data.feed`.
-    """
-
+    # the function that returns the loader and the dealer of a stream, as
+    # `package.module:function`; see `trireme.session.data.feed`
     open: str
 
 

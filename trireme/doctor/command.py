@@ -13,7 +13,7 @@ import msgspec
 
 from trireme.cli.runs import query
 from trireme.cluster.messages import TaskStatus
-from trireme.cluster.spec import check_address, task_name
+from trireme.cluster.spec import check_address
 from trireme.doctor.checks import (
     Check,
     check_addresses,
@@ -37,11 +37,7 @@ _SECONDS = 3.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the checks; returns 1 if there is a problem, else 0.
-
-    Raises:
-        UsageError: an option, or what was named to be checked, cannot be read.
-    """
+    """Prints the checks; returns 1 if there is a problem, else 0."""
     given = DOCTOR.parser().read(arguments)
     if wrong := [text for text in given.port if not text.isdecimal() or not 0 < int(text) < 65536]:
         raise UsageError(f"--port is {wrong[0]!r}: it must be a number from 1 to 65535")
@@ -80,7 +76,7 @@ def listening(tasks: Iterable[TaskStatus]) -> Iterator[tuple[str, str]]:
     """Yields the names and the addresses of tasks that should listen, not of those that left."""
     for task in tasks:
         if task.address and task.state not in ("expected", "left"):
-            yield task_name(task.role, task.index), task.address.partition("://")[2]
+            yield task.name, task.address.partition("://")[2]
 
 
 def _lines(checks: Sequence[Check]) -> Iterator[str]:

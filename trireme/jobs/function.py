@@ -32,17 +32,12 @@ _SOURCES_LENGTH = 1 << 22
 
 
 class _Parcel(msgspec.Struct, frozen=True):
-    """A function as the workers receive it.
+    """A function as the workers receive it."""
 
-    Attributes:
-        paths: where the caller's modules are searched for, `sys.path`.
-        sources: the text of code that is in no file, such as a notebook's cells, by its name.
-        call: the pickle of the function and its arguments.
-    """
-
-    paths: list[str]
+    paths: list[str]  # where the caller's modules are searched for, `sys.path`
+    # the text of code that is in no file, such as a notebook's cells, by its name
     sources: dict[str, str]
-    call: bytes
+    call: bytes  # the pickle of the function and its arguments
 
 
 def function_name(function: Callable[..., object]) -> str:

@@ -24,7 +24,6 @@ import msgspec
 from trireme.cli.run import start
 from trireme.cli.runs import query
 from trireme.cluster.messages import StatusValue
-from trireme.cluster.spec import task_name
 from trireme.errors import TriremeError, UsageError
 from trireme.jobs.messages import Begun, Ended, Line, Order, Progress, Report
 from trireme.launch.exit_reason import INTERRUPTED
@@ -106,7 +105,7 @@ def _progress(run: Path) -> Progress:
         return _recorded(run)
     status = query(record, timeout=1.0)
     statuses = {
-        task_name(task.role, task.index): {"state": task.state, **task.status}
+        task.name: {**task.status, "state": task.status.get("state", "live")}
         if task.state == "live"
         else {**task.status, "state": task.state}
         for task in status.tasks

@@ -50,10 +50,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
             parts.append(f"loss {self.loss:.4g}")
         if self.examples_per_second:
             parts.append(f"{self.examples_per_second:,.0f} examples/s")
-        states = {name: s for name, s in self.tasks.items() if s and name.startswith("worker")}
-        if len(set(states.values())) > 1:
-            parts.append(", ".join(f"{name} {state}" for name, state in states.items()))
-        return "  ".join(parts if len(set(states.values())) != 1 else [*parts, *{*states.values()}])
+        states = {s for name, s in self.tasks.items() if s and name.startswith("worker")}
+        return "  ".join([*parts, *(states if len(states) == 1 else ())])
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

@@ -159,11 +159,7 @@ def _wait(job: LaunchedJob, timeout: float | None) -> Any:
 
 
 def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
-    """Returns the text of each option, as it would stand on the command line.
-
-    Raises:
-        ConfigurationError: there is no such option, or its value is of a class of its own.
-    """
+    """Returns the text of each option, as it would stand on the command line."""
     known = {option.field: option for option in all_options()}
     texts: dict[str, str | None] = {}
     for field, value in given.items():

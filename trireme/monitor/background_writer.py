@@ -19,12 +19,10 @@ class BackgroundWriter:
     """Carries out writes one after the other, in a thread of its own. A context manager.
 
     Where the disk or the terminal takes nothing, writes wait, up to `capacity`. Further ones are
-    `dropped`, which counts them.
+    dropped.
     """
 
     def __init__(self, name: str, capacity: int = 1000) -> None:
-        self.dropped = 0
-        self._lock = threading.Lock()
         self._queue: queue.Queue[Callable[[], object] | None] = queue.Queue(capacity)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -37,10 +35,8 @@ class BackgroundWriter:
 
     def put(self, write: Callable[[], object]) -> None:
         """Has a function called in the thread, or drops it. Never blocks."""
-        try:
+        with suppress(queue.Full):
             self._queue.put_nowait(write)
-        except queue.Full:
-            self._drop()
 
     def close(self, seconds: float = _END_SECONDS) -> None:
         """Waits until all is written, at most so long; what is left then is lost."""
@@ -51,14 +47,8 @@ class BackgroundWriter:
 
     def _run(self) -> None:
         while (write := self._queue.get()) is not None:
-            try:
+            with suppress(OSError, ValueError):  # the other end is gone, or the file is closed
                 write()
-            except (OSError, ValueError):  # the other end is gone, or the file is closed
-                self._drop()
-
-    def _drop(self) -> None:
-        with self._lock:
-            self.dropped += 1
 
 
 class BackgroundHandler(logging.Handler):

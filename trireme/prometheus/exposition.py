@@ -35,7 +35,6 @@ _FAMILIES = {
     "bytes_pulled": ("Bytes of values that answers have brought to this worker", ""),
     "bytes_pushed": ("Bytes of updates that this worker has sent", ""),
     "checkpoints": ("Checkpoints by what became of them", "outcome"),
-    "dropped_writes": ("Log lines and records that no terminal or disk has taken", ""),
     "examples": ("Examples of this worker", ""),
     "generation": ("How the parameters are divided", ""),
     "global_step": ("The global step of the values", ""),
@@ -60,7 +59,7 @@ _FAMILIES = {
 """The text and the label of families of metrics."""
 
 _COUNTERS = (
-    *("bytes_pulled", "bytes_pushed", "checkpoints", "dropped_writes", "examples", "log_bytes"),
+    *("bytes_pulled", "bytes_pushed", "checkpoints", "examples", "log_bytes"),
     *("log_entries", "phase_seconds", "push_staleness", "pushes", "staleness", "takeovers"),
 )
 

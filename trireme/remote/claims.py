@@ -102,12 +102,7 @@ class RemoteLock(RunLock):
 
 
 class _Life:
-    """Shows, by a thread, that a writer lives, and looks whether there is a later one.
-
-    Attributes:
-        number: the number of the writer's entry.
-        lost: whether there is a later entry.
-    """
+    """Shows, by a thread, that a writer lives, and looks whether there is a later one."""
 
     def __init__(self, store: ObjectStore, number: int) -> None:
         self.number, self.lost = number, False

@@ -26,22 +26,14 @@ WAIT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """One task.
-
-    Attributes:
-        state: the state that a live task reports; otherwise the coordinator's state of it.
-        quiet: the seconds since its last heartbeat; -1 if unknown.
-        live: whether the coordinator considers it alive.
-        reason: the reason of its last change of state.
-        status: its last reported status.
-    """
+    """One task."""
 
     name: str
-    state: str
-    quiet: float = -1.0
-    live: bool = True
-    reason: str = ""
-    status: Mapping[str, StatusValue] = field(default_factory=dict)
+    state: str  # the state that a live task reports; otherwise the coordinator's state of it
+    quiet: float = -1.0  # the seconds since its last heartbeat; -1 if unknown
+    live: bool = True  # whether the coordinator considers it alive
+    reason: str = ""  # the reason of its last change of state
+    status: Mapping[str, StatusValue] = field(default_factory=dict)  # its last reported status
 
     @property
     def role(self) -> str:
@@ -60,24 +52,16 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job.
-
-    Attributes:
-        phase: the phase of the job, such as `running`.
-        seconds: the seconds since it began.
-        missing: the tasks that it waits for before it can continue.
-        tasks: the tasks, servers first.
-        note: a further remark, such as why nothing newer is known.
-        placement: where the copies of the parameters are, in the coordinator's status; None where
-            that is not known.
-    """
+    """A job."""
 
     title: str
-    phase: str
-    seconds: float
-    tasks: Sequence[TaskSnapshot]
-    missing: Sequence[str] = ()
-    note: str = ""
+    phase: str  # the phase of the job, such as `running`
+    seconds: float  # the seconds since it began
+    tasks: Sequence[TaskSnapshot]  # the tasks, servers first
+    missing: Sequence[str] = ()  # the tasks that it waits for before it can continue
+    note: str = ""  # a further remark, such as why nothing newer is known
+    # where the copies of the parameters are, in the coordinator's status; None where that is not
+    # known
     placement: ClusterStatus | None = None
 
     def of(self, role: str) -> list[TaskSnapshot]:

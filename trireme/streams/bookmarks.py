@@ -25,17 +25,11 @@ _MOST_PARTS = 256
 
 
 class Bookmark(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A state of a data set.
+    """A state of a data set."""
 
-    Attributes:
-        index: the number of examples of the part that were read before.
-        state: the state, as msgpack.
-        follows: the digest of the next example.
-    """
-
-    index: int
-    state: bytes
-    follows: bytes
+    index: int  # the number of examples of the part that were read before
+    state: bytes  # the state, as msgpack
+    follows: bytes  # the digest of the next example
 
     def load(self) -> Any:
         """Returns the state as the data set has given it."""

@@ -40,13 +40,7 @@ def shards_of(dataset: object) -> int:
 
 
 class Stream:
-    """Reads the examples of a stream by position.
-
-    Attributes:
-        size: the number of positions of a part.
-        shards: the argument.
-        bookmarks: where reading may begin.
-    """
+    """Reads the examples of a stream by position."""
 
     def __init__(
         self,
@@ -177,12 +171,7 @@ class Stream:
 
 
 class _Cursor:
-    """Reads a part of a stream, example by example.
-
-    Attributes:
-        part: the argument.
-        index: the number of the example that is read next.
-    """
+    """Reads a part of a stream, example by example."""
 
     def __init__(self, stream: Stream, part: int, dataset: Any, loading: Loading) -> None:
         self.part = part

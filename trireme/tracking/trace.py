@@ -35,19 +35,15 @@ _SLACK = 1.0  # seconds by which clocks of two machines may differ from the meas
 
 
 class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A step, a phase, an operation of a stage, an operator, or a message, of a worker.
-
-    Attributes:
-        category: `step`, `phase`, `stage` for an operation of a pipeline's stage or of a graph's
-            segment, `message`, or the category that `torch.profiler` gives an operator.
-        thread: the thread or stream of an operator; None for all others.
-    """
+    """A step, a phase, an operation of a stage, an operator, or a message, of a worker."""
 
     name: str
+    # `step`, `phase`, `stage` for an operation of a pipeline's stage or of a graph's segment,
+    # `message`, or the category that `torch.profiler` gives an operator
     category: str
     began: float
     ended: float
-    thread: int | None = None
+    thread: int | None = None  # the thread or stream of an operator; None for all others
 
 
 class PushSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -59,17 +55,12 @@ class PushSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerPart(msgspec.Struct, frozen=True):
-    """The trace of one worker.
-
-    Attributes:
-        place: the number of the task in the job, as `TaskConfig.number`.
-        offset: the offset of its clock to the common clock, in seconds.
-        spans: the traced steps, then their phases, operations of stages, operators and messages.
-    """
+    """The trace of one worker."""
 
     task: str
-    place: int
-    offset: float
+    place: int  # the number of the task in the job, as `TaskConfig.number`
+    offset: float  # the offset of its clock to the common clock, in seconds
+    # the traced steps, then their phases, operations of stages, operators and messages
     spans: tuple[TraceSpan, ...]
     pushes: tuple[PushSpan, ...]
 
@@ -88,11 +79,7 @@ def pack(part: WorkerPart) -> bytes:
 
 
 def unpack(data: bytes) -> WorkerPart:
-    """Returns a part that was packed.
-
-    Raises:
-        ValueError: the bytes are not a part of a trace, or too many.
-    """
+    """Returns a part that was packed."""
     engine = zlib.decompressobj(zlib.MAX_WBITS | 16)  # gzip
     try:
         unpacked = engine.decompress(data, _MOST_BYTES)

@@ -25,7 +25,6 @@ from trireme.errors import CheckpointError
 from trireme.session.checkpoint import (
     CheckpointData,
     describe,
-    export,
     load,
     save,
     verify,
@@ -359,24 +358,3 @@ def test_describe_says_what_is_there(tmp_path: Path) -> None:
     assert found.saved_at.endswith("+00:00")
     files = [file for file in path.iterdir() if file.name != "state.json"]
     assert found.nbytes == sum(file.stat().st_size for file in files)
-
-
-def test_export_is_one_plain_file(tmp_path: Path) -> None:
-    tied = torch.ones(4, 2)
-    model = {"embedding": tied, "head": tied, "bias": torch.zeros(2, dtype=torch.bfloat16)}
-    path = save(tmp_path, CheckpointData(1, model), shard_bytes=8)
-    output = tmp_path / "out" / "model.safetensors"
-    assert export(path, output) == output
-    exported = safetensors.torch.load_file(output)
-    assert_same_tensors({name: exported[name] for name in model}, model)
-    assert os.listdir(output.parent) == ["model.safetensors"]
-
-
-def test_export_of_a_damaged_checkpoint_leaves_the_output_alone(tmp_path: Path) -> None:
-    path = save(tmp_path, sample())
-    output = tmp_path / "model.safetensors"
-    output.write_bytes(b"before")
-    (path / "average.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"average\.safetensors"):
-        export(path, output)
-    assert output.read_bytes() == b"before"

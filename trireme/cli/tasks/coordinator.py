@@ -51,11 +51,7 @@ def policy_of(task: TaskConfig) -> Policy:
 
 
 class ServedCoordinator:
-    """A coordinator, and the service that feeds it. It listens as soon as it is made.
-
-    Attributes:
-        address: where it listens, with the scheme.
-    """
+    """A coordinator, and the service that feeds it. It listens as soon as it is made."""
 
     def __init__(
         self,

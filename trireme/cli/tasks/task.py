@@ -146,10 +146,7 @@ def serve_parameters(task: TaskConfig, start: Start, terminal: BackgroundWriter)
         def record(status: Mapping[str, float | str], last: bool) -> None:
             records.put(partial(write, time.time(), dict(status), last))
 
-        def numbers() -> dict[str, float]:
-            return {**metrics.numbers, "dropped_writes": terminal.dropped + records.dropped}
-
-        with serve_metrics(task, (numbers,), start.say):
+        with serve_metrics(task, (lambda: metrics.numbers,), start.say):
             return serve(
                 server,
                 on_listening=start.listens,

@@ -3,7 +3,6 @@
 from trireme.session.checkpoint.format import (
     CheckpointData,
     describe,
-    export,
     load,
     save,
     verify,
@@ -13,7 +12,6 @@ from trireme.session.checkpoint.history import latest, list_checkpoints, prune, 
 __all__ = [
     "CheckpointData",
     "describe",
-    "export",
     "latest",
     "list_checkpoints",
     "load",

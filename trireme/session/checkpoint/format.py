@@ -1,4 +1,4 @@
-"""The format of checkpoints: writes, reads, verifies, describes and exports them.
+"""The format of checkpoints: writes, reads, verifies and describes them.
 
     checkpoints/step-000001234-writer-3/
       model.safetensors, model.safetensors.index.json          parameters and buffers by name
@@ -20,7 +20,6 @@ An earlier version wrote changes of tables beside the rows of a save before: the
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ from typing import Any
 import torch
 
 from trireme.errors import CheckpointError
-from trireme.files import make_directory
 from trireme.location import Location
 from trireme.ps.extension import of_extension
 from trireme.session.checkpoint.manifest import (
@@ -58,7 +56,6 @@ from trireme.session.checkpoint.tensors import (
     stream_tensors,
     tensor_shapes,
     write_tensors,
-    write_tensors_file,
 )
 
 _GROUPS = ("model", "optimizer", "average", "local", "tables")
@@ -190,22 +187,6 @@ def describe(path: str | Location) -> tuple[Manifest, Shapes]:
         manifest = read_manifest(directory)
         verify_files(directory, manifest, lambda name: name.endswith(INDEX))
         return manifest, _shapes(directory, manifest)
-
-
-def export(path: str | Location, output: str | Path) -> Path:
-    """Writes a checkpoint's model as one plain safetensors file that any tool reads."""
-    data = load(path)
-    output = Path(output)
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    try:
-        make_directory(output.parent)
-        write_tensors_file(partial, data.model)
-        os.replace(partial, output)
-    except OSError as error:
-        raise CheckpointError(f"the model could not be written to {output}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return output
 
 
 def _shapes(directory: Path, manifest: Manifest) -> Shapes:

@@ -58,13 +58,7 @@ _FileName = Annotated[
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The content of `state.json`, without its checksum.
-
-    Attributes:
-        chain: the steps of the saves that the tables are of: of the one that has all rows, and of
-            those that have what had changed since the one before, up to this one. Empty where all
-            rows are of this save.
-    """
+    """The content of `state.json`, without its checksum."""
 
     format: int  # 1, or 2 with `chain`
     step: Number
@@ -72,6 +66,9 @@ class Manifest(msgspec.Struct, frozen=True):
     versions: dict[str, str]  # of `trireme` and `torch` that wrote the checkpoint
     files: dict[_FileName, FileRecord]
     state: dict[str, Any]
+    # the steps of the saves that the tables are of: of the one that has all rows, and of those
+    # that have what had changed since the one before, up to this one. Empty where all rows are of
+    # this save
     chain: tuple[Number, ...] = ()
 
     @property

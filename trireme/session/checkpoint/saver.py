@@ -62,10 +62,6 @@ class _Waiting(NamedTuple):
     delays: Sequence[float]
 
 
-def _save(place: Place, data: CheckpointData, writer: int) -> Location:
-    return save(place, data, writer=writer)
-
-
 class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
@@ -77,7 +73,7 @@ class Saver:
         self,
         place: Place,
         options: Checkpoint,
-        write: Callable[[Place, CheckpointData, int], Location] = _save,
+        write: Callable[..., Location] = save,
         *,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -137,7 +133,7 @@ class Saver:
         data, further = begun.data, iter(begun.delays)
         while True:
             try:
-                path = self._write(self._place, data, begun.writer)
+                path = self._write(self._place, data, writer=begun.writer)
                 break
             except Exception as error:  # reported by `results` and `wait`
                 cause, delay = error.__cause__, next(further, None)
