@@ -36,7 +36,7 @@ def test_a_name_of_a_part_that_is_not_installed_names_its_extra() -> None:
         patch.delitem(vars(trireme), "run", raising=False)
         with pytest.raises(
             errors.ConfigurationError,
-            match=r"trireme\.run belongs to .* pip install 'trireme-train\[notebook\]'",
+            match=r"trireme\.run is in a plug-in .* pip install 'trireme-train\[notebook\]'",
         ):
             _ = trireme.run
 

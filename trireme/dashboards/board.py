@@ -66,7 +66,6 @@ class TensorBoard:
         self._put("the earlier events", self._hide_the_future)
 
     def scalars(self, step: int, values: Mapping[str, Scalar], run: str = "train") -> None:
-        """Logs numbers, or tensors of one element, by name; `/` in a name makes groups."""
         now = time.time()
         copies = {name: _copy(value) for name, value in values.items()}
 
@@ -83,7 +82,6 @@ class TensorBoard:
     def record(
         self, method: str, name: str, values: Any, step: int, run: str = "train", **options: Any
     ) -> None:
-        """Logs a copy of one value or a tuple of several by a method of `SummaryWriter`."""
         if self._failed or not self._large_values.acquire(timeout=_PATIENCE_SECONDS):
             self._give_up(f"{self._directory} does not keep up with what is logged")
             return
@@ -101,16 +99,11 @@ class TensorBoard:
     def write_now(
         self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
     ) -> None:
-        """Calls a function with the writer of a run, before this call returns."""
         self._try(name, lambda: write(self._writer(run)))
 
     def submit(
         self, name: str, write: Callable[[SummaryWriter], object], run: str = "train"
     ) -> bool:
-        """Calls a function on the thread, with the writer of a run; returns whether it will.
-
-        No other code may change the values that it uses. `name` says what it writes, if that fails.
-        """
         return self._put(name, lambda: write(self._writer(run)))
 
     def graph(
@@ -130,11 +123,9 @@ class TensorBoard:
 
     @property
     def alive(self) -> bool:
-        """Whether logged values still reach the files."""
         return not self._failed and self._thread.is_alive()
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Waits until all logged values are in the files; returns whether it was in time."""
         flushed = threading.Event()
 
         def flush() -> None:
@@ -144,7 +135,6 @@ class TensorBoard:
         return self._put("the files", flush) and flushed.wait(timeout)
 
     def close(self, timeout: float = 60.0) -> None:
-        """Writes remaining values, at most so long, and closes the files. May be repeated."""
         if not self._thread.is_alive():
             return
         try:

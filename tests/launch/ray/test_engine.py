@@ -19,7 +19,7 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.ray.agent import NodeFacts, TaskReport
-from trireme.launch.ray.engine import _Engine, _Home, _Task
+from trireme.launch.ray.engine import _Engine, _Task
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")
@@ -59,9 +59,10 @@ class FakeSeats:
         self.agents: dict[str, list[FakeAgent]] = {}
         self.released: list[str] = []
 
-    def start_agent(self, name: str) -> FakeAgent:
-        self.agents.setdefault(name, []).append(FakeAgent())
-        return self.agents[name][-1]
+    def start_agents(self, names: list[str]) -> dict[str, FakeAgent]:
+        for name in names:
+            self.agents.setdefault(name, []).append(FakeAgent())
+        return {name: self.agents[name][-1] for name in names}
 
     def release(self, name: str) -> None:
         self.released.append(name)
@@ -90,7 +91,8 @@ class Cluster:
             Job(("program.py",), COMMON),
             self.outputs,
             seats,
-            _Home(HERE, "10.0.0.1"),
+            HERE,
+            "10.0.0.1",
             {home.name: home},
             self._reader,
             self._writer,

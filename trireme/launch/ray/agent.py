@@ -29,24 +29,14 @@ JOIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What an agent finds on its node.
+    """What an agent finds on its node."""
 
-    Attributes:
-        node: the node's name.
-        address: its address, as the other nodes know it.
-        host: an identity that two nodes share if and only if they reach each other at loopback
-            addresses.
-        hostname: the name of its host, as the task's process knows it.
-        version: the version of Trireme on the node.
-        problem: why no task can run on the node; "" if one can.
-    """
-
-    node: str
-    address: str
-    host: str
-    hostname: str
-    version: str
-    problem: str = ""
+    node: str  # its name
+    address: str  # as the other nodes know it
+    host: str  # which two nodes share if and only if they reach each other at loopback addresses
+    hostname: str  # as the task's process knows it
+    version: str  # of Trireme
+    problem: str = ""  # why no task can run there
 
     @property
     def fails_as_one(self) -> str:
@@ -54,23 +44,16 @@ class NodeFacts:
         return f"{self.hostname}/{self.node}"
 
     def __str__(self) -> str:
-        """Returns the node's address and name, as messages show them."""
         return f"{self.address} ({self.node})"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What a task has printed and done since the report before.
+    """What a task has printed and done since the report before."""
 
-    Attributes:
-        lines: its lines, each with whether it went to standard error.
-        events: what became of it, as its engine reports that. Nothing comes after its end.
-        now: the time of day on its node, in seconds since 1970. The clocks of two nodes may differ.
-    """
-
-    lines: tuple[tuple[bytes, bool], ...]
-    events: tuple[Event, ...]
-    now: float
+    lines: tuple[tuple[bytes, bool], ...]  # each with whether it went to standard error
+    events: tuple[Event, ...]  # what became of it; nothing comes after its end
+    now: float  # the time of day on its node: the clocks of two nodes may differ
 
 
 def host_identity() -> str:

@@ -1,4 +1,4 @@
-"""Reserves a seat for each task of a job on a Ray cluster, and starts its agent there.
+"""Starts the agents of a job's tasks on a Ray cluster, each with what its task needs there.
 
 The only module that imports Ray, when it is first used: everything else works without Ray.
 """
@@ -23,16 +23,8 @@ from trireme.launch.ray.agent import NodeFacts, TaskAgent
 from trireme.launch.ray.options import RayOptions
 from trireme.launch.ray.seats import choose_nodes, seat_of, total
 
-AGENT_CORES = 0.01
-"""The share of a core that an agent formally takes. Ray would not put an actor that takes none
-into the bundle."""
-
-CONCURRENT_CALLS = 4
-"""How many calls an agent answers at the same time: one waits for news, others end the task."""
-
-NODE_DIGITS = 8
-"""The digits of a node's id that are shown, enough to tell nodes apart."""
-
+CONCURRENT_CALLS = 4  # that an agent answers at a time: one waits for news, others end the task
+NODE_DIGITS = 8  # of a node's id that are shown, enough to tell nodes apart
 NOTICE_SECONDS = 5.0
 REACH_TIMEOUT = 10.0
 
@@ -92,7 +84,7 @@ class Agent:
 
 
 class Seats:
-    """What the tasks of a job hold of a cluster: a placement group of one bundle for each.
+    """What the tasks of a job hold of a cluster: cores and GPUs, by their agents.
 
     So each is given back by itself. The coordinator is in the launcher's process.
     """
@@ -101,58 +93,34 @@ class Seats:
         self._ray = ray
         self._job = job
         self._options = engine_options(job.task.config, RayOptions)
-        self._groups: dict[str, Any] = {}  # by the task's name
-        self._nodes: dict[str, str] = {}  # where each was asked for, until it is known where it is
+        self._nodes: dict[str, str] = {}  # of each task, as it was asked for
 
-    def start_agent(self, name: str) -> Agent:
-        """Starts a task's agent, in the task's seat, as soon as a node has room for that."""
-        options = {"max_concurrency": CONCURRENT_CALLS, "max_restarts": 0, **self._place(name)}
-        agent = self._ray.remote(NodeAgent).options(**options)
+    def start_agents(self, names: Sequence[str]) -> dict[str, Agent]:
+        """Starts tasks' agents, on the nodes that suit best, or as soon as there is room."""
+        free = self._ray._private.state.available_resources_per_node()
+        self._nodes |= choose_nodes(names, self._options, free, self._nodes)
+        return {name: self._start_agent(name) for name in names}
+
+    def _start_agent(self, name: str) -> Agent:
+        seat = seat_of(name, self._options)
+        where: Any = "DEFAULT"
+        if node := self._nodes.get(name):
+            strategies = self._ray.util.scheduling_strategies
+            where = strategies.NodeAffinitySchedulingStrategy(
+                node, soft=True, _spill_on_unavailable=True
+            )
+        agent = self._ray.remote(NodeAgent).options(
+            num_cpus=seat["CPU"],
+            num_gpus=seat.get("GPU", 0),
+            max_concurrency=CONCURRENT_CALLS,
+            max_restarts=0,
+            scheduling_strategy=where,
+        )
         return Agent(agent.remote(name, self._job.program, os.getcwd()))
 
-    def _place(self, name: str) -> dict[str, Any]:
-        """Returns the options of a task's agent that say where it is; reserves what is missing."""
-        strategies = self._ray.util.scheduling_strategies
-        if name not in self._groups:
-            self.reserve([name])
-        group = self._groups[name]
-        bundle = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        gpus = group.bundle_specs[0].get("GPU", 0)
-        return {"num_cpus": AGENT_CORES, "num_gpus": gpus, "scheduling_strategy": bundle}
-
-    def reserve(self, names: Sequence[str]) -> None:
-        """Asks for seats, on the nodes that suit the job best, or wherever there is room."""
-        self._nodes.update({name: node for name in self._groups if (node := self._node(name))})
-        free = self._ray._private.state.available_resources_per_node()
-        chosen = choose_nodes(names, self._options, free, self._nodes)
-        self._nodes |= chosen
-        for name in names:
-            self._groups[name] = self._ray.util.placement_group(
-                [seat_of(name, self._options)],
-                strategy="STRICT_PACK",
-                _soft_target_node_id=chosen.get(name),
-            )
-
-    def _node(self, name: str) -> str:
-        table = self._ray.util.placement_group_table(self._groups[name])
-        return str(table.get("bundles_to_node_id", {}).get(0, ""))
-
-    def wait(self, name: str, seconds: float) -> bool:
-        """Returns whether a task has its seat, after at most so many seconds."""
-        return bool(self._groups[name].wait(timeout_seconds=seconds))
-
     def release(self, name: str) -> None:
-        """Gives back a task's seat, whose agent has ended. Others may have it now."""
-        group = self._groups.pop(name, None)
+        """Forgets where a task was, whose agent has ended."""
         self._nodes.pop(name, None)
-        if group is not None:
-            with contextlib.suppress(Exception):  # the cluster may be gone
-                self._ray.util.remove_placement_group(group)
-
-    def release_all(self) -> None:
-        """Gives back all seats."""
-        for name in list(self._groups):
-            self.release(name)
 
     def shortage(self, names: Iterable[str]) -> str:
         """Returns what tasks ask for, and what the cluster has."""
@@ -172,18 +140,13 @@ def _amounts(seat: Mapping[str, float]) -> str:
 
 
 @contextlib.contextmanager
-def reserve_resources(job: Job, say: Callable[[str], None]) -> Iterator[Seats]:
-    """Joins a Ray cluster and holds the seats of a job there while the block runs."""
+def join_cluster(job: Job) -> Iterator[Seats]:
+    """Joins a Ray cluster, which ends the job's agents when the block ends."""
     ray = load_ray()
     _join(ray, engine_options(job.task.config, RayOptions).address)
-    seats = Seats(ray, job)
     try:
-        names = [each.name for each in tasks_of_job(job.task)]
-        seats.reserve(names)
-        _wait_for_room(seats, names, job.task.config.timeouts.join_timeout, say)
-        yield seats
+        yield Seats(ray, job)
     finally:
-        seats.release_all()
         ray.shutdown()
 
 
@@ -192,24 +155,33 @@ def inspect_here(job: Job) -> NodeFacts:
     return NodeAgent("launcher", job.program, os.getcwd()).inspect_node()
 
 
-def inspect_nodes(agents: Mapping[str, Agent], timeout: float) -> dict[str, NodeFacts]:
-    """Returns what each agent has found on its node."""
-    deadline = time.monotonic() + timeout
+def inspect_nodes(
+    seats: Seats, agents: Mapping[str, Agent], timeout: float, say: Callable[[str], None]
+) -> dict[str, NodeFacts]:
+    """Returns what each agent has found on its node, once there is room for all."""
+    began = noticed = time.monotonic()
     asked = {name: agent.call("inspect_node") for name, agent in agents.items()}
-    found = {}
-    for name, future in asked.items():
-        try:
-            found[name] = future.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError as error:
+    found: dict[str, NodeFacts] = {}
+    while len(found) < len(asked):
+        name = next(name for name in asked if name not in found)
+        with contextlib.suppress(TimeoutError):
+            try:
+                found[name] = asked[name].result(1.0)  # not longer, to handle signals
+            except load_ray().exceptions.RayError as error:
+                raise ConfigurationError(
+                    f"{name} cannot run on the node that Ray gave it: {first_line(error)}. Every "
+                    "node needs trireme[ray] in the Python that Ray runs there"
+                ) from error
+            continue
+        now = time.monotonic()
+        if now > began + timeout:
             raise WaitTimeout(
-                f"the Ray cluster started no process for {name} within {timeout:.0f} s: "
-                "`ray status` shows its nodes"
-            ) from error
-        except load_ray().exceptions.RayError as error:
-            raise ConfigurationError(
-                f"{name} cannot run on the node that Ray gave it: {first_line(error)}. Every node "
-                "needs trireme[ray] in the Python that Ray runs there"
-            ) from error
+                f"the Ray cluster had no room within {timeout:.0f} s: the job asks for "
+                f"{seats.shortage(agents)}. Ask for less, or add nodes with `ray start`"
+            )
+        if now > noticed + NOTICE_SECONDS:
+            noticed = now
+            say(f"waiting for room on the Ray cluster: the job asks for {seats.shortage(agents)}")
     return found
 
 
@@ -231,25 +203,6 @@ def _join(ray: Any, address: str) -> None:
             "`ray start --head` makes one of this host, `ray start --address HOST:PORT` adds a "
             "node to it; the launcher has to be on one of its nodes"
         ) from error
-
-
-def _wait_for_room(
-    seats: Seats, names: Sequence[str], timeout: float, say: Callable[[str], None]
-) -> None:
-    begin = time.monotonic()
-    noticed = begin
-    for name in names:
-        while not seats.wait(name, 1.0):  # not longer, to handle signals
-            now = time.monotonic()
-            if now > begin + timeout:
-                raise WaitTimeout(
-                    f"the Ray cluster had no room within {timeout:.0f} s: the job asks for "
-                    f"{seats.shortage(names)}. Ask for less, or add nodes with `ray start`"
-                )
-            if now > noticed + NOTICE_SECONDS:
-                noticed = now
-                shortage = seats.shortage(names)
-                say(f"waiting for room on the Ray cluster: the job asks for {shortage}")
 
 
 def listen_hosts(facts: Mapping[str, NodeFacts], version: str, *, may_grow: bool) -> dict[str, str]:

@@ -39,10 +39,7 @@ from trireme.launch.launcher import (
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
-from trireme.launch.ray.agent import (
-    NodeFacts,
-    TaskReport,
-)
+from trireme.launch.ray.agent import NodeFacts, TaskReport
 from trireme.launch.ray.cluster import (
     NOTICE_SECONDS,
     Agent,
@@ -52,26 +49,18 @@ from trireme.launch.ray.cluster import (
     first_line,
     inspect_here,
     inspect_nodes,
+    join_cluster,
     listen_hosts,
-    reserve_resources,
 )
 from trireme.launch.ray.options import RayOptions
 from trireme.launch.run_directory import RunDirectory
 from trireme.version import __version__
 
-REPORT_SECONDS = 5.0
-"""How long an agent waits for news of its task before it answers that there is none."""
-
-ANSWER_TIMEOUT = 60.0
-"""How long an agent may not answer before it counts as lost."""
-
+REPORT_SECONDS = 5.0  # that an agent waits for news before it answers that there is none
+ANSWER_TIMEOUT = 60.0  # after which an agent that does not answer counts as lost
 SHUT_DOWN_SECONDS = 10.0
-
-LAUNCHER = "the launcher"
-"""The name for what this host is, beside those of the tasks."""
-
-REPEAT_SECONDS = 30.0
-"""How long until it is said again which tasks of a running job wait for room."""
+REPEAT_SECONDS = 30.0  # until it is said again which tasks wait for room
+LAUNCHER = "the launcher"  # the name for what this host is, beside those of the tasks
 
 
 def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
@@ -79,10 +68,10 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     config = job.task.config
     with (
         TaskOutputs(directory.log, console) as outputs,
-        reserve_resources(job, console.say) as seats,
+        join_cluster(job) as seats,
     ):
-        agents = {task.name: seats.start_agent(task.name) for task in tasks_of_job(job.task)}
-        facts = inspect_nodes(agents, config.timeouts.join_timeout)
+        agents = seats.start_agents([task.name for task in tasks_of_job(job.task)])
+        facts = inspect_nodes(seats, agents, config.timeouts.join_timeout, console.say)
         if job.task.servers:  # the coordinator is here
             facts = {LAUNCHER: inspect_here(job), **facts}
         may_grow = job.task.servers > 0 and job.task.group.size == 1
@@ -100,7 +89,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
                 alarm=True,
             )
         first = next(iter(facts))
-        home = _Home(facts[first], hosts[first])
+        home = facts[first], hosts[first]
         tasks = {
             name: _Task(name, agent, facts[name], hosts[name]) for name, agent in agents.items()
         }
@@ -111,49 +100,27 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
             console.say(f"on node {node}: {', '.join(names)}")
         with (
             signals() as (reader, writer),
-            contextlib.closing(_Engine(job, outputs, seats, home, tasks, reader, writer)) as engine,
+            contextlib.closing(
+                _Engine(job, outputs, seats, *home, tasks, reader, writer)
+            ) as engine,
         ):
             launcher = Launcher(job, directory, engine, outputs)
             launcher.run()
         return launcher.conclude()
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """The launcher's own node; without servers that of the first worker.
-
-    Attributes:
-        facts: what there is on it.
-        host: the address at which the coordinator listens, or that worker.
-    """
-
-    facts: NodeFacts
-    host: str
-
-
 @dataclass(slots=True)
 class _Task:
-    """One task, as its launcher knows it.
-
-    Attributes:
-        name: the task's name.
-        agent: its agent; None once that is lost.
-        facts: what the agent has found on its node.
-        host: the address at which the task listens, if it listens.
-        running: whether it was started and has not ended.
-        attempt: how often it was started.
-        seated: whether its agent is known to be on a node.
-        answer_due: when its agent must have answered.
-    """
+    """One task, as its launcher knows it."""
 
     name: str
-    agent: Agent | None
-    facts: NodeFacts
-    host: str
-    running: bool = False
-    attempt: int = 0
-    seated: bool = True
-    answer_due: float = float("inf")
+    agent: Agent | None  # None once it is lost
+    facts: NodeFacts  # what the agent has found on its node
+    host: str  # the address at which the task listens, if it listens
+    running: bool = False  # it was started and has not ended
+    attempt: int = 0  # how often it was started
+    seated: bool = True  # its agent is known to be on a node
+    answer_due: float = float("inf")  # when its agent must have answered
 
 
 class _Engine:
@@ -164,14 +131,15 @@ class _Engine:
         job: Job,
         outputs: TaskOutputs,
         seats: Seats,
-        home: _Home,
+        home: NodeFacts,
+        own_host: str,
         tasks: Mapping[str, _Task],
         wakeup_reader: socket.socket,
         wakeup_writer: socket.socket,
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes = {name: str(task.facts) for name, task in tasks.items()}
-        self.own_host = home.host
+        self.own_host = own_host  # of the launcher's own node; without servers, the first worker's
         self._home = home
         self._job = job
         self._outputs = outputs
@@ -202,7 +170,7 @@ class _Engine:
     def start(self, config: TaskConfig) -> None:
         task = self._tasks.get(config.name)
         if task is None:  # the job was made larger
-            task = _Task(config.name, None, self._home.facts, self._home.host)
+            task = _Task(config.name, None, self._home, self.own_host)
             self._tasks[config.name] = task
         task.running = True
         task.attempt += 1
@@ -213,7 +181,7 @@ class _Engine:
         if task.agent is not None:
             self._send_start(task, config)
             return
-        task.agent = self._seats.start_agent(task.name)  # perhaps on another node
+        task.agent = self._seats.start_agents([task.name])[task.name]  # perhaps on another node
         task.seated = False
         if self._notice_due is None:
             self._notice_due = time.monotonic() + NOTICE_SECONDS
@@ -272,7 +240,7 @@ class _Engine:
     def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
         """Starts a task on its new agent's node, if it can reach the other tasks from there."""
         problem = facts.problem
-        if not problem and self._home.host == LOOPBACK and facts.host != self._home.facts.host:
+        if not problem and self.own_host == LOOPBACK and facts.host != self._home.host:
             problem = "the job began with all its tasks on one host, and this is another"
         if not problem:
             everywhere = {each.name: each.facts for each in self._tasks.values()}
