@@ -6,6 +6,7 @@ import mlflow
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from trackers import MLflow
 
 import trireme
 from trireme.data import digits
@@ -18,7 +19,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 
-hooks = [trireme.MLflow(every=10)]
+hooks = [MLflow(every=10)]
 session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, hooks=hooks, max_steps=89)
 with session:
     for batch in session.loader(loader):

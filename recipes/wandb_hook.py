@@ -5,6 +5,7 @@ import sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from trackers import WandB
 
 import trireme
 from trireme.data import digits
@@ -16,7 +17,7 @@ model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(train, batch_size, shuffle=True, drop_last=True)
 
-hooks = [trireme.WandB(every=10, mode="offline")]
+hooks = [WandB(every=10, mode="offline")]
 session = trireme.Session(model, nn.CrossEntropyLoss(), optimizer, hooks=hooks, max_steps=89)
 with session:
     for batch in session.loader(loader):

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
     from trireme.tracking.early_stopping import EarlyStopping as EarlyStopping
     from trireme.tracking.profile import Profile as Profile
-    from trireme.tracking.trackers import MLflow as MLflow
-    from trireme.tracking.trackers import WandB as WandB
 
 _HOME = {
     "trireme.graph.capture.scopes": ("device",),
@@ -63,7 +61,6 @@ _HOME = {
     "trireme.tracking.early_stopping": ("EarlyStopping",),
     "trireme.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
-    "trireme.tracking.trackers": ("MLflow", "WandB"),
     "trireme.session.options": ("Checkpoint",),
     "trireme.session.loss": ("model_loss",),
     "trireme.session.result": ("StepResult", "accuracy"),

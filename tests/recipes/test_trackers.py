@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
+from recipes.trackers import MLflow, WandB
 
 pytestmark = [pytest.mark.recipes, pytest.mark.thorough]
 DATA = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
@@ -31,9 +32,9 @@ def train(hook: trireme.Hook, run_dir: Path, steps: int, *, fails: bool = False)
 def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="NOT TESTED: no MLflow: make test-recipes")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    train(trireme.MLflow(4), tmp_path / "run", 5)
+    train(MLflow(4), tmp_path / "run", 5)
     with pytest.raises(ValueError):
-        train(trireme.MLflow(4), tmp_path / "run", 9, fails=True)
+        train(MLflow(4), tmp_path / "run", 9, fails=True)
     client = mlflow.MlflowClient()
     (run,) = client.search_runs(["0"])
     assert run.info.status == "FAILED" and run.data.params["max_steps"] == "5"
@@ -45,7 +46,7 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="NOT TESTED: no wandb: make test-recipes")
     for steps in (5, 9):
-        train(trireme.WandB(4, mode="offline", dir=str(tmp_path)), tmp_path / "run", steps)
+        train(WandB(4, mode="offline", dir=str(tmp_path)), tmp_path / "run", steps)
     run_id = (tmp_path / "run" / "wandb.id").read_text().strip()
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
     # offline-run-DATE_TIME-ID, and -1 behind it where both began within one second.

@@ -26,7 +26,6 @@ from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.process_setup.resources import keep_freed_memory, thread_variables
-from trireme.monitor.background_writer import BackgroundWriter
 from trireme.strategies import choose
 from trireme.wire.transport import check_transport
 
@@ -95,7 +94,7 @@ def _open_journal(path: Path) -> FileJournal:
     return journal
 
 
-def _serve(task: TaskConfig, start: Start, terminal: BackgroundWriter) -> JobOver | None:
+def _serve(task: TaskConfig, start: Start) -> JobOver | None:
     """Serves the coordinator alone until the job is over and every task was informed."""
     served = ServedCoordinator(task, journal=start.journal)
     start.listens(served.address)

@@ -1,1 +1,1 @@
-"""Hooks: early stopping, and records for other tools: traces, MLflow, Weights & Biases."""
+"""Hooks: early stopping, and traces."""

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     return run_task(task, program, Start(LauncherPipe(task.descriptors["launcher"])))
 
 
-Serve = Callable[[TaskConfig, Start, BackgroundWriter], "JobOver | None"]
+Serve = Callable[[TaskConfig, Start], "JobOver | None"]
 """Serves a task that is no worker to its end."""
 
 
@@ -96,7 +96,7 @@ def run_task(
 
 def _serve(task: TaskConfig, start: Start, terminal: BackgroundWriter, serve: Serve) -> int:
     try:
-        over = serve(task, start, terminal)
+        over = serve(task, start)
     except TriremeError as error:
         if start.launcher is not None:
             start.launcher.send(describe(error))
@@ -121,7 +121,7 @@ class _LineFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
-def serve_parameters(task: TaskConfig, start: Start, terminal: BackgroundWriter) -> JobOver | None:
+def serve_parameters(task: TaskConfig, start: Start) -> JobOver | None:
     """Serves a parameter server until the job is over."""
     from trireme.ps.server.metrics import ShardMetrics
     from trireme.ps.server.service import ServerConfig, serve

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import trireme
+from recipes.trackers import MLflow, Tracker, WandB
 from trireme.errors import ConfigurationError
-from trireme.tracking.trackers import Tracker
 
 
 class FakeMLflow(ModuleType):
@@ -89,7 +89,7 @@ def test_mlflow_has_one_run_for_all_starts_of_a_job(
 ) -> None:
     fake = FakeMLflow()
     monkeypatch.setitem(sys.modules, "mlflow", fake)
-    train(trireme.MLflow(4, tags={"a": "b"}, config={"data": "ones"}), tmp_path, 5)
+    train(MLflow(4, tags={"a": "b"}, config={"data": "ones"}), tmp_path, 5)
     assert fake.calls == [
         ("start", {"run_name": tmp_path.name, "tags": {"a": "b"}}),
         ("log", ["loss"], 1),
@@ -101,7 +101,7 @@ def test_mlflow_has_one_run_for_all_starts_of_a_job(
     assert (tmp_path / "mlflow.id").read_text() == "abc\n"
     fake.calls.clear()
     with pytest.raises(ValueError):
-        train(trireme.MLflow(4, config={"data": "others"}), tmp_path, 9, fails=True)
+        train(MLflow(4, config={"data": "others"}), tmp_path, 9, fails=True)
     assert fake.calls == [
         ("start", {"run_id": "abc"}),
         ("tag", "resumed/max_steps", 9),
@@ -117,7 +117,7 @@ def test_wandb_has_one_run_for_all_starts_of_a_job(
 ) -> None:
     fake = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    train(trireme.WandB(4, mode="offline", config={"data": "ones"}), tmp_path, 5)
+    train(WandB(4, mode="offline", config={"data": "ones"}), tmp_path, 5)
     assert fake.calls == [
         ("start", {"name": tmp_path.name, "mode": "offline"}),
         ("define", "global_step", None),
@@ -129,14 +129,14 @@ def test_wandb_has_one_run_for_all_starts_of_a_job(
         ("end", 0),
     ]
     fake.calls.clear()
-    train(trireme.WandB(4, name="mine", config={"data": "ones"}), tmp_path, 6)
+    train(WandB(4, name="mine", config={"data": "ones"}), tmp_path, 6)
     assert fake.calls[0] == ("start", {"name": "mine", "id": "xyz", "resume": "allow"})
 
 
 def test_without_a_run_directory_a_run_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    train(trireme.WandB(config={"data": "ones"}), None, 1)
+    train(WandB(config={"data": "ones"}), None, 1)
     assert fake.calls[0] == ("start", {"name": None})
 
 
@@ -144,13 +144,13 @@ def test_only_the_chief_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr(trireme.Session, "is_chief", property(lambda self: False))
-    train(trireme.WandB(1), None, 3)
+    train(WandB(1), None, 3)
     assert fake.calls == []
 
 
 def test_wrong_words_and_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"MLflow\(every=0\): give a whole number"):
-        trireme.MLflow(0)
+        MLflow(0)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigurationError, match="WandB needs the package 'wandb'"):
-        train(trireme.WandB(), None, 1)
+        train(WandB(), None, 1)
