@@ -1,16 +1,14 @@
-"""Streams: read by position, from the last state before it."""
+"""Streams are read by position."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import torch
 
-from tests.data.sources import Flow, Resumable, Sharded
+from tests.data.sources import Flow, Sharded
 from trireme.data.loading import Loading
 from trireme.errors import DataError
-from trireme.streams.bookmarks import Bookmarks, digest
 from trireme.streams.stream import Stream
 
 
@@ -62,30 +60,6 @@ def _all(stream: Stream, part: int) -> list[Any]:
     return stream.take(part * stream.size, part * stream.size + 100)[0]
 
 
-def test_reading_goes_on_at_the_last_state_before() -> None:
-    first = stream_of(Resumable(9000))
-    for start in range(0, 6000, 100):
-        first.take(start, start + 100)
-    dataset = Resumable(9000)
-    second = stream_of(dataset)
-    second.bookmarks.merge(first.bookmarks.encode())
-    assert numbers(second.take(5550, 5553)[0]) == [5550, 5551, 5552]
-    assert min(dataset.reads) == 5500, "the states are 1,100 examples apart"
-    assert numbers(second.take(1200, 1202)[0]) == [1200, 1201]
-    assert numbers(second.take(0, 2)[0]) == [0, 1]
-
-
-def test_a_state_that_leads_elsewhere_is_not_used() -> None:
-    told: list[str] = []
-    first = stream_of(Resumable(5000))
-    for start in range(0, 4000, 100):
-        first.take(start, start + 100)
-    second = stream_of(Resumable(5000, forgets=3), warn=told.append)
-    second.bookmarks.merge(first.bookmarks.encode())
-    assert numbers(second.take(3500, 3502)[0]) == [3500, 3501]
-    assert len(told) == 1 and "does not lead back to the same example" in told[0]
-
-
 def test_a_data_set_without_examples_says_so() -> None:
     with pytest.raises(DataError, match="Flow has no examples"):
         stream_of(Flow(0)).take(0, 4)
@@ -95,17 +69,3 @@ def test_a_process_reads_ahead() -> None:
     stream = Stream(Flow(30), 1, loading=Loading(num_workers=1))
     assert numbers(stream.take(10, 14)[0]) == [10, 11, 12, 13]
     stream.close()
-
-
-def test_digests_tell_values_and_not_objects() -> None:
-    one = {"a": torch.arange(3), "b": ["x", 1.5, None]}
-    assert digest(one) == digest({"a": torch.arange(3), "b": ["x", 1.5, None]}) != b""
-    assert digest(one) != digest({"a": torch.arange(3), "b": ["x", 1.5, 0]})
-    assert digest(lambda: 0) == b""
-
-
-def test_bookmarks_of_other_programs_are_left_out() -> None:
-    bookmarks = Bookmarks()
-    for data in (b"", b"\xc1", b"\x81\xa1a\x01"):
-        bookmarks.merge(data)
-    assert bookmarks.before(0, 100) is None

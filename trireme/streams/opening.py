@@ -1,8 +1,7 @@
-"""Opens a stream for a worker: its loader, its dealer, and where other workers have read it."""
+"""Opens a stream for a worker: its loader and its dealer."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,8 @@ from trireme.errors import ConfigurationError
 from trireme.session.backends.local import Local
 from trireme.session.data.dealer import Dealer
 from trireme.session.worker.worker import Worker
-from trireme.streams.bookmarks import Bookmarks
 from trireme.streams.loader import StreamLoader
 from trireme.streams.stream import Stream, shards_of
-
-_SHARE_SECONDS = 2.0
 
 
 def open_stream(
@@ -59,7 +55,6 @@ def open_stream(
         loading=request.loading,
         seed=seed,
         shuffle=request.shuffle is True,
-        warn=worker.progress.warn,
     )
     together = group.mesh.replicas if backend.together and group is not None else 0
     dealer = Dealer(
@@ -70,10 +65,8 @@ def open_stream(
         end=EpochEnd.SHORT,
         whole=shards > 1 and group is None,
     )
-    share_bookmarks = _bookmarks(worker, name, stream)
 
     def source(count: int) -> list[Span]:
-        share_bookmarks()
         if not together:
             return dealer.spans(count)
         return _spans_together(dealer, backend, stream, together * batch_size, drop_last=drop_last)
@@ -117,36 +110,3 @@ def _spans_together(
         if end is None:
             return dealer.taken(dealer.ask(1, stop))
         dealer.lack(start if drop_last else end, stop)
-
-
-def _bookmarks(worker: Worker, name: str, stream: Stream) -> Callable[[], None]:
-    """Takes what is known of a stream; returns a function that shares new bookmarks now and then.
-
-    So any worker may continue where another has read, and checkpoints have the bookmarks of all.
-    """
-    backend, places = worker.backend, worker.checkpoints.places
-
-    def everybodys() -> bytes:
-        together = Bookmarks()
-        for data in (stream.bookmarks.encode(), *backend.collect(f"stream/{name}").values()):
-            together.merge(data)
-        return together.encode()
-
-    if name in places:  # an earlier stream of this name
-        stream.bookmarks.merge(places[name]())
-    if (known := worker.checkpoints.known_places.get(name)) is not None:
-        stream.bookmarks.merge(known)
-    stream.bookmarks.merge(everybodys())
-    places[name] = everybodys
-    shared_at, shared = time.monotonic(), b""
-
-    def share() -> None:
-        nonlocal shared_at, shared
-        if time.monotonic() - shared_at < _SHARE_SECONDS:
-            return
-        shared_at, data = time.monotonic(), stream.bookmarks.encode()
-        if data != shared:
-            shared = data
-            backend.share(f"stream/{name}", data)
-
-    return share

@@ -6,15 +6,14 @@ ones have examples: how many is found where the part ends. So a position means t
 every worker, under any number of workers, and in a job that is resumed.
 
 A data set has shards if it has a number `num_shards` above 1 and a method
-`shard(num_shards=n, index=i)`, as the streaming ones of Hugging Face's `datasets`. It can say where
-it is if it, or its iterator, has `state_dict()` and `load_state_dict()`, as those have and as
-torchdata's StatefulDataLoader asks for. `set_epoch(epoch)` is called before an epoch is read.
+`shard(num_shards=n, index=i)`, as the streaming ones of Hugging Face's `datasets`.
+`set_epoch(epoch)` is called before an epoch is read.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -26,10 +25,9 @@ from trireme.data.loading import Loading
 from trireme.data.seeds import derive, permutation
 from trireme.data.streams import check_one_reader
 from trireme.errors import ConfigurationError, DataError
-from trireme.streams.bookmarks import Bookmark, Bookmarks, digest, packed
 
-_BETWEEN_BOOKMARKS = 1024
 _MOST_CURSORS = 3
+_MOST_SKIPPED = 1024  # examples that are in memory at a time
 
 
 def shards_of(dataset: object) -> int:
@@ -50,7 +48,6 @@ class Stream:
         loading: Loading,
         seed: int = 0,
         shuffle: bool = False,
-        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         check_one_reader(dataset, loading.num_workers)
         if shuffle and shards == 1:
@@ -61,17 +58,12 @@ class Stream:
             )
         self.size = size_of_parts(shards)
         self.shards = shards
-        self.bookmarks = Bookmarks()
         self._dataset = dataset
         self._loading = loading
         self._seed, self._shuffle = seed, shuffle
-        self._warn = warn
         self._cursors: list[_Cursor] = []  # the one used last comes last
         self._window: tuple[int, list[Any]] = (0, [])
         self._ends: dict[int, int] = {}
-        self._trusts = True  # in states
-        both = ("state_dict", "load_state_dict")
-        self._says = all(callable(getattr(dataset, each, None)) for each in both)
 
     def epoch(self, position: int) -> int:
         return position // self.size // self.shards
@@ -126,35 +118,17 @@ class Stream:
     # -- cursors --------------------------------------------------------------------------------
 
     def _cursor_at(self, part: int, index: int) -> _Cursor:
-        bookmark = self.bookmarks.before(part, index) if self._trusts else None
         near = [c for c in self._cursors if c.part == part and c.index <= index]
         best = max(near, key=lambda cursor: cursor.index, default=None)
-        if best is not None and (bookmark is None or bookmark.index <= best.index):
+        if best is not None:
             self._cursors.remove(best)
         else:
-            while len(self._cursors) >= (1 if self._says else _MOST_CURSORS):
+            while len(self._cursors) >= _MOST_CURSORS:
                 self._cursors.pop(0).close()
-            best = self._open(part, bookmark)
+            best = _Cursor(self, part, self._part(part), self._loading)
         self._cursors.append(best)
-        if best.index < index:
-            best.skip(index - best.index)
+        best.skip(index - best.index)
         return best
-
-    def _open(self, part: int, bookmark: Bookmark | None) -> _Cursor:
-        cursor = _Cursor(self, part, self._part(part), self._loading)
-        if bookmark is None:
-            return cursor
-        if cursor.go_to(bookmark):
-            return cursor
-        cursor.close()
-        self._trusts = False
-        self.bookmarks.clear()
-        self._warn(
-            f"the state of the {type(self._dataset).__name__} does not lead back to the same "
-            "example (a shuffle buffer is not part of it): it is read from the beginning of the "
-            "epoch to the example that comes next"
-        )
-        return _Cursor(self, part, self._part(part), self._loading)
 
     def _part(self, part: int) -> Any:
         epoch, number = divmod(part, self.shards)
@@ -163,8 +137,8 @@ class Stream:
         if callable(set_epoch):
             set_epoch(epoch)
         if self.shards == 1:
-            # A state that is loaded into a data set must not stay in it.
-            return _apart(dataset) if self._says else dataset
+            # One that keeps its place in itself would go on where another cursor is.
+            return _apart(dataset) if hasattr(dataset, "load_state_dict") else dataset
         if self._shuffle:
             number = int(permutation(self.shards, derive(self._seed, epoch))[number])
         return dataset.shard(num_shards=self.shards, index=number)
@@ -180,81 +154,36 @@ class _Cursor:
         self._dataset = dataset
         self._loading = loading
         self._iterator: Iterator[Any] | None = None
-        self._first: list[Any] = []  # read to compare it
-        self._pending: tuple[int, bytes] | None = None  # a state whose next example is not read
-        self._marked = 0
-        self._drawn = 0  # how many examples of the part the iterator has yielded
-
-    def go_to(self, bookmark: Bookmark) -> bool:
-        """Goes on at a bookmark; returns False where that leads to another example."""
-        if self._loading.num_workers:
-            return True  # reads from the beginning
-        try:
-            state = bookmark.load()
-            if callable(getattr(self._dataset, "load_state_dict", None)):
-                self._dataset.load_state_dict(state)
-            else:
-                self._opened().load_state_dict(state)  # type: ignore[attr-defined]
-            self._drawn = bookmark.index
-            self._first = self._next(1)
-        except Exception:  # of the data set: a state that another version has written, say
-            return False
-        self.index = self._marked = bookmark.index
-        return bool(self._first) and digest(self._first[0]) == bookmark.follows
 
     def read(self, count: int) -> list[Any]:
-        """Returns the next examples; fewer where the part ends."""
-        found, self._first = self._first[:count], self._first[count:]
-        if self._pending is not None and (found or count):
-            found += self._next(0 if found else 1)
-            index, state = self._pending
-            self._pending = None
-            if found and (follows := digest(found[0])):
-                self._stream.bookmarks.add(self.part, Bookmark(index, state, follows))
-        found += self._next(count - len(found))
-        self.index += len(found)
-        if self.index - self._marked >= _BETWEEN_BOOKMARKS and not self._first:
-            self._marked = self.index
-            self._mark()
-        return found
+        """Returns the next examples; fewer where the part ends.
 
-    def _next(self, count: int) -> list[Any]:
-        """Reads the next examples; what is drawn for each of them follows from its position."""
-        if self._loading.num_workers:  # that process seeds
-            return list(islice(self._opened(), count))
+        What is drawn for each of them follows from its position.
+        """
         found: list[Any] = []
+        if self._loading.num_workers:  # that process seeds
+            found = list(islice(self._opened(), count))
+            self.index += len(found)
+            return found
         seed = self._stream.draws_of(self.part)
         with drawing() as draw:
             while len(found) < count:
-                draw(derive(seed, self._drawn))
+                draw(derive(seed, self.index))
                 try:
                     found.append(next(self._opened()))
                 except StopIteration:
                     break
-                self._drawn += 1
+                self.index += 1
         return found
 
     def skip(self, count: int) -> None:
-        while count > 0:
-            read = len(self.read(min(count, _BETWEEN_BOOKMARKS)))
-            if not read:
-                return
+        while count > 0 and (read := len(self.read(min(count, _MOST_SKIPPED)))):
             count -= read
 
     def close(self) -> None:
         if self._iterator is not None and hasattr(self._iterator, "close"):
             self._iterator.close()
         self._iterator = None
-
-    def _mark(self) -> None:
-        """Keeps the present state, until the next example is known."""
-        for holder in (self._dataset, self._iterator):
-            if self._loading.num_workers or not callable(getattr(holder, "state_dict", None)):
-                continue
-            state = packed(holder.state_dict())  # type: ignore[union-attr]
-            if state is not None:
-                self._pending = self.index, state
-                return
 
     def _opened(self) -> Iterator[Any]:
         if self._iterator is None:
@@ -283,10 +212,7 @@ class DrawingStream(IterableDataset[Any]):
 
 
 def _apart(dataset: Any) -> Any:
-    """Returns a shallow copy of a data set.
-
-    Those of Hugging Face would share all attributes with a copy by `copy.copy`.
-    """
+    """Returns a shallow copy; `copy.copy` of Hugging Face's data sets shares all attributes."""
     if not hasattr(dataset, "__dict__"):
         return copy.copy(dataset)
     clone = object.__new__(type(dataset))

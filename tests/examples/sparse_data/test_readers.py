@@ -17,10 +17,9 @@ from sparse_data import CsvReader, LibsvmReader, SparseBatch
 
 import trireme
 from tests.examples.sparse_data.rows import rows_of, written
-from trireme.data.loading import Loading
 from trireme.data.streams import is_stream
 from trireme.errors import ConfigurationError, DataError
-from trireme.streams.stream import Stream, shards_of
+from trireme.streams.stream import shards_of
 
 
 @pytest.fixture
@@ -90,19 +89,6 @@ def test_the_last_line_of_a_shard_may_reach_into_the_next(paths: list[Path]) -> 
 def test_processes_share_the_rows(paths: list[Path]) -> None:
     loader = DataLoader(LibsvmReader(paths, 10), batch_size=None, num_workers=2)
     assert sorted(keys(loader)) == list(range(100))
-
-
-def test_a_stream_goes_on_at_a_bookmark(paths: list[Path]) -> None:
-    """By position, from the state that another stream has noted."""
-    many = [*[paths[1]] * 60]
-    one = Stream(LibsvmReader(many, 1), 1, loading=Loading())
-    one.take(0, 1100)
-    one.take(1100, 1200)
-    assert one.bookmarks.before(0, 1200) is not None, "a state was noted"
-    two = Stream(LibsvmReader(many, 1), 1, loading=Loading())
-    two.bookmarks.merge(one.bookmarks.encode())
-    found, _ = two.take(1150, 1155)
-    assert keys(found) == [n % 40 for n in range(1150, 1155)]
 
 
 def test_joined_batches_are_one(paths: list[Path]) -> None:

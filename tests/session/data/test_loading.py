@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler, random_split
 
 import trireme
-from tests.data.sources import BATCH, SIZE, Flow, Resumable, Rows, Unequal, example, kinds, padded
+from tests.data.sources import BATCH, SIZE, Flow, Rows, Unequal, example, kinds, padded
 from tests.harness import Cluster, run_job
 from trireme.errors import ConfigurationError
 from trireme.session.session import Session
@@ -53,18 +53,7 @@ def test_a_resumed_job_goes_on_at_the_exact_example(kind: str, tmp_path: Path) -
         assert order(session, dataset, arguments) == [], "all epochs are done"
 
 
-def test_a_stream_that_says_where_it_is_is_not_read_again(tmp_path: Path) -> None:
-    flow = {"batch_size": 100}
-    with make(tmp_path, max_steps=35) as session:
-        order(session, Resumable(5000), flow)
-    dataset = Resumable(5000)
-    with make(tmp_path, max_steps=36) as session:
-        ((epoch, _, numbers),) = order(session, dataset, flow)
-    assert (epoch, numbers[0]) == (0, 3500.0)
-    assert min(dataset.reads) == 3300, "the last state before; the first one is at 1,100"
-
-
-def test_a_stream_that_cannot_say_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_stream_is_read_from_its_beginning(tmp_path: Path) -> None:
     with make(tmp_path, max_steps=5) as session:
         order(session, Flow(200), {"batch_size": 10})
     with make(tmp_path, max_steps=6) as session:

@@ -26,17 +26,16 @@ class JobState(msgspec.Struct, frozen=True):
     sizes: dict[Name, Number] = {}  # the number of examples of each data set
     orders: dict[Name, Number] = {}  # the fingerprint of each data set's order
     consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}  # examples in the parameters
-    streams: dict[Name, str] = {}  # where reading streams may begin, in base64
     kept: dict[Name, str] = {}  # the states that the program keeps, in base64
     tables: dict[Name, Name] = {}  # what the checkpoint says of the extra values
 
     @property
-    def places(self) -> dict[str, bytes]:
-        return _decoded(self.streams)
-
-    @property
     def states(self) -> dict[str, bytes]:
-        return _decoded(self.kept)
+        found: dict[str, bytes] = {}
+        for name, text in self.kept.items():
+            with suppress(ValueError):
+                found[name] = base64.b64decode(text, validate=True)
+        return found
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -45,14 +44,6 @@ class JobState(msgspec.Struct, frozen=True):
             for name, ranges in self.consumed.items()
             for start, stop in ranges
         )
-
-
-def _decoded(texts: Mapping[str, str]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for name, text in texts.items():
-        with suppress(ValueError):
-            found[name] = base64.b64decode(text, validate=True)
-    return found
 
 
 def converted(data: CheckpointData) -> CheckpointData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -38,10 +37,7 @@ class WorkerCheckpoints:
     def __init__(self, lifecycle: Lifecycle, storage: Storage) -> None:
         self.buffers = Buffers(lifecycle.setup, lifecycle.backend)
         self.restored_from: int | None = None  # the step of the checkpoint, in the chief
-        # Where streams are read and what the program keeps, to be saved; and both, decoded, of the
-        # checkpoint that was restored.
-        self.places: dict[str, Callable[[], bytes]] = {}
-        self.known_places: dict[str, bytes] = {}
+        # What the program keeps, to be saved; and, decoded, that of the checkpoint restored.
         self.kept: Callable[[], dict[str, str]] = dict
         self.known_kept: dict[str, bytes] = {}
         self._lifecycle = lifecycle
@@ -140,10 +136,9 @@ class WorkerCheckpoints:
                 f"the checkpoint of step {data.step} lacks {lacks}: these begin anew"
             )
         self.buffers.set_constants(data.model)
-        self.known_places, self.known_kept = then.places, then.states
-        for topic, known in (("stream", then.places), ("kept", then.states)):
-            for name, value in known.items():
-                self._backend.share(f"{topic}/{name}", value)
+        self.known_kept = then.states
+        for name, value in then.states.items():
+            self._backend.share(f"kept/{name}", value)
         if self._backend.trains_locally:
             self._hand_out_states(data, then)
         # The chief hands out frozen parameters as constants, unless it does not hold them.
@@ -303,10 +298,8 @@ class WorkerCheckpoints:
             "orders": dict(state.orders),
             "pushes": [msgspec.to_builtins(row) for row in state.workers],
         }
-        streams = {name: b64encode(place()).decode() for name, place in self.places.items()}
-        for name, made in (("streams", streams), ("kept", self.kept())):
-            if made:
-                described[name] = made
+        if kept := self.kept():
+            described["kept"] = kept
         constants = self.buffers.constants()
         # Only what `state_dict` has: not the model's non-persistent buffers.
         means = self.buffers.average().items()
