@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import msgspec
 
 from trireme.errors import ConfigurationError, JobFailed, JobStopped, TriremeError, WaitTimeout
-from trireme.jobs.display import Display
 from trireme.jobs.function import read_result
 from trireme.jobs.messages import Begun, Ended, Line, Progress, Report
 from trireme.launch.exit_reason import INTERRUPTED
+from trireme.launch.output import Console
 from trireme.launch.run_directory import task_log
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class LaunchedJob:
         launcher: the process of the job's launcher; its standard input takes requests to stop.
         reports: the pipe of the launcher's reports.
         errors: the file that takes what the launcher prints on standard error.
-        display: shows the job.
+        console: takes the lines of the job; None where they are not shown.
         returned: the file for what the chief returns; None for a program.
         id_: the job's id.
     """
@@ -71,13 +71,13 @@ class LaunchedJob:
         launcher: subprocess.Popen[bytes],
         reports: IO[bytes],
         errors: IO[bytes],
-        display: Display,
+        console: Console | None,
         returned: IO[bytes] | None,
         id_: str,
     ) -> None:
         self._launcher = launcher
         self._errors = errors
-        self._display = display
+        self._console = console
         self._returned = returned
         self._id = id_
         self._run_dir: Path | None = None
@@ -244,8 +244,6 @@ class LaunchedJob:
                 with suppress(msgspec.MsgspecError):  # a line that the launcher could not end
                     self._take(decoder.decode(line))
         self._launcher.wait()
-        with suppress(Exception):  # a display must not hide the end
-            self._display.progress(self._progress, ended=True)
         self._over.set()
 
     def _take(self, report: Report) -> None:
@@ -256,8 +254,9 @@ class LaunchedJob:
                 self._progress = report
             case Ended():
                 self._ended = report
-        with suppress(Exception):  # nor end the job: its output may be closed
-            if isinstance(report, Line):
-                self._display.line(report.task, report.text, report.error)
-            elif isinstance(report, Progress):
-                self._display.progress(report)
+            case Line() if self._console is not None:
+                with suppress(Exception):  # the output of this program may be closed
+                    if report.task:
+                        self._console.line(report.task, report.text, report.error)
+                    else:
+                        self._console.say(report.text)

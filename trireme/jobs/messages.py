@@ -39,20 +39,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     waits_for: tuple[str, ...] = ()
     tasks: dict[str, str] = {}
 
-    @property
-    def text(self) -> str:
-        """The progress as one line."""
-        if self.waits_for:
-            return f"waiting for {', '.join(self.waits_for)}"
-        of = f"/{self.max_steps}" if self.max_steps else ""
-        parts = [f"global step {self.step}{of}"] if self.step or of else []
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}")
-        if self.examples_per_second:
-            parts.append(f"{self.examples_per_second:,.0f} examples/s")
-        states = {s for name, s in self.tasks.items() if s and name.startswith("worker")}
-        return "  ".join([*parts, *(states if len(states) == 1 else ())])
-
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """The job has ended, or could not start."""

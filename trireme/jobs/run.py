@@ -16,7 +16,6 @@ import msgspec
 from trireme.cli.run import configuration, prepare
 from trireme.errors import ConfigurationError, JobStopped, TriremeError, WaitTimeout, suggestion
 from trireme.job_config import LAUNCH_CALL
-from trireme.jobs.display import make_display
 from trireme.jobs.function import function_name, new_result, pack_call
 from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
@@ -24,6 +23,7 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment import check_no_task
 from trireme.launch.nameless_file import nameless_file
+from trireme.launch.output import terminal_console
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 
 _LEAST_WAIT = 10.0
@@ -78,7 +78,7 @@ def run(
         wait: whether to wait for the end. Otherwise a `LaunchedJob` is returned at once.
         timeout: the seconds after which a job that has not ended is stopped, as by Ctrl-C; None for
             no limit. Only with `wait`.
-        verbose: whether to show the job: in a notebook below the cell, else as `trireme run` does.
+        verbose: whether to show the job, as `trireme run` does.
         **options: any other option of `trireme run`, with underscores for dashes: `aggregate=4`,
             `compress="int8"`, `tls=True`.
 
@@ -228,5 +228,5 @@ def _start(order: Order, result: IO[bytes] | None, verbose: bool) -> LaunchedJob
     with suppress(OSError):  # it has ended: its status says how
         launcher.stdin.write(msgspec.json.encode(order) + b"\n")
         launcher.stdin.flush()
-    display = make_display(verbose=verbose)
-    return LaunchedJob(launcher, os.fdopen(reader, "rb"), errors, display, result, order.task.job)
+    console = terminal_console() if verbose else None
+    return LaunchedJob(launcher, os.fdopen(reader, "rb"), errors, console, result, order.task.job)
