@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import html5lib
+import msgspec
 import pytest
 import torch
 
@@ -131,18 +132,19 @@ def test_checkpoints_that_are_not_saved_are_on_the_page() -> None:
     assert "not saved" not in page(ReportData("run", starts=STARTS))
 
 
-def test_servers_and_failovers_are_on_the_page() -> None:
+def test_servers_and_events_are_on_the_page() -> None:
     begin = Begin(task="ps:1", job="abc", time=1000.0, host="here", pid=1)
     status = {
         **{"primary_of": "0, 1", "share": 1.0, "log_entries": 4321, "log_bytes": 3.0 * 2**20},
         **{"takeovers": 1, "took_over": "shard 0 from ps:0", "took_over_seconds": 0.5},
     }
     server = Start(begin, [Record(time=1090.5, status=status)])
-    tree = parsed(page(ReportData("run", starts=[server, *STARTS])))
+    record = msgspec.structs.replace(RECORD, events=((90.0, "WARNING: ps:0 was killed"),))
+    tree = parsed(page(ReportData("run", record, starts=[server, *STARTS])))
     shown = " ".join("".join(each.itertext()) for each in tree.iter("body"))
-    for words in ("0, 1 100%", "4,321", "3.0 MiB", "1 min 30 s", "ps:1 took over shard 0"):
+    for words in ("0, 1 100%", "4,321", "3.0 MiB", "1 min 30 s", "WARNING: ps:0 was killed"):
         assert words in shown
-    assert "Failovers" not in page(ReportData("run", starts=STARTS))
+    assert "Events" not in page(ReportData("run", starts=STARTS))
 
 
 def test_a_page_of_nothing_is_valid_too() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trireme.dashboards.totals import failovers, server_totals
+from trireme.dashboards.totals import server_totals
 from trireme.monitor.records import Begin, Record, Start
 
 
@@ -36,17 +36,5 @@ def test_the_starts_of_a_server_are_added() -> None:
     assert (second.held, second.entries, second.takeovers) == ("0, 1 50%", 7, 1)
 
 
-def test_each_takeover_is_told_once_when_it_was() -> None:
-    assert failovers(STARTS) == [(2.75, "ps:1 took over shard 0 from ps:0")]
-
-
-def test_each_rollback_is_told_once_by_whoever_notes_it_first() -> None:
-    lives = [{"life": 0.0}, {"life": 1.0}, {"life": 2.0}]
-    starts = [start("ps:0", 50.0, *lives), start("ps:1", 50.5, *lives)]
-    text = "all copies of a shard were lost: the job went back"
-    assert failovers(starts) == [(2.0, text), (3.0, text)]
-
-
 def test_a_run_without_servers_has_none() -> None:
     assert server_totals(STARTS[3:]) == []
-    assert failovers(STARTS[3:]) == failovers([]) == []

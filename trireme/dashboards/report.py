@@ -11,7 +11,6 @@ from trireme.dashboards.totals import (
     Curves,
     ServerTotals,
     WorkerTotals,
-    failovers,
     paces,
     server_totals,
     slowest,
@@ -71,7 +70,7 @@ def page(material: ReportData) -> str:
         times=list(_times(material.starts, workers)),
         workers=list(_rows(workers)),
         servers=list(_server_rows(server_totals(material.starts))),
-        failovers=[(_duration(at), text) for at, text in failovers(material.starts)],
+        events=[] if record is None else [(_duration(at), text) for at, text in record.events],
         chosen=[row for row in options if row[2] != "default"],
         defaults=[row for row in options if row[2] == "default"],
         checkpoints=[

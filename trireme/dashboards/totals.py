@@ -141,15 +141,6 @@ def server_totals(starts: Sequence[Start]) -> list[ServerTotals]:
     return [_server_totals(*each) for each in _by_name("ps", starts).items()]
 
 
-def failovers(starts: Sequence[Start]) -> list[tuple[float, str]]:
-    """Returns the takeovers and rollbacks, each with the seconds since the first record began."""
-    servers = [start for own in _by_name("ps", starts).values() for start in own]
-    began = min((start.begin.time for start in starts), default=0.0)
-    found = [event for start in servers for event in _takeovers(start)]
-    found += _rollbacks(servers)
-    return [(time - began, text) for time, text in sorted(found)]
-
-
 def _server_totals(name: str, starts: Sequence[Start]) -> ServerTotals:
     last = [start.records[-1].status for start in starts]
     memory = (number_of(each.status, "memory_bytes") for start in starts for each in start.records)
@@ -163,28 +154,6 @@ def _server_totals(name: str, starts: Sequence[Start]) -> ServerTotals:
         nbytes=sum(number_of(status, "log_bytes") for status in last),
         memory=max(memory),
     )
-
-
-def _takeovers(start: Start) -> Iterator[tuple[float, str]]:
-    known = 0.0
-    for record in start.records:
-        takeovers = number_of(record.status, "takeovers")
-        if takeovers > known:
-            ago = number_of(record.status, "took_over_seconds")
-            text = f"{start.begin.task} took over {record.status.get('took_over', '')}"
-            yield record.time - ago, text
-        known = takeovers
-
-
-def _rollbacks(servers: Sequence[Start]) -> Iterator[tuple[float, str]]:
-    """Yields each rollback once, by the first server that has noted it."""
-    lives: dict[int, float] = {}
-    for record in (record for start in servers for record in start.records):
-        life = int(number_of(record.status, "life"))
-        lives[life] = min(record.time, lives.get(life, record.time))
-    for life, time in lives.items():
-        if life:
-            yield time, "all copies of a shard were lost: the job went back"
 
 
 def _by_name(role: str, starts: Sequence[Start]) -> dict[str, list[Start]]:
