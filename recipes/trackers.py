@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trireme.dashboards.run_settings import run_settings
 from trireme.errors import ConfigurationError
 from trireme.files import write_atomically
 from trireme.session.hooks import Hook
-from trireme.session.run_settings import run_settings
 
 if TYPE_CHECKING:
     from trireme.session.result import StepResult

@@ -19,10 +19,10 @@ import torch
 
 from trireme.dashboards.capture import Capture
 from trireme.dashboards.forward_tracer import ForwardTracer
+from trireme.dashboards.run_settings import run_settings
 from trireme.errors import ConfigurationError
 from trireme.session.hooks import Hook
 from trireme.session.model.batch import inputs_and_targets
-from trireme.session.run_settings import run_settings
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
