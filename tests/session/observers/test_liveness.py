@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import bdb
 import queue
 import threading
 import time
 from collections.abc import Callable
-
-import pytest
 
 from tests.data.sources import Rows
 from trireme.cluster.progress import FIRST_BATCH
@@ -113,41 +110,3 @@ def test_what_takes_its_time_is_an_excuse_while_it_lasts() -> None:
     with liveness.excused("it evaluates"):
         assert liveness.status() == {"progress": 1, "excuse": "it evaluates"}
     assert "excuse" not in liveness.status()
-
-
-@pytest.mark.parametrize(
-    ("module", "excuse"),
-    [
-        ("pdb", "a debugger holds it"),
-        ("_pydevd_bundle.pydevd_frame", "a debugger holds it"),
-        ("torch._dynamo.convert_frame", "it compiles"),
-        ("torch._inductor.codecache", "it compiles"),
-    ],
-)
-def test_debuggers_and_compilers_are_known_by_their_frames(module: str, excuse: str) -> None:
-    liveness = Liveness()
-    liveness.stepped()
-    space: dict[str, object] = {"__name__": module}
-    exec("def inside(hold):\n    hold()\n", space)
-    inside = space["inside"]
-    assert callable(inside)
-    assert status_while(liveness, inside)["excuse"] == excuse
-
-
-def test_a_real_debugger_holds_its_thread() -> None:
-    liveness = Liveness()
-    liveness.stepped()
-
-    class Prompt(bdb.Bdb):
-        hold: Callable[[], None]
-
-        def user_line(self, frame: object) -> None:
-            self.hold()
-            self.set_quit()
-
-    def debugged(hold: Callable[[], None]) -> None:
-        prompt = Prompt()
-        prompt.hold = hold
-        prompt.run("pass")
-
-    assert status_while(liveness, debugged)["excuse"] == "a debugger holds it"

@@ -20,8 +20,6 @@ _LIBRARIES = (
     "<frozen",
 )
 _LOADER = re.compile(r"trireme\.\w+\.loader")  # of a data set, or of a plug-in's
-_DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy", "IPython")
-_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._export", "triton")
 
 WAITS = "it waits for the answer to its push"
 """The excuse of a worker while servers, or other processes of its group, have not answered."""
@@ -69,7 +67,6 @@ class Liveness:
         steps, excuse, status = self.steps, self.excuse, dict[str, int | str]()
         if excuse in ("", FIRST_BATCH) and steps == self._reported:  # look closer
             frame = sys._current_frames().get(self._thread)
-            excuse = _excuse_of(frame) or excuse
             if frame is not None:
                 status[LOCATION] = _place_of(frame)
         self._reported = steps
@@ -108,17 +105,3 @@ def _place_of(frame: FrameType) -> str:
         loads = loads or bool(_LOADER.match(str(each.f_globals.get("__name__", ""))))
     place = f"{_line(shown)} in {shown.f_code.co_name}"
     return f"{place}, where it waits for its next batch" if loads else place
-
-
-def _excuse_of(frame: FrameType | None) -> str:
-    """Returns why a thread may take long, such as a debugger or a compiler; "" if there is none."""
-    debugger = sys.modules.get("debugpy")
-    if debugger is not None and debugger.is_client_connected():
-        return "a debugger is attached"
-    for each in _frames(frame):
-        module = str(each.f_globals.get("__name__", ""))
-        if module.split(".")[0] in _DEBUGGERS:
-            return "a debugger holds it"
-        if module.startswith(_COMPILERS):
-            return "it compiles"
-    return ""
