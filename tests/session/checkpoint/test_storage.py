@@ -200,7 +200,7 @@ def test_a_chief_of_another_job_publishes_nothing(
         stopped.worker.storage.settle()
         stopped.step(DATA[:10])
     assert steps_in(tmp_path) == [1]
-    assert "nothing is saved until that is over" in capsys.readouterr().out
+    assert "the checkpoint of step 2 is NOT SAVED: worker:0" in capsys.readouterr().out
     lock.release()
 
 
@@ -272,7 +272,7 @@ def test_the_directory_goes_from_chief_to_chief(
     assert "the checkpoint of step 3 is NOT SAVED" in capsys.readouterr().out
     new.follow(3, chief=False)
     old.follow(3, chief=True)  # it has come back
-    old.submit_last(checkpoint(4), 3)
+    old.submit(checkpoint(4), 3, last=True)
     assert steps_in(tmp_path) == [1, 2, 4]
     new.close()
     old.close()

@@ -344,7 +344,7 @@ def test_the_last_step_is_saved_where_the_chief_is_lost_while_it_saves(
 
     def program(session: Session) -> Session:
         if session.is_chief:
-            session.worker.storage.submit_last = partial(die, session)  # type: ignore[method-assign]
+            before_the_last_save(session, partial(die, session))
         for _ in range(STEPS):
             if session.should_stop():
                 break
@@ -378,7 +378,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(
     def program(session: Session) -> None:
         lifecycle, backend = session.worker.lifecycle, session.worker.backend
         if session.is_chief:
-            session.worker.storage.submit_last = fail  # type: ignore[method-assign]
+            before_the_last_save(session, fail)
         elif early:
             backend.drain = partial(drain, backend.drain, lifecycle.member)  # type: ignore[method-assign]
         else:
@@ -406,13 +406,14 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job_on_all_workers(
 def before_the_last_save(session: Session, do: Callable[[], object]) -> None:
     """Has a chief call a function before it saves the last step."""
     storage = session.worker.storage
-    save = storage.submit_last
+    save = storage.submit
 
-    def then_save(*copy: Any) -> None:
-        do()
-        save(*copy)
+    def then_save(*copy: Any, last: bool = False) -> None:
+        if last:
+            do()
+        save(*copy, last=last)
 
-    storage.submit_last = then_save  # type: ignore[method-assign]
+    storage.submit = then_save  # type: ignore[method-assign]
 
 
 def test_who_loses_the_directory_and_hears_no_reason_fails(
@@ -424,7 +425,7 @@ def test_who_loses_the_directory_and_hears_no_reason_fails(
 
     def program(session: Session) -> None:
         if session.is_chief:
-            session.worker.storage.submit_last = lose  # type: ignore[method-assign]
+            before_the_last_save(session, lose)
         session.step(batch)
 
     def lose(*copy: object) -> None:

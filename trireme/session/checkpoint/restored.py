@@ -75,33 +75,16 @@ def check_model(
     everything: Mapping[str, torch.Tensor],
 ) -> None:
     """Checks that a checkpoint has each trained parameter, and each average if it has any."""
-    _check_group(data, "parameter", data.model, parameters)
-    if data.average:
-        _check_group(data, "moving average of", data.average, parameters)
-    known = shapes_of(data.model)
+    known, averages = shapes_of(data.model), shapes_of(data.average)
+    for what, found in (("parameter", known), ("moving average of", averages)):
+        for name in parameters if found is known or averages else ():
+            if name not in found:
+                raise _of_another(data, f"has no {what} {name!r}")
+            if not found[name].is_floating_point():
+                raise _of_another(data, f"has {what} {name!r} of {found[name].dtype}")
+            _check_shape(data, what, name, found[name], parameters[name])
     for name in everything.keys() & known.keys():
         _check_shape(data, "tensor", name, known[name], everything[name])
-
-
-def _check_group(
-    data: CheckpointData,
-    what: str,
-    found: Mapping[str, torch.Tensor],
-    parameters: Mapping[str, torch.Tensor],
-) -> None:
-    found = shapes_of(found)
-    for name, parameter in parameters.items():
-        if name not in found:
-            raise CheckpointError(
-                f"the checkpoint of step {data.step} has no {what} {name!r}: it is of another "
-                "model; choose another run directory"
-            )
-        _check_shape(data, what, name, found[name], parameter)
-        if not found[name].is_floating_point():
-            raise CheckpointError(
-                f"{what} {name!r} is of {found[name].dtype} in the checkpoint of step {data.step} "
-                "and cannot be trained: it is of another model; choose another run directory"
-            )
 
 
 def _check_shape(
@@ -109,10 +92,14 @@ def _check_shape(
 ) -> None:
     then, now = tuple(found.shape), tuple(own.shape)
     if then != now:
-        raise CheckpointError(
-            f"{what} {name!r} has shape {then} in the checkpoint of step {data.step} and {now} in "
-            "the model: it is of another model; choose another run directory"
-        )
+        raise _of_another(data, f"has {what} {name!r} of shape {then}, and the model {now}")
+
+
+def _of_another(data: CheckpointData, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint of step {data.step} {why}: it is of another model; choose another run "
+        "directory"
+    )
 
 
 def local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:

@@ -45,9 +45,6 @@ class Storage:
             self._saver = Saver(self._place, self._options)
         self.scheduled = self._saver is not None
         self._schedule: Schedule | None = None
-        self._after_a_failure = (
-            f"Training goes on, and the next save is tried within {RETRY_SECONDS:.0f} s"
-        )
 
     # -- the right to write ---------------------------------------------------------------------
 
@@ -68,19 +65,14 @@ class Storage:
             ) from error
 
     def follow(self, view: int, *, chief: bool) -> None:
+        """Takes the directory over from the previous chief, or releases it, after a new view."""
         if not chief:
             self._release()
         elif self._place is not None:
-            self._take_over(self._place, view)
-
-    def _take_over(self, place: Place, view: int) -> bool:
-        """Takes the directory, or warns: it is tried again at the next save."""
-        try:
-            self._take(place, view)
-        except (OSError, ConfigurationError) as error:
-            self._progress.warn(f"{_problem(error)}: nothing is saved until that is over")
-            return False
-        return True
+            try:
+                self._take(self._place, view)
+            except (OSError, ConfigurationError) as error:  # it is tried again at the next save
+                self._progress.warn(f"{_problem(error)}: nothing is saved until that is over")
 
     def _take(self, place: Place, view: int, *, first: bool = False) -> None:
         if place.lock.held:
@@ -110,40 +102,29 @@ class Storage:
         if self._schedule is not None:
             self._schedule.saved(time.monotonic(), step)
 
-    def has(self, step: int) -> bool:
-        """Returns whether the step was submitted before; notes that it is submitted now."""
-        known = step == self.submitted
-        self.submitted = step
-        return known
-
     # -- saving ---------------------------------------------------------------------------------
 
-    def submit(self, data: CheckpointData, view: int) -> None:
+    def submit(self, data: CheckpointData, view: int, *, last: bool = False) -> None:
+        """Writes a checkpoint in the background; the last one before it returns, with retries."""
         assert self._saver is not None and self._place is not None
-        if self._take_over(self._place, view):
-            self._saver.submit(data, self._place.lock.number)
-        else:
-            self._warn_not_saved(data.step)
-
-    def submit_last(self, data: CheckpointData, view: int) -> None:
-        """Writes the last checkpoint; retries for a minute if writing fails."""
-        assert self._saver is not None and self._place is not None
+        self.submitted = data.step
         try:
             self._take(self._place, view)
         except (OSError, ConfigurationError) as error:
-            lost = isinstance(error, ConfigurationError)
-            raise (CheckpointLockLost if lost else CheckpointError)(
-                f"step {data.step} is not saved: {_problem(error)}"
-            ) from error
-        self._after_a_failure = "It was the last one"
-        self._saver.submit(data, self._place.lock.number, LAST_DELAYS)
-        self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
+            if last:
+                lost = isinstance(error, ConfigurationError)
+                raise (CheckpointLockLost if lost else CheckpointError)(
+                    f"step {data.step} is not saved: {_problem(error)}"
+                ) from error
+            self._warn_not_saved(data.step, error)
+            return
+        self._saver.submit(data, self._place.lock.number, LAST_DELAYS if last else ())
+        if last:
+            self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
 
-    def settle(self, *, at_the_end: bool = False) -> None:
-        if at_the_end:
-            self._after_a_failure = "Training has ended, and its last step is saved now"
+    def settle(self) -> None:
         if self._saver is not None:
-            with suppress(CheckpointError):  # reported by `look`, or raised by `submit_last`
+            with suppress(CheckpointError):  # reported by `look`, or raised by `submit`
                 self._saver.wait(_SAVE_SECONDS + sum(LAST_DELAYS))
             self.look()
 
@@ -171,17 +152,19 @@ class Storage:
         finally:
             self._release()
 
-    def _warn_not_saved(self, step: int, error: Exception | None = None) -> None:
+    def _warn_not_saved(self, step: int, error: Exception) -> None:
         self.failed += 1
         self.submitted = None
         if self._schedule is not None:
             self._schedule.failed(time.monotonic())
-        why = "" if error is None else f": {error}"
         newest = "there is none yet"
         if self._newest is not None:
             newest = f"the newest is of step {self._newest}"
-        self.alarm = f"the checkpoint of step {step} is NOT SAVED{why}; {newest}"
-        self._progress.warn(f"{self.alarm}. {self._after_a_failure}")
+        self.alarm = f"the checkpoint of step {step} is NOT SAVED: {_problem(error)}; {newest}"
+        self._progress.warn(
+            f"{self.alarm}. Training goes on, and the next save is tried within "
+            f"{RETRY_SECONDS:.0f} s"
+        )
 
     # -- what is lost ---------------------------------------------------------------------------
 
@@ -204,7 +187,7 @@ class Storage:
 
     def loss(self, lost: str, step: int, copies: int) -> str:
         """Returns what a job loses that has ended because a task was lost, in a sentence."""
-        self.settle(at_the_end=True)
+        self.settle()
         saved = [] if self._place is None else list_checkpoints(self._place)
         newest = step_of(saved[-1]) if saved else 0
         count = max(step - newest, 0)

@@ -241,7 +241,7 @@ class WorkerCheckpoints:
             return
         self._write()
         with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
-            known = self._storage.has(state.step)
+            known = state.step == self._storage.submitted
             if self._lifecycle.is_chief and not known:  # other workers only take part
                 self._copied = self._checkpoint_of(state)
                 if self._backend.streams:  # while the other processes send their tensors
@@ -255,8 +255,7 @@ class WorkerCheckpoints:
             return
         self._copied = None
         data = replace(data, local=self._backend.states(data.step))
-        write = self._storage.submit_last if last else self._storage.submit
-        write(data, self._lifecycle.view_number)
+        self._storage.submit(data, self._lifecycle.view_number, last=last)
 
     # -- at the end -----------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class WorkerCheckpoints:
         if self._lifecycle.is_chief and self._setup.settings.run_dir is not None:
             self._lifecycle.enter("saving")
             self._write()
-            self._storage.settle(at_the_end=True)
+            self._storage.settle()
             self._backend.leave_state()
             self._copy(last=True)
             self._write(last=True)
