@@ -36,11 +36,9 @@ _UNSENT = "/unsent"
 _RESTORED = "restored optimizer of worker:"
 """The prefix of the topics of the states that a checkpoint has for each worker."""
 _SAVING = "saving"
-"""The topic under which the chief shares after which exchanges it saves.
+"""The topic of the steps from whose values the exchanges begin after which the chief saves.
 
-An exchange is identified by the step of the values that it began from, on which all workers agree
-in rounds. The chief shares the last two, because it may have begun the next exchange when another
-worker reads about this one."""
+It shares the last two, as it may have begun the next when another worker reads about this one."""
 
 
 class _Left(msgspec.Struct, frozen=True, array_like=True):
@@ -109,12 +107,7 @@ class LocalSgd(ParameterServer):
         return self._made
 
     def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
-        """As `Backend.push`; sends a delta at the end of a period.
-
-        Raises:
-            ConfigurationError: this worker makes no more updates.
-            JobFailed: the job has ended meanwhile; says why.
-        """
+        """As `Backend.push`; sends a delta at the end of a period."""
         weight = self._united(weight, terms)
         if self.stopping:
             raise after_the_end(self.options.worker, self.global_step)
@@ -181,10 +174,7 @@ class LocalSgd(ParameterServer):
     # -- the optimizer's state in checkpoints ---------------------------------------------------
 
     def _save_requested(self, began: int) -> bool:
-        """Returns whether the chief saves after the exchange that began from a step's values.
-
-        Without rounds, any request that is new to this worker counts.
-        """
+        """Returns whether the chief saves after this exchange; without rounds, by a new request."""
         left = self.collect(_SAVING).values()
         steps = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
         known, self._known_requests = self._known_requests, steps

@@ -24,10 +24,9 @@ _LAST_STEP = 1 << 12  # a worker that has begun none by then is not waited for
 class BatchWatch:
     """Looks at what a model in training mode is called with, except inside `torch.compile`.
 
-    Workers that are given the same batches compute the same gradients. Processes that step
-    together exchange the digests of their first batches at a step that all of them make. Workers
-    of servers leave theirs there, and the chief looks for those of the others, ever less often.
-    The model's hooks are copied with it: this object holds nothing of the job.
+    Processes that step together exchange the digests of their first batches. Workers of servers
+    leave theirs there, and the chief looks for those of the others, ever less often. The model's
+    hooks are copied with it: this object holds nothing of the job.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,23 +56,13 @@ class BatchWatch:
             self.digests.append(digest((args, kwargs)))
 
     def take_examples(self) -> int:
-        """Returns the number of examples since the last call; 0 where none were seen.
-
-        Of several modules, such as a discriminator that sees true and made images, it is that of
-        the module that has seen the fewest.
-        """
+        """Returns the examples since the last call, of the module that has seen the fewest."""
         fewest = min(self._examples.values(), default=0)
         self._examples.clear()
         return fewest
 
     def compare(self, worker: Worker) -> None:
-        """Counts a step, and warns, once, of workers with the same first batches.
-
-        All processes that make the step together must call it.
-
-        Raises:
-            ConfigurationError: processes that hold one replica together have different ones.
-        """
+        """Counts a step, in all processes that make it; warns, once, of the same first batches."""
         self._steps += 1
         if self._compared or self._steps < _COMPARED:
             return

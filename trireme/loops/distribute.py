@@ -167,11 +167,7 @@ def distribute(
 
 
 def _module_of(model: Models) -> nn.Module:
-    """Returns the module, or a container of several modules, which is never called.
-
-    Raises:
-        ConfigurationError: an object is not a module.
-    """
+    """Returns the module, or a container of several modules, which is never called."""
     named = model if isinstance(model, Mapping) else {}
     several = list(named.values()) if named else model
     if isinstance(several, nn.Module):
@@ -184,11 +180,7 @@ def _module_of(model: Models) -> nn.Module:
 
 
 def _share_random_state(process_group: ProcessGroup) -> None:
-    """Gives the processes of one replica the random state of the first of them.
-
-    They must draw the same numbers for what all of them compute, such as dropout between split
-    layers, and for the batch.
-    """
+    """Gives the processes of one replica, which draw the same numbers, one random state."""
     mine = torch.get_rng_state().numpy().tobytes()
     states = process_group.exchange(mine, process_group.reporting_ranks)
     state = bytearray(states[process_group.replica])

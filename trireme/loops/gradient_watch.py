@@ -11,8 +11,7 @@ from torch import nn
 class GradientWatch:
     """Notes each gradient as backward leaves it, to tell whether the loop has written to it since.
 
-    `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.unscale_` write to gradients in place,
-    which autograd counts as versions of a tensor.
+    What writes in place, such as `clip_grad_norm_`, autograd counts as versions of a tensor.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -69,11 +69,7 @@ class LoopData:
         return self._handed is not None or self._before is not None
 
     def examples(self) -> float:
-        """Returns the number of examples of the step to come.
-
-        A further step from the same batches has as many as the last one, and a loop that deals its
-        data itself 1.
-        """
+        """Returns the number of examples of the step to come; 1 where the loop deals its data."""
         if self._handed is not None:
             self._before = self._handed or _COUNTS_NOT
         return 1.0 if self._before is None else self._before

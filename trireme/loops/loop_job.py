@@ -97,14 +97,10 @@ class LoopJob:
         examples: float | None,
         closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Makes one update of the job from the present gradients.
+        """Makes one update of the job from the gradients of one optimizer, by its index.
 
-        Args:
-            optimizer: the index of the optimizer that makes it; the gradients of the parameters of
-                other optimizers stay as they are.
-            examples: the number of examples that the gradient is the mean of; None for those of
-                the batches that the job has dealt.
-            closure: recomputes loss and gradients, where the optimizer calls it in its step.
+        They are the mean of `examples`, by default of the batches that the job has dealt. A closure
+        recomputes loss and gradients, where the optimizer calls it in its step.
         """
         weighed = examples is not None
         if examples is None:
@@ -242,11 +238,7 @@ class LoopJob:
             )
 
     def drop_extra_gradients(self) -> None:
-        """Drops the gradients of extra values, which no module and no optimizer has.
-
-        Each goes into one step, also where a loop never calls the optimizer's `zero_grad`, but
-        that of the model.
-        """
+        """Drops the gradients of extra values, also where a loop calls the model's `zero_grad`."""
         if self._setup.extension is not None:
             self._setup.extension.forget()
 
@@ -275,11 +267,9 @@ class LoopJob:
     # -- the end --------------------------------------------------------------------------------
 
     def _end_together(self) -> None:
-        """Ends the training of all processes that step together, after this one's loop has ended.
+        """Takes part, after this loop has ended, until those of the worker's other processes have.
 
-        With parameter servers the others may go on, and it takes part, without examples, until they
-        have ended too. Without servers every process makes the same number of steps, which the
-        backend checks.
+        Without servers every process makes the same number of steps, which the backend checks.
         """
         worker, group, reducer = self._worker, self._setup.process_group, self._setup.reducer
         if group is None or reducer is None or group.mesh.sharded or worker.backend.together:
@@ -332,11 +322,7 @@ _JOINED: list[LoopJob] = []
 
 
 def refuse_second() -> None:
-    """Checks that this process is in no job.
-
-    Raises:
-        ConfigurationError: an earlier call of `distribute` was not closed.
-    """
+    """Checks that this process is in no job."""
     if _JOINED:
         raise ConfigurationError(
             "this program has joined its job already, by an earlier call of distribute: give all "

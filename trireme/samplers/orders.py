@@ -122,9 +122,8 @@ class SubsetOrder(Order):
 class SamplerOrder(Order):
     """The order of a sampler, which is iterated over once for each epoch.
 
-    The random numbers of torch, NumPy and Python, and the sampler's `generator`, are seeded for it
-    from the seed and the epoch; the program's own go on afterwards as if nothing had been drawn.
-    A sampler with `set_epoch` is told the epoch.
+    All random numbers, the sampler's `generator` too, are seeded for it from the seed and the
+    epoch; the program's own go on afterwards as if nothing had been drawn.
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int = 0) -> None:

@@ -82,11 +82,11 @@ STATES: dict[str, tuple[dict[str, Any], str]] = {
 
 TENSORS: dict[str, tuple[str, str, torch.Tensor | None, str]] = {
     "no parameter": ("model", "0.weight", None, "has no parameter '0.weight'"),
-    "a parameter's shape": ("model", "0.weight", torch.zeros(8, 2), r"\(8, 2\) in the checkpoint"),
+    "a parameter's shape": ("model", "0.weight", torch.zeros(8, 2), r"of shape \(8, 2\)"),
     "a parameter of integers": ("model", "0.bias", torch.zeros(2, dtype=torch.int64), "int64"),
-    "a buffer that would be broadcast": ("model", "1.running_mean", torch.zeros(1), r"\(1,\) in"),
+    "a buffer that is too small": ("model", "1.running_mean", torch.zeros(1), r"shape \(1,\)"),
     "no average": ("average", "0.weight", None, "has no moving average of '0.weight'"),
-    "an average's shape": ("average", "0.weight", torch.zeros(5), r"\(5,\) in the checkpoint"),
+    "an average's shape": ("average", "0.weight", torch.zeros(5), r"of shape \(5,\)"),
     "a state's shape": ("optimizer", "0.weight/exp_avg", torch.zeros(3), r"'exp_avg' .* \(3,\)"),
     "a state of integers": (
         "optimizer",

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Watches the training of one worker. Each method does nothing unless a subclass overrides it.
-
-    Every worker of a job has the same observers, and calls their methods at the same steps.
-    """
+    """Watches one worker's training. Each method does nothing unless a subclass overrides it."""
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
