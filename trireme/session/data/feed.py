@@ -72,7 +72,8 @@ class DataFeed:
             raise ConfigurationError(
                 "session.epochs inside session.epochs: an epoch has no epochs of its own"
             )
-        for epoch in range(self._first_epoch(name), count):
+        first = self._worker.ask(lambda: self._worker.backend.lease(name, 0, 1, 0).epoch)
+        for epoch in range(first, count):
             if self._asked_to_stop():
                 return
             self._epoch = _Epoch(epoch, epoch + 1 == count, leaves_out)
@@ -81,13 +82,6 @@ class DataFeed:
                 yield epoch
             finally:
                 self._epoch = None
-
-    def _first_epoch(self, name: str) -> int:
-        while True:
-            try:
-                return self._worker.backend.lease(name, 0, 1, 0).epoch
-            except Fenced:
-                self._worker.come_back()
 
     def _asked_to_stop(self) -> bool:
         worker = self._worker

@@ -129,9 +129,9 @@ class Worker:
         return True
 
     def _pull_extra(self, request: ExtraRequest) -> Any:
-        return self._ask(lambda: self.backend.pull_extra(request))
+        return self.ask(lambda: self.backend.pull_extra(request))
 
-    def _ask(self, ask: Callable[[], _T]) -> _T:
+    def ask(self, ask: Callable[[], _T]) -> _T:
         """Asks the servers; again, where the job has given this worker up meanwhile."""
         while True:
             try:
@@ -156,7 +156,7 @@ class Worker:
     def stop(self, reason: str) -> None:
         """Asks that the job end at the next step at which every worker can."""
         self.lifecycle.stop_sent = True
-        self._ask(lambda: self.backend.stop(reason))
+        self.ask(lambda: self.backend.stop(reason))
 
     def begin_step(self) -> bool:
         """Meets the processes of this step; returns whether the optimizer has other parameters."""
@@ -395,7 +395,7 @@ class Worker:
                 self.rejoin()
 
     def save(self) -> None:
-        self._ask(self._save)
+        self.ask(self._save)
 
     def _save(self) -> None:
         if self.lifecycle.is_chief or self.setup.process_group is not None:
