@@ -214,10 +214,10 @@ SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 @pytest.mark.parametrize(
     ("arguments", "options", "says"),
     [
-        ((MODEL, SGD, LOSS), {}, "write Session.model, loss, optimizer."),
-        ((MODEL, SGD, SGD), {}, "write Session.model, loss, optimizer."),
-        ((3, LOSS, SGD), {}, "the model 3"),
-        ((MODEL, "mse", SGD), {}, "the loss is 'mse'"),
+        ((MODEL, SGD, LOSS), {}, "Session(Linear, SGD, MSELoss): write"),
+        ((MODEL, SGD, SGD), {}, "Session(Linear, SGD, SGD): write"),
+        ((3, LOSS, SGD), {}, "Session(int, MSELoss, SGD): write"),
+        ((MODEL, "mse", SGD), {}, "Session(Linear, str, SGD): write"),
         ((MODEL, LOSS, SGD), {"max_steps": "20"}, "max_steps='20': it must be a whole number"),
         ((MODEL, LOSS, SGD), {"max_steps": 2.5}, "max_steps=2.5: it must be a whole number"),
         ((MODEL, LOSS, SGD), {"seed": "a"}, "seed='a': it must be a whole number"),

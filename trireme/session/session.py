@@ -373,8 +373,9 @@ def _check_arguments(model: object, loss: object, optimizer: object) -> None:
     """Checks that what a session trains is of the right kinds, and in the right order."""
     swapped = isinstance(loss, torch.optim.Optimizer) or isinstance(optimizer, nn.Module)
     if swapped or not (callable(model) and callable(loss)):
+        given = ", ".join(type(each).__name__ for each in (model, loss, optimizer))
         raise ConfigurationError(
-            f"the loss is {loss!r}, and the model {model!r}: write Session(model, loss, "
-            "optimizer), with a module or a function that builds one, and a function of outputs "
-            "and targets, such as torch.nn.CrossEntropyLoss() or trireme.model_loss"
+            f"Session({given}): write Session(model, loss, optimizer), with a module or a function "
+            "that builds one, and a function of outputs and targets, such as "
+            "torch.nn.CrossEntropyLoss() or trireme.model_loss"
         )

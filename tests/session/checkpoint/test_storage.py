@@ -200,7 +200,7 @@ def test_a_chief_of_another_job_publishes_nothing(
         stopped.worker.storage.settle()
         stopped.step(DATA[:10])
     assert steps_in(tmp_path) == [1]
-    assert "the checkpoint of step 2 is NOT SAVED: worker:0" in capsys.readouterr().out
+    assert "the checkpoint of step 2 is NOT SAVED: this program" in capsys.readouterr().out
     lock.release()
 
 

@@ -159,7 +159,7 @@ def test_a_model_without_a_loss_is_named(kind: str, given: Any, message: str) ->
 
 
 def test_no_loss_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match=r"the loss is None: .*trireme\.model_loss"):
+    with pytest.raises(ConfigurationError, match=r"NoneType, .*trireme\.model_loss"):
         train("dict", None, batch())  # type: ignore[arg-type]
 
 
