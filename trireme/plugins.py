@@ -57,6 +57,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.streams": {"streams": "streams"},
     "trireme.extensions": {"tables": "tables"},
     "trireme.templates": {"fork": "fork"},
+    "trireme.writes": {"watched": "writes"},
     "trireme.transports": {"shm": "shm", "tls": "tls"},
     "trireme.strategies": {
         **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},

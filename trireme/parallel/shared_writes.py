@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Sequence
 
 from trireme.errors import ConfigurationError
-from trireme.session.model.own_writes import ValueWatch, named
 from trireme.session.model.trained import Trained
 from trireme.tensors import is_dtensor
+from trireme.writes.watched_writes import ValueWatch, named
 
 
 class SharedWrites(ValueWatch):

@@ -31,6 +31,7 @@ from trireme.session.checkpoint.streamed import StreamedTensors, joined, renamed
 from trireme.session.model.trained import clip
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.tensors import full_tensor
+from trireme.writes.watched_writes import WatchedWrites
 
 _REASON_SECONDS = 5.0
 
@@ -86,7 +87,9 @@ class Collective(Local):
         self._writes: SharedWrites | None = None
         if setup.settings.mesh.pp == 1 and not setup.settings.placed:  # each has all parameters
             self._writes = SharedWrites(setup.trained, replicated=setup.part is None)
-            setup.own_writes.watches.append(self._writes)
+            own_writes = setup.own_writes
+            assert isinstance(own_writes, WatchedWrites)
+            own_writes.watches.append(self._writes)
         self._grown = (0.0, 0.0, 0.0)  # a vote: whether the parameters are others, and a digest
         group.judge = self._judge
         self._vote_totals: Callable[[], list[float]] | None = None

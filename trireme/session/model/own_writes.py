@@ -1,196 +1,55 @@
 """What a program writes to the values of its model itself, between two updates of the job.
 
 Weight clipping, `load_state_dict` in the middle of training and new initial values are such writes.
-A lone process trains the values as they are. Elsewhere other processes have values too.
+A lone process trains the values as they are. Elsewhere other processes have values too, and a
+plug-in finds the writes.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
+import pkgutil
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from trireme.errors import ConfigurationError
-from trireme.ps.flat import FlatModel
-from trireme.session.model.trained import Trained
-from trireme.tensors import to_local
-
-_WHOLE = 2  # the number of steps in which all values are compared, and not a sample
-_SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Sample:
-    """Some elements of each parameter that lies in a vector, others at each step."""
-
-    def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
-        self._names = [name for name, _, _ in placed]
-        steps = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
-        each = [
-            torch.arange(start, stop, step)
-            for (_, start, stop), step in zip(placed, steps, strict=True)
-        ]
-        self._counts = [len(places) for places in each]
-        counts, ends = torch.tensor(self._counts), torch.tensor([stop for _, _, stop in placed])
-        self._first = torch.cat(each).to(device)
-        self._steps = torch.tensor(steps).repeat_interleave(counts).to(device)
-        self._last = (ends.repeat_interleave(counts) - 1).to(device)
-        self._places = self._first
-        self._number = 0
-        self._taken = torch.empty(0)
-
-    def take(self, vector: torch.Tensor) -> None:
-        self._places = torch.minimum(self._first + self._number % self._steps, self._last)
-        self._number += 1
-        self._taken = vector.index_select(0, self._places)
-
-    def changed(self, vector: torch.Tensor) -> set[str]:
-        """Returns the names of the parameters whose elements differ from those taken."""
-        differ = _bits(vector.index_select(0, self._places)) != _bits(self._taken)
-        if not differ.any():
-            return set()
-        parts = zip(self._names, torch.split(differ, self._counts), strict=True)
-        return {name for name, part in parts if part.any()}
-
-
-class ValueWatch:
-    """Finds the parameters that were written to since `remember`.
-
-    Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
-    what was there. So values are compared: a sample of them at each step, and in the first steps,
-    and once the program has written, sums of all bits.
-    """
-
-    def __init__(self, trained: Trained) -> None:
-        self._trained = trained
-        self._steps = 0
-        self._often = False  # whether the program has written: then all values are compared
-        self._names: list[str] = []
-        self._versions: list[tuple[int, int]] = []
-        self._sums: list[int] = []
-        self._samples: list[_Sample] = []  # one for each vector
-        self._found: set[str] = set()  # since then: other values may come over those written
-
-    def remember(self) -> None:
-        self._found = set()
-        locals_ = self._locals()
-        vectors = self._vectors(locals_)
-        if (names := list(self._trained.parameters)) != self._names:
-            self._names = names
-            pairs = zip(vectors, self._placed(vectors), strict=True)
-            self._samples = [_Sample(placed, vector.device) for vector, placed in pairs]
-        self._versions = [(each._version, each.data_ptr()) for each in locals_]
-        whole = self._often or self._steps < _WHOLE
-        self._sums = [_sum(each) for each in locals_] if whole else []
-        for sample, vector in zip(self._samples, vectors, strict=True):
-            sample.take(vector)
-        self._steps += 1
-
-    def written(self) -> list[str]:
-        """Returns the names of the parameters that were written to; none before `remember`."""
-        if self._names != list(self._trained.parameters):
-            return []
-        locals_, found = self._locals(), self._found
-        for name, each, (version, place) in zip(self._names, locals_, self._versions, strict=True):
-            self._often |= each._version != version
-            if each.data_ptr() != place:
-                found.add(name)
-        for sample, vector in zip(self._samples, self._vectors(locals_), strict=True):
-            found |= sample.changed(vector)
-        for name, each, before in zip(self._names, locals_, self._sums, strict=False):
-            if _sum(each) != before:
-                found.add(name)
-        self._often |= bool(found)
-        return [name for name in self._names if name in found]
-
-    def touched(self) -> bool:
-        return bool(self.written())
-
-    def values_of(self, names: Sequence[str]) -> int:
-        chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
-        return zlib.crc32(repr([_sum(each) for each in chosen]).encode())
-
-    def _locals(self) -> list[torch.Tensor]:
-        parameters = self._trained.parameters.values()
-        flat = isinstance(self._trained, FlatModel)
-        return list(parameters) if flat else [to_local(each) for each in parameters]
-
-    def _vectors(self, locals_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Returns the tensors that samples are of: fewer than parameters where they are flat."""
-        if isinstance(self._trained, FlatModel):
-            return self._trained.values
-        return [each.detach().reshape(-1) for each in locals_]
-
-    def _placed(self, vectors: Sequence[torch.Tensor]) -> list[list[tuple[str, int, int]]]:
-        """Returns where each parameter lies in the vectors, by its name."""
-        flat = self._trained
-        if not isinstance(flat, FlatModel):
-            sizes = zip(self._names, vectors, strict=True)
-            return [[(name, 0, each.numel())] for name, each in sizes]
-        known = {id(parameter): name for name, parameter in flat.parameters.items()}
-        return [[(known[id(p)], start, stop) for p, start, stop in each] for each in flat.placed]
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements as integers: NaN equals itself then, and 0 is not -0."""
-    return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
-
-
-def _sum(tensor: torch.Tensor) -> int:
-    return int(_bits(tensor).sum())
+from trireme.plugins import Plugins
 
 
 class OwnWrites:
-    """Judges what a program has written to its values since the last update of the job.
-
-    Values of `lost` come from elsewhere, those of `sent` are sent to the servers.
-    """
-
-    def __init__(self, lost: Sequence[Trained], *, sent: FlatModel | None = None) -> None:
-        self._flat = sent
-        self._sent = None if sent is None else ValueWatch(sent)
-        self._lost = [ValueWatch(each) for each in lost]
-        self.watches = [*self._lost, *([] if self._sent is None else [self._sent])]
+    """Judges the writes since the last update of the job; this class notices none."""
 
     def remember(self) -> None:
-        for watch in self.watches:
-            watch.remember()
+        """Takes the present values as those of the job."""
+
+    def check(self) -> None:
+        """Checks that the next update replaces nothing that the program has written."""
+
+    def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
+        """Returns all values and their digest, where the program may have written to some."""
+        return None
 
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Lets the package itself write values during the block."""
-        known = [watch for watch in self.watches if not watch.touched()]
         yield
-        for watch in known:
-            watch.remember()
-
-    def check(self) -> None:
-        """Checks that the next update replaces nothing that the program has written."""
-        for watch in self._lost:
-            if names := watch.written():
-                raise ConfigurationError(
-                    f"the program has written to {named(names)} itself since the last step, and "
-                    "the change would be lost: the values come from parameter servers, or from "
-                    "the parts of the model that processes train. Call "
-                    "session.write_values({name: tensor}) instead (optimizer.write_values in a "
-                    "loop of your own), on one worker under async. To put back what was there, to "
-                    "the bit, is no change: by copy_ of a clone, as sub_ of what was added rounds"
-                )
-
-    def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
-        """Returns all values and their digest, where a sample says that some were written to."""
-        if self._sent is None or self._flat is None or not self._sent.written():
-            return None
-        self._flat.take_back_values()
-        parameters = self._flat.parameters
-        values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
-        return values, self._sent.values_of(list(values)) | 1
 
 
-def named(names: Sequence[str]) -> str:
-    """Returns the names of parameters, shortly."""
-    if len(names) == 1:
-        return f"parameter {names[0]!r}"
-    return f"parameters {names[0]!r} and {len(names) - 1} more"
+@dataclass(frozen=True, slots=True)
+class WritesType:
+    """What finds the writes of programs.
+
+    Attributes:
+        open: the function from a `TrainingSetup` to its `OwnWrites`, as `package.module:function`.
+    """
+
+    open: str
+
+
+def own_writes_of(setup: Any) -> OwnWrites:
+    """Returns what judges the writes of the program to a model."""
+    kind = Plugins("trireme.writes", "watch", WritesType).find("watched")
+    made: OwnWrites = OwnWrites() if kind is None else pkgutil.resolve_name(kind.open)(setup)
+    return made

@@ -17,7 +17,7 @@ from trireme.ps.optimizers import JointOptimizer, members, name_of, spec_of
 from trireme.session.model.extension import TrainedExtension
 from trireme.session.model.model_part import ModelPart
 from trireme.session.model.module_names import named_parameters
-from trireme.session.model.own_writes import OwnWrites
+from trireme.session.model.own_writes import OwnWrites, own_writes_of
 from trireme.session.model.process_group import ProcessGroup
 from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import Trained, named_groups
@@ -64,17 +64,7 @@ class TrainingSetup:
     @cached_property
     def own_writes(self) -> OwnWrites:
         """Judges what the program writes to the values of its model itself."""
-        task = self.settings.task
-        copies = [] if self.part is None or self.lean else [self.flat]
-        if task.servers and self.outer is not None:  # a part of the worker's delta
-            return OwnWrites(())
-        if task.servers:
-            rule = self.settings.rule
-            rounds_of_all = rule.synchronous and not rule.aggregate
-            if rounds_of_all and self.process_group is None and not self.settings.prefetches:
-                return OwnWrites((), sent=self.flat)
-            return OwnWrites([self.trained, *copies])
-        return OwnWrites(copies)
+        return own_writes_of(self)
 
     @property
     def lean(self) -> bool:

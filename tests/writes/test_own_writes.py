@@ -15,8 +15,8 @@ from tests.harness import Cluster, run_job
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.ps.flat import FlatModel
-from trireme.session.model.own_writes import ValueWatch
 from trireme.session.session import Session
+from trireme.writes.watched_writes import ValueWatch
 
 INPUTS = torch.linspace(-1, 1, 24).reshape(4, 6)
 

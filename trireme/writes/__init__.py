@@ -1,0 +1,1 @@
+"""Finds what programs write to their values themselves: sent to servers, or refused."""
