@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +19,16 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment import current_task
 from trireme.launch.hooks import launched_hooks
 from trireme.launch.program_directory import name_run_dir
+from trireme.ps.messages import Stale
+from trireme.ps.optimizers import JointOptimizer
+from trireme.ps.results import PushResult
 from trireme.session.data.feed import DataFeed
 from trireme.session.data_methods import DataMethods
 from trireme.session.loss import Loss
 from trireme.session.metric_value import Metric, own_metrics
 from trireme.session.model.building import Optimizers, build_model
+from trireme.session.model.seeding import Seeding
+from trireme.session.model.trained import clip
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.options import Options, OptionValues, check_whole, make_options
 from trireme.session.result import StepResult
@@ -30,7 +36,6 @@ from trireme.session.settings import Settings
 from trireme.session.worker.assembly import assemble, computations_of
 from trireme.session.worker.dry_run import end_if_dry_run
 from trireme.session.worker.job import Job
-from trireme.session.worker.stepper import Stepper
 
 _TAKES_PART = 1e-9  # no number of examples, but not 0 either, as of updates that are left out
 
@@ -152,7 +157,15 @@ class Session(DataMethods):
         end_if_dry_run(self._setup)
         self._job = job = Job(self._setup)
         self._feed = DataFeed(job)
-        self._stepper = Stepper(job.worker, self._computation, self._make_optimizer)
+        several = range(len(self._setup.parameters_of_each()))
+        given = self._make_optimizer
+        named = given if isinstance(given, Mapping) else several
+        self._places: dict[str | int, int] = dict(zip(named, several, strict=False))
+        if self._setup.process_group is None:
+            flat = self._setup.flat
+            flat.keeps_views = flat.device.type != "cpu"  # GPU memory is scarce
+        self._seeding = Seeding(self._setup)
+        self._seeding.begin(job.worker.global_step)
         job.before_end = self._feed.warn_of_left_out
         job.after_end = self._collect_final_values
         job.on_checkpoint = lambda path: self._call_hooks("on_checkpoint", path)
@@ -328,15 +341,18 @@ class Session(DataMethods):
         """
         job, worker, feed = self.job, self.worker, self._feed
         if not job.may_update():
-            result = self._stepper.compute_only(batch, loss)
+            with self._trained_by(loss):
+                result = self._computation.backward(batch)
+            step = result.global_step = worker.global_step
+            result.decide(PushResult(Stale(step), step, 0, True))
             feed.updated(batch)
             return result
-        self._stepper.choose(optimizer)
+        self._choose(optimizer)
         self._call_hooks("before_step", batch)
         began, spans = time.monotonic(), feed.spans_of(batch)
         self._in_step = True  # and all processes take part in nothing else meanwhile
         try:
-            result = self._stepper.gradient(batch, loss)
+            result = self._gradient(batch, loss)
         finally:
             self._in_step = False
         computed = time.monotonic()
@@ -350,10 +366,51 @@ class Session(DataMethods):
         result.seconds = time.monotonic() - began
         job.recorder.step(result, began, computed)
         self._call_hooks("after_step", result)
-        self._stepper.seeding.loop(worker.global_step)
+        self._seeding.loop(worker.global_step)
         if worker.storage.completed:
             job.announce_checkpoints()
         return result
+
+    def _choose(self, name: str | int | None) -> None:
+        """Chooses the optimizer that makes the next step."""
+        joint = self._setup.optimizer
+        if isinstance(joint, JointOptimizer):
+            if name is None or name not in self._places:
+                known = ", ".join(map(repr, self._places))
+                raise ConfigurationError(
+                    f"step(batch, optimizer={name!r}): say which optimizer, one of {known}"
+                )
+            joint.chosen = self._places[name]
+        elif name is not None:
+            raise ConfigurationError(
+                f"step(batch, optimizer={name!r}): this session has one optimizer; give it several "
+                "by name, in a dict"
+            )
+
+    def _gradient(self, batch: Any, loss: Loss | None) -> StepResult:
+        """Computes the gradient of a batch; the fields of the update are not set yet."""
+        worker, setup, joint = self.worker, self._setup, self._setup.optimizer
+        extension, limit = setup.extension, setup.settings.clip_norm
+        if extension is not None:
+            extension.forget()
+        for observer in worker.observers.values():
+            observer.before_gradient(self._computation, batch)
+        self._seeding.step(worker.global_step)
+        worker.begin_step()
+        setup.agree_on_optimizer()
+        with self._trained_by(loss):
+            result = self._computation.backward(batch)
+        if isinstance(joint, JointOptimizer):
+            for place, parameters in enumerate(setup.parameters_of_each()):
+                if place != joint.chosen:  # which does not update them
+                    for parameter in parameters:
+                        parameter.grad = None
+        if limit is not None:
+            clip(self._computation.flat, limit, extension)
+        return result
+
+    def _trained_by(self, loss: Loss | None) -> AbstractContextManager[None]:
+        return nullcontext() if loss is None else self._computation.another_loss(loss)
 
 
 def _weight_of(result: StepResult, batch: Any) -> float:
