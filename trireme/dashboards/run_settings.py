@@ -30,15 +30,8 @@ def run_settings(session: Session, examples: int) -> dict[str, Any]:
         "l2": options.l2 or None,
         "seed": options.seed,
     }
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, (tuple, list)):
-            flat |= {f"{name}_{place}": item for place, item in enumerate(value)}
-        else:
-            flat[name] = value
-    # Settings that are off would crowd out the chosen ones.
-    return {
-        name: value
-        for name, value in flat.items()
-        if isinstance(value, (bool, str, int, float)) and value is not False
+    return {  # those that are off would crowd out the chosen ones
+        name: value if isinstance(value, (bool, str, int, float)) else str(value)
+        for name, value in settings.items()
+        if value is not None and value is not False
     }

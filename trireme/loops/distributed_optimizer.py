@@ -82,12 +82,10 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
 
         A schedule that the loop steps counts these, not the global steps. Before each step of the
         loop, `while scheduler.last_epoch < optimizer.loop_steps: scheduler.step()` advances it to
-        where the job is: also in a worker that was started again, and after rounds in which this
-        worker had no examples, which its loop has not seen.
+        where the job is, also in a worker that was started again.
 
-        Where workers make each step together it is the global step. Under asynchronous strategies,
-        where each worker's update is a global step, it is the global step divided by the number of
-        workers; with several optimizers, which step in turn, by their number too.
+        Under asynchronous strategies it is the global step divided by the number of workers; with
+        several optimizers, which step in turn, by their number too.
         """
         steps = self.worker.setup.settings.steps_of_a_loop(self.global_step)
         return steps // len(self._loop.parameters)
@@ -147,9 +145,8 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
 
         The job deals each example of an epoch to one worker, and again where a worker is lost
         before its step. A job that is resumed, and a worker that is started again, goes on where
-        the job is; after the last epoch the loop has nothing to do. The loop ends where training
-        ends, so that it needs not ask `should_stop()`. In the last epoch it waits until all
-        examples are in the parameters: make a step from each batch.
+        the job is. The loop ends where training ends; in the last epoch it waits until all examples
+        are in the parameters: make a step from each batch.
 
         Args:
             loader: loads all examples, in the same order on every worker: without a
@@ -208,9 +205,8 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Averages the gradients over all processes that make the step together with this one.
 
         It may be called between backward and what the loop does with gradients, such as
-        `clip_grad_norm_`, `clip_grad_value_` or `GradScaler.step`, which then see what they see in
-        one process. `step` does not average them again. Without it `step` averages them, after the
-        loop has changed each process's own.
+        `clip_grad_norm_` or `GradScaler.step`, which then see what they see in one process. Without
+        it `step` averages them, after the loop has changed each process's own.
 
         With parameter servers, which average the gradients of workers themselves, and in one
         process it does nothing: give `clip_norm` to `distribute`.
@@ -271,9 +267,8 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads hyper-parameters, and the optimizer's state where this process holds it.
 
-        The parameter groups stay the same objects. Where parameter servers run the optimizer, they
-        hold its state: `state_dict()` has the hyper-parameters only, and the job's checkpoints have
-        the state.
+        Where parameter servers run the optimizer, they hold its state: `state_dict()` has the
+        hyper-parameters only, and the job's checkpoints have the state.
 
         Args:
             state_dict: what `state_dict` returned, here or of another optimizer of this class.

@@ -55,19 +55,17 @@ class DataMethods(JobMethods):
     ) -> Batches:
         """Iterates over this worker's batches, from epoch to epoch, until training should end.
 
-        Each example of an epoch is dealt to one worker. Examples that a worker did not finish,
-        because the worker died or its update was stale, are dealt again. A resumed job continues
-        at the exact example. A program that leaves the loop early and creates another loader over
-        the same data set continues with the batch that it was handed last and made no step from.
-        Batches that the loop goes past without a step (`continue`) count as left out of their
-        epoch. Inside `epochs`, an iteration ends with the epoch; otherwise a batch that crosses an
-        epoch's end takes the rest from the next epoch, so that all are full.
+        Each example of an epoch is dealt to one worker, and again where the worker died or its
+        update was stale. A resumed job continues at the exact example. A program that leaves the
+        loop early and creates another loader over the same data set continues with the batch that
+        it made no step from; batches that it goes past (`continue`) count as left out of their
+        epoch. Inside `epochs` an iteration ends with the epoch; otherwise a batch that crosses an
+        epoch's end takes the rest from the next.
 
         Args:
-            dataset: a data set with `__len__` and `__getitem__`, of which tensors in memory
-                (`TensorDataset`) are gathered without per-example Python; one that is iterated
-                over, such as an `IterableDataset` or a streaming data set of Hugging Face; or a
-                `torch.utils.data.DataLoader`, whose arguments are taken, and whose order is dealt.
+            dataset: a data set with `__len__` and `__getitem__`; one that is iterated over, such as
+                an `IterableDataset` or a streaming data set of Hugging Face; or a `DataLoader`,
+                whose arguments are taken, and whose order is dealt.
             batch_size: the number of examples in each batch of this worker, or of each of its
                 replicas. A `DataLoader` has its own.
             name: the data set's name, where a program trains on several data sets.
@@ -81,10 +79,9 @@ class DataMethods(JobMethods):
                 synchronous jobs a full batch for every worker, is left out.
             transform: (batch, generator) -> batch, such as an augmentation; its randomness follows
                 from the seed and the batch.
-            epochs: the iteration ends after this many passes over the data set, however many steps
-                the program makes of a batch, unless `max_steps` is set; the last batch is cut. The
-                workers then wait for each other, until each example is in the parameters. Where
-                the program has no other loader, that is its end: `should_stop()` is true.
+            epochs: the iteration ends after this many passes over the data set, unless `max_steps`
+                is set; the last batch is cut. The workers then wait until each example is in the
+                parameters. Where there is no other loader, `should_stop()` is true then.
             resized: whether a program may change the data set's size between epochs, or continue
                 from a checkpoint of another size, with the next epoch; else it is refused.
             generator: its seed, as set by `manual_seed`, replaces the session's for the order.
@@ -171,10 +168,9 @@ class DataMethods(JobMethods):
         """Returns the mean loss and metrics of a data set for the values of one consistent step.
 
         A metric with a state, such as one of TorchMetrics, is computed once, over the whole set.
-        The moving average of the parameters is evaluated where one is kept; in a worker of several
-        processes only its first process does so. The chief records the result, in TensorBoard as
-        the run `name`. Where no process holds the whole model (a graph that was placed by an
-        example), all processes must call it, with the same data.
+        The moving average of the parameters is evaluated where one is kept. The chief records the
+        result, in TensorBoard as the run `name`. Where no process holds the whole model (a graph
+        that was placed by an example), all processes must call it, with the same data.
 
         Args:
             dataset: a data set, of which each example counts once; one that is iterated over must

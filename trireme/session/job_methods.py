@@ -57,9 +57,9 @@ class JobMethods(ABC):
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces values of trained parameters in the whole job, such as clipped ones.
 
-        Under asynchronous strategies one worker calls it, and the others receive the values with
-        their next answers. Where workers make steps together, all of them must call it, between
-        the same two steps, with the same values; a worker that trains locally changes its own.
+        Under asynchronous strategies one worker calls it. Where workers make steps together, all
+        of them must, between the same two steps, with the same values; a worker that trains locally
+        changes its own.
 
         Args:
             values: whole tensors by the parameters' names in the model.
