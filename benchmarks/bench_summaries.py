@@ -50,7 +50,7 @@ def run(context: Context) -> Result:
         f"{METRICS}: the chief's loss, accuracy, learning rate, step times, bytes, lag, verdicts, "
         "for TensorBoard, and its line on the terminal.",
         f"{ALL}: the same, and `trireme.Summaries(every=10)`: distributions of parameters, "
-        "gradients and activations, images, graph, what each operation cost, precision and recall.",
+        "gradients and activations, images, graph.",
     ]
     return result
 

@@ -78,7 +78,6 @@ def main() -> None:
         hooks=[
             trireme.Summaries(
                 every=100,
-                projector=["layer2.weight"],
                 hparams={"dropout": given.dropout},
             ),
             TestAccuracy(test, every=10),

@@ -28,7 +28,7 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 TRIREME = str(Path(sys.executable).with_name("trireme"))
 DIGITS = "examples/digits.py"
-PATIENCE = 120.0
+PATIENCE = 300.0
 """How many seconds a picture is waited for."""
 
 

@@ -147,38 +147,17 @@ def test_audio(page: Page) -> None:
     page.picture("audio")
 
 
-def test_graph_with_shapes_devices_time_and_memory(page: Page) -> None:
+def test_graph_with_shapes_and_devices(page: Page) -> None:
     page.open("graphs")
     page.wait(lambda: page.elements("g.node[data-name='conv1']"), "the graph is not drawn")
     drawn = set(page.script("return deep('g.node').map(e => e.getAttribute('data-name'))"))
     assert {"input", "conv1", "relu1", "conv2", "relu2", "hidden", "output", "result"} <= drawn
     page.picture("graph")
-    # What each operation cost at a step: TensorBoard's "Tag".
-    listed = page.texts("paper-item")
-    assert [f"step {step}" for step in STEPS] == [t for t in listed if t.startswith("step ")]
-    page.click("paper-item", "step 60")
-    page.wait(
-        lambda: any("run_metadata?tag=step+60" in address for address in page.fetched()),
-        "the step's costs are not asked for",
-    )
     open_scope(page, "conv2", "conv2/convolution")
     choose_node(page, "conv2/convolution", "aten.convolution.default")
     (shown,) = page.all_texts("tf-node-info")
     assert "/job:worker/task:0/device:CPU:0" in shown
     assert "Tensor Output Sizes [100, 32, 8, 8]" in shown
-    assert "Memory 800 KB" in shown  # 100 * 32 * 8 * 8 * 4 bytes
-    colour_by_compute_time(page)
-    page.picture("graph_compute_time")
-
-
-def colour_by_compute_time(page: Page) -> None:
-    """Colours the graph, again if the page had not read the costs yet: the legend has a scale."""
-    for _ in range(5):
-        page.click("#compute-time-radio-button", "Compute time")
-        with suppress(TimeoutException):
-            page.wait(lambda: page.has_text("tf-graph-controls", "Devices included"), seconds=5)
-            return
-    raise AssertionError("the graph cannot be coloured by compute time")
 
 
 def open_scope(page: Page, scope: str, inside: str) -> None:
@@ -201,29 +180,6 @@ def choose_node(page: Page, name: str, operation: str) -> None:
     raise AssertionError(f"{name} cannot be chosen")
 
 
-def test_projector(page: Page) -> None:
-    page.open("projector")
-    page.wait(lambda: page.has_text("vz-projector-app, vz-projector", "Points: "), "no points")
-    names = {info["name"] for info in _projector_tensors(page)}
-    assert {"relu3/features:00100", "output/weight:00100"} <= names
-    config = page.fetch("data/plugin/projector/info", run="train")
-    (features,) = [e for e in config["embeddings"] if e["tensorName"] == "relu3/features:00100"]
-    assert features["sprite"]["singleImageDim"] == [8, 8]
-    assert features["tensorShape"] == [100, 128]
-    page.wait(
-        lambda: page.script(
-            "return deep('vz-projector').some(e => e.dataSet && e.dataSet.points.length > 0)"
-        ),
-        "the points are not there",
-    )
-    page.picture("projector")
-
-
-def _projector_tensors(page: Page) -> list[dict[str, str]]:
-    config = page.fetch("data/plugin/projector/info", run="train")
-    return [{"name": embedding["tensorName"]} for embedding in config["embeddings"]]
-
-
 def test_text(page: Page) -> None:
     page.open("text")
     page.wait(lambda: page.has_text("tf-text-loader, tf-markdown-view", "batch_size"), "no table")
@@ -231,21 +187,6 @@ def test_text(page: Page) -> None:
     found = page.fetch("data/plugin/text/text", tag="note/text_summary", run="train")
     assert "<em>found</em>" in found[0]["text"]
     page.picture("text")
-
-
-def test_precision_and_recall(page: Page) -> None:
-    page.open("pr_curves")
-    wait_for_tag(page, "precision_recall/class_0")
-    tags = page.fetch("data/plugin/pr_curves/tags")["train"]
-    assert set(tags) == {f"precision_recall/class_{digit}" for digit in range(10)}
-    found = page.fetch(
-        "data/plugin/pr_curves/pr_curves", tag="precision_recall/class_3", run="train"
-    )
-    assert [curve["step"] for curve in found["train"]] == STEPS
-    last = found["train"][-1]
-    assert last["recall"][0] == 1.0  # at a threshold of zero everything is found
-    assert len(last["precision"]) == len(last["thresholds"]) > 100
-    page.picture("pr_curves")
 
 
 def test_hyper_parameters_and_what_they_led_to(page: Page) -> None:

@@ -39,11 +39,8 @@ def test_operations_by_module_with_what_they_take_and_make() -> None:
     assert product.sources == ("0/bias", "input", "0/t")
     assert product.device == "/job:worker/task:1/device:CPU:0"
     (output,) = product.outputs
-    assert (output.shape, output.dtype, output.bytes) == ((5, 2), "torch.float32", 5 * 2 * 4)
-    assert product.nanoseconds > 0
-    assert found["0/t"].outputs[0].bytes == 0  # a view: no memory of its own
+    assert (output.shape, output.dtype) == ((5, 2), "torch.float32")
     assert found["0/weight"].kind == "Parameter"
-    assert found["0/weight"].began == 0
     assert found["result"].sources == ("1/relu",)
 
 

@@ -23,8 +23,7 @@ from trireme.tensors import tensors_in, to_local
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_CLASSES = 20
-"""The largest number of classes for which each has a curve of precision and recall."""
+_EXAMPLES = 16  # that are shown
 
 
 @dataclass
@@ -37,12 +36,6 @@ class Capture:
     # the name and a copy of the weights of the first layer whose inputs are images
     first: tuple[str, torch.Tensor] | None = None
     inputs: torch.Tensor | None = None  # the first examples
-    # the class of each example; None where the targets are not classes
-    labels: torch.Tensor | None = None
-    # the outputs of the model; None where they are not one tensor
-    outputs: torch.Tensor | None = None
-    # the name of a module and its activations: the last that have one vector for each example
-    features: tuple[str, torch.Tensor] | None = None
     graph: Graph = ()
 
     # -- in the training thread -----------------------------------------------------------------
@@ -54,12 +47,7 @@ class Capture:
             return
         kind, scope = _kind(module), name or "model"
         if kind is not None:
-            copy = output.detach().clone()
-            self.values[f"{scope}/{kind}"] = copy
-            if kind == "activation" and copy.dim() == 2:
-                self.features = (scope, copy)
-        if not name:
-            self.outputs = output.detach().clone()
+            self.values[f"{scope}/{kind}"] = output.detach().clone()
 
     def parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Copies the parameters that this process holds, and their gradients."""
@@ -74,13 +62,11 @@ class Capture:
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 self.values[f"{tag}/gradient"] = to_local(parameter.grad.detach()).clone()
 
-    def batch(self, inputs: Any, targets: Any) -> None:
-        """Copies the first 512 examples of the batch, and the labels of all."""
+    def batch(self, inputs: Any) -> None:
+        """Copies the first examples of the batch."""
         seen = next(tensors_in(inputs), None)
         if seen is not None and seen.dim() >= 2:
-            self.inputs = seen.detach()[:512].clone()
-        if isinstance(targets, torch.Tensor) and targets.dim() == 1:
-            self.labels = targets.detach().clone()
+            self.inputs = seen.detach()[:_EXAMPLES].clone()
 
     # -- in the writing thread ------------------------------------------------------------------
 
@@ -106,40 +92,6 @@ class Capture:
         for tag, picture in pictures.items():
             if picture is not None:
                 writer.add_image(tag, picture, step, walltime=self.walltime)
-
-    def write_pr_curves(self, writer: SummaryWriter, step: int) -> None:
-        """Writes precision and recall on the batch, for each class, where there are classes."""
-        outputs, labels = self.outputs, self.labels
-        if outputs is None or labels is None:
-            return
-        outputs, labels = outputs.float().cpu(), labels.cpu()[: len(outputs)]
-        if outputs.dim() == 2 and outputs.shape[1] > 1 and not labels.is_floating_point():
-            if outputs.shape[1] > _CLASSES:
-                return
-            for kind, likely in enumerate(outputs.softmax(1).unbind(1)):
-                tag = f"precision_recall/class_{kind}"
-                writer.add_pr_curve(tag, labels == kind, likely, step, walltime=self.walltime)
-        elif outputs.numel() == labels.numel() and ((labels == 0) | (labels == 1)).all():
-            likely = outputs.reshape(-1).sigmoid()
-            tag = "precision_recall/positive"
-            writer.add_pr_curve(tag, labels > 0, likely, step, walltime=self.walltime)
-
-    def write_features(self, writer: SummaryWriter, step: int) -> None:
-        """Writes the features of the examples as points for the projector, with their labels."""
-        name, points = self.features or ("outputs", self.outputs)
-        if points is None or points.dim() != 2:
-            return
-        inputs = None if self.inputs is None else self.inputs[: len(points)]
-        points = points[: len(inputs) if inputs is not None else 512]
-        pictures = None if inputs is None else as_images(inputs, len(points))
-        labels = None if self.labels is None else self.labels[: len(points)].tolist()
-        writer.add_embedding(
-            points.float().cpu(),
-            metadata=labels,
-            label_img=None if pictures is None else pictures.cpu(),
-            global_step=step,
-            tag=f"{name}/features",
-        )
 
 
 def _kind(module: nn.Module) -> str | None:

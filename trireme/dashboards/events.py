@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.attr_value_pb2 import AttrValue
-from tensorboard.compat.proto.config_pb2 import RunMetadata
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog, TaggedRunMetadata
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.node_def_pb2 import NodeDef
-from tensorboard.compat.proto.step_stats_pb2 import (
-    AllocatorMemoryUsed,
-    DeviceStepStats,
-    NodeExecStats,
-    NodeOutput,
-    StepStats,
-)
-from tensorboard.compat.proto.tensor_description_pb2 import TensorDescription
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.versions_pb2 import VersionDef
 from tensorboard.plugins.hparams import summary_v2 as hparams
@@ -62,23 +53,6 @@ def add_graph(
     nodes, versions = [_definition(node) for node in placed], VersionDef(producer=_PRODUCER)
     definition = GraphDef(node=nodes, versions=versions)
     _file(writer).add_event(Event(graph_def=definition.SerializeToString()))
-
-
-def add_costs(writer: SummaryWriter, graph: Graph, tag: str, step: int) -> None:
-    """Writes the compute time and the memory of each node, for the GRAPHS dashboard.
-
-    TensorBoard lists the costs under "Tag", of which a run may have each once, and colours the
-    graph by them. The nodes have the same names as in the graph that `add_graph` has written.
-    """
-    devices: dict[str, list[NodeExecStats]] = {}
-    for node in graph:
-        computed = devices.setdefault(node.device, [])
-        if node.began:
-            computed.append(_cost(node))
-    stats = [DeviceStepStats(device=name, node_stats=costs) for name, costs in devices.items()]
-    costs = RunMetadata(step_stats=StepStats(dev_stats=stats))
-    metadata = TaggedRunMetadata(tag=tag, run_metadata=costs.SerializeToString())
-    _file(writer).add_event(Event(tagged_run_metadata=metadata), step)
 
 
 def add_distribution(
@@ -153,27 +127,6 @@ def _definition(node: Node) -> NodeDef:
         dtypes = ", ".join(output.dtype for output in node.outputs)
         definition.attr["dtype"].s = dtypes.encode()
     return definition
-
-
-def _cost(node: Node) -> NodeExecStats:
-    micros = max(round(node.nanoseconds / 1000), 1)  # none at all would count as not run
-    return NodeExecStats(
-        node_name=node.name,
-        all_start_micros=node.began // 1000,
-        op_start_rel_micros=0,
-        op_end_rel_micros=micros,
-        all_end_rel_micros=micros,
-        memory=[
-            AllocatorMemoryUsed(
-                allocator_name=node.device.rpartition("/")[2],
-                total_bytes=sum(output.bytes for output in node.outputs),
-            )
-        ],
-        output=[
-            NodeOutput(slot=slot, tensor_description=TensorDescription(shape=_shape(output)))
-            for slot, output in enumerate(node.outputs)
-        ],
-    )
 
 
 def _shape(output: Output) -> TensorShapeProto:

@@ -1,17 +1,15 @@
-"""Traces one forward pass: the operations of each module, their outputs and their costs.
+"""Traces one forward pass: the operations of each module, and their outputs.
 
     tracer = ForwardTracer(model)
     with tracer:
         outputs = model(inputs)
     graph = tracer.graph
 
-It traces the real pass: nothing is computed twice, and no value changes. Each operation takes some
-ten microseconds longer, which its recorded time does not include.
+It traces the real pass: nothing is computed twice, and no value changes.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +29,10 @@ Observer = Callable[[str, nn.Module, Any], None]
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a node makes; of 0 bytes where it shares memory with an input."""
+    """A tensor that a node makes."""
 
     shape: tuple[int, ...]
     dtype: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,6 @@ class Node:
     device: str  # the device, in TensorFlow's spelling
     sources: tuple[str, ...] = ()  # the names of the nodes whose outputs it uses
     outputs: tuple[Output, ...] = ()
-    began: int = 0  # when it began, in nanoseconds of any clock; 0 if nothing is computed
-    nanoseconds: int = 0
 
 
 Graph = Sequence[Node]
@@ -221,21 +216,12 @@ class _DispatchTracer(TorchDispatchMode):
         # Before the call: a tensor changed in place has another maker afterwards.
         taken = list(tensors_in((args, kwargs)))
         sources = tuple(dict.fromkeys(self._maker(tensor) for tensor in taken))
-        devices = {t.device for t in taken if t.device.type == "cuda"}
-        _wait(devices)
-        began = time.perf_counter_ns()
         results = func(*args, **kwargs)
-        _wait(devices)
-        ended = time.perf_counter_ns()
         made = list(tensors_in(results))
         name = self._names.unique(self._scoped(func.overloadpacket.__name__))
-        there = {_memory(tensor) for tensor in taken}
-        outputs = tuple(
-            Output(tuple(t.shape), str(t.dtype), 0 if _memory(t) in there else t.nbytes)
-            for t in made
-        )
+        outputs = tuple(Output(tuple(t.shape), str(t.dtype)) for t in made)
         where = self._where(made[0] if made else taken[0] if taken else None)
-        self.nodes.append(Node(name, str(func), where, sources, outputs, began, ended - began))
+        self.nodes.append(Node(name, str(func), where, sources, outputs))
         for tensor in made:
             self._makers[tensor] = name
         return results
@@ -249,7 +235,7 @@ class _DispatchTracer(TorchDispatchMode):
 
     def _leaf(self, tensor: torch.Tensor, kind: str, name: str) -> str:
         name = self._names.unique(name)
-        output = Output(tuple(tensor.shape), str(tensor.dtype), tensor.nbytes)
+        output = Output(tuple(tensor.shape), str(tensor.dtype))
         self.nodes.append(Node(name, kind, self._where(tensor), (), (output,)))
         self._makers[tensor] = name
         return name
@@ -262,13 +248,3 @@ class _DispatchTracer(TorchDispatchMode):
         device = torch.device("cpu") if tensor is None else tensor.device
         kind = "GPU" if device.type == "cuda" else device.type.upper()
         return f"{self._task}/device:{kind}:{device.index or 0}"
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _wait(devices: set[torch.device]) -> None:
-    """Waits until devices have computed: operations on them return before they are done."""
-    for device in devices:
-        torch.cuda.synchronize(device)

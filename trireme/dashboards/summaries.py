@@ -1,21 +1,17 @@
-"""Every dashboard of TensorBoard in one line: `hooks=[trireme.Summaries(every=100)]`.
+"""The dashboards of TensorBoard in one line: `hooks=[trireme.Summaries(every=100)]`.
 
 The chief records one step in `every`: distributions of weights, gradients and activations, images,
-the model's graph, and the cost of each operation. Other steps cost nothing: the hooks on the model
-are installed only for recorded steps. The training thread copies values; another thread encodes and
-writes them.
+and the model's graph. Other steps cost nothing: the hooks on the model are installed only for
+recorded steps. The training thread copies values; another thread encodes and writes them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from trireme.dashboards.capture import Capture
 from trireme.dashboards.forward_tracer import ForwardTracer
@@ -30,23 +26,13 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
-KINDS = (
-    "costs",
-    "distributions",
-    "graph",
-    "hparams",
-    "images",
-    "pr_curves",
-    "projector",
-    "text",
-)
+KINDS = ("distributions", "graph", "hparams", "images", "text")
 """The kinds of records, for `without`."""
 
 _log = logging.getLogger(__name__)
 
 _UNWRITTEN = 2  # steps whose copies may wait for the disk
 _PATIENCE_SECONDS = 30.0
-_POINTS = 5_000  # rows of a parameter in the projector
 
 
 class Summaries(Hook):
@@ -56,11 +42,8 @@ class Summaries(Hook):
     have names of modules and parameters, such as `conv1/weight`, `conv1/weight/gradient`,
     `conv1/pre_activation` and `relu1/activation`: histograms, and mean, standard deviation, least
     and greatest value as scalars. Pictures of the inputs, of what the loader's transform made of
-    them, of the first layer's filters and of feature maps. The model's graph, and for each recorded
-    step the compute time and memory of its operations, listed as `step 100`. Precision and recall
-    of each class on the batch. At the end, points for the projector: the last activations of the
-    last recorded batch, rows of embeddings, and whatever parameters are named. The configuration,
-    as text and as hyper-parameters.
+    them, of the first layer's filters and of feature maps. The model's graph. The configuration, as
+    text and as hyper-parameters.
 
     Where processes hold a model in parts, the chief records the parts of the parameters that it
     holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
@@ -69,8 +52,6 @@ class Summaries(Hook):
     Args:
         every: the number of global steps between two records.
         without: kinds to leave out, of `KINDS`.
-        projector: names of two-dimensional parameters whose rows the projector shows, besides those
-            of embeddings.
         hparams: further hyper-parameters of the program.
 
     Raises:
@@ -82,7 +63,6 @@ class Summaries(Hook):
         every: int = 100,
         *,
         without: Collection[str] = (),
-        projector: Sequence[str] = (),
         hparams: Mapping[str, bool | float | str] | None = None,
     ) -> None:
         if every < 1:
@@ -95,13 +75,11 @@ class Summaries(Hook):
             )
         self._every = every
         self._kinds = frozenset(KINDS) - set(without)
-        self._projector = tuple(projector)
         self._hparams = dict(hparams or {})
         self._room = threading.BoundedSemaphore(_UNWRITTEN)
         self._last: int | None = None
         self._capture: Capture | None = None
         self._watch: ForwardTracer | None = None
-        self._newest: Capture | None = None
         self._inputs: Any = None  # of the newest recorded step
         self._off = False
 
@@ -144,10 +122,10 @@ class Summaries(Hook):
             _log.warning("Summaries leave a step out: earlier ones are not written yet")
             return
         capture = self._capture = Capture()
-        self._inputs, targets = inputs_and_targets(batch)
-        capture.batch(self._inputs, targets)
+        self._inputs, _ = inputs_and_targets(batch)
+        capture.batch(self._inputs)
         if session.holds_whole_model:
-            observed = {"distributions", "images", "pr_curves", "projector"}
+            observed = {"distributions", "images"}
             observe = None if self._kinds.isdisjoint(observed) else capture.observe
             task = f"/job:worker/task:{session.task.index}"
             self._watch = ForwardTracer(session.model, observe, task)
@@ -162,7 +140,6 @@ class Summaries(Hook):
             self._watch = None
         if not self._kinds.isdisjoint({"distributions", "images"}):
             capture.parameters(session.parameters)
-        self._newest = capture
         settings = run_settings(session, result.examples) | self._hparams if first else {}
         if first and "hparams" in self._kinds:
             self._write_hparams(session, settings)
@@ -192,14 +169,10 @@ class Summaries(Hook):
         kinds, graph = self._kinds, capture.graph
         if first and "graph" in kinds and graph:
             events.add_graph(writer, graph)
-        if "costs" in kinds and graph:
-            events.add_costs(writer, graph, f"step {step}", step)
         if "distributions" in kinds:
             capture.write_values(writer, step)
         if "images" in kinds:
             capture.write_images(writer, step)
-        if "pr_curves" in kinds:
-            capture.write_pr_curves(writer, step)
 
     def _write_hparams(self, session: Session, settings: Mapping[str, Any]) -> None:
         from trireme.dashboards import events
@@ -220,33 +193,3 @@ class Summaries(Hook):
             values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
             assert session.evaluated_step is not None
             board.scalars(session.evaluated_step, values)
-
-    # -- the end --------------------------------------------------------------------------------
-
-    def on_stop(self, session: Session, reason: str) -> None:
-        board = session.board if session.is_chief and not self._off else None
-        if board is None or "projector" not in self._kinds:
-            return
-        step, newest = session.global_step, self._newest
-        if newest is not None:
-            board.submit("the features", lambda writer: newest.write_features(writer, step))
-        for name in self._shown(session):
-            rows = session.parameters[name].detach()[:_POINTS].clone()
-            board.submit(name, partial(_write_embedding, name=name, rows=rows, step=step))
-
-    def _shown(self, session: Session) -> list[str]:
-        """Returns the names of the parameters whose rows the projector shows."""
-        if not session.holds_whole_model:
-            return []
-        embeddings = {
-            f"{name}.weight" if name else "weight"
-            for name, module in session.model.named_modules()
-            if isinstance(module, torch.nn.Embedding)
-        }
-        wanted = [*self._projector, *sorted(embeddings - set(self._projector))]
-        return [name for name in wanted if name in session.parameters]
-
-
-def _write_embedding(writer: SummaryWriter, name: str, rows: torch.Tensor, step: int) -> None:
-    labels, tag = [str(row) for row in range(len(rows))], name.replace(".", "/")
-    writer.add_embedding(rows.float().cpu(), labels, tag=tag, global_step=step)
