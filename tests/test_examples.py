@@ -98,7 +98,6 @@ def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
     output = run(tmp_path, *launch, "--run-dir", "run", *program)
     assert reached(output) >= 0.9
     train = EventAccumulator(str(tmp_path / "run/tensorboard/train")).Reload()
-    assert train.Tags()["run_metadata"] == ["step 1", "step 100", "step 200"]
     histograms = ("layer1/weight", "layer1/pre_activation", "relu/activation")
     assert set(histograms) <= set(train.Tags()["histograms"])
     test = EventAccumulator(str(tmp_path / "run/tensorboard/test")).Reload()
