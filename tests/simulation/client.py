@@ -16,11 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+import torch
 
 from tests.simulation.connection import Deliver, Payload
 from tests.simulation.expected_values import Made, Vectors, Violation
 from tests.simulation.loop import Start
-from tests.simulation.model import COUNTED, layout_over, part_of
+from tests.simulation.model import COUNTED, LATE, layout_over, loading, part_of
 from tests.simulation.network import DOWN, Network, Wire
 from tests.simulation.process import Process
 from tests.simulation.server import Server
@@ -32,13 +33,16 @@ from trireme.ps.client.protocol import ClientProtocol
 from trireme.ps.extra import ShownExtension, bytes_in
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
+    LayoutSpec,
     OptimizerSpec,
+    ParameterSpec,
     PulledExtra,
     PullReply,
     PushReply,
 )
 from trireme.ps.replication.messages import ConnectToShard
 from trireme.ps.rule import Rule
+from trireme.ps.snapshot import ModelState
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
@@ -135,6 +139,7 @@ class Client:
         self._process = process
         self._view = view
         self._levels = levels
+        self.grown = False  # whether it has the parameter that is added
         self._closed = False
         self._pushed: Made | None = None
         self._steps: dict[int, int] = {}  # by shard: of the values that it has sent last
@@ -163,6 +168,21 @@ class Client:
             self.protocol.renew()
         attach = self.protocol.attach(self.layout.spec, optimizer, rule, extension)
         return (yield from self.run(attach))
+
+    def add_late(self, optimizer: OptimizerSpec, value: float) -> _Steps[None]:
+        """Adds a parameter, all of whose elements have one value."""
+
+        def grown(known: Sequence[ParameterSpec]) -> tuple[LayoutSpec, Any]:
+            layout = layout_over(self.layout.spec.bounds, grown=True)
+            values = {LATE.name: torch.full(LATE.shape, value, dtype=torch.float64)}
+            there = any(each.name == LATE.name for each in known)
+            state = ModelState(0, {} if there else values)
+            return layout.spec, loading(layout, state, complete=False)
+
+        def lay_out(known: object) -> None:
+            self.grown, self.values = True, ()
+
+        yield from self.run(self.protocol.add_parameters(optimizer, grown, lay_out))
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation."""
@@ -242,7 +262,7 @@ class Client:
         view = self._view()
         self._hang_up_all()
         self.life = view.life
-        self.layout: Layout = layout_over(view.bounds)
+        self.layout: Layout = layout_over(view.bounds, grown=self.grown)
         self._links: list[_Link | None] = [None] * self.layout.spec.shards
         self._steps.clear()
         self.lanes.divide(self.layout.spec.shards)

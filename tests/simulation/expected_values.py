@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ PushId = tuple[int, int, int, int]
 Vectors = tuple[np.ndarray[Any, np.dtype[Any]], ...]
 """One array for each flat vector, or for one server's part of each."""
 
+
+BEGUN = 2
+"""How many vectors a model has before a parameter is added."""
 
 History = dict[int, tuple[Vectors, Vectors]]
 """The values, and the momentum, after each step."""
@@ -96,6 +99,7 @@ class Account:
         self.inherited: Mapping[int, int] = {}
         self.rows: dict[int, int] = {}
         self.rows_after: dict[int, dict[int, int]] = {}
+        self.added: set[float] = set()
         self._slots = (0, 0)
         self._parts: Sequence[Part] = ()
         self._momentum = momentum
@@ -115,6 +119,21 @@ class Account:
         self._by_bytes.clear()
         number = 1 + max((number for number, _, _ in self.eras), default=0)
         self.eras.append((number, self._parts, self.history))
+
+    def grow(self, layout: Layout, values: Sequence[torch.Tensor]) -> None:
+        """Parameters may have been added: they lie in vectors behind the others."""
+        if self.values is None or len(values) == len(self.values):
+            return
+        added = tuple(tensor.numpy().copy() for tensor in values[len(self.values) :])
+        zeros = tuple(np.zeros_like(each) for each in added)
+        self.added = {float(value) for each in added for value in each}
+        self.values, self.velocity = self.values + added, self.velocity + zeros
+        self.given = [
+            each and (each[0] + zeros, each[1] + added, each[2] + zeros) for each in self.given
+        ]
+        for step, (then, velocity) in self.history.items():
+            self.history[step] = then + added, velocity + zeros
+        self.lay_out(layout)
 
     @property
     def live(self) -> set[tuple[int, int]]:
@@ -208,20 +227,25 @@ class Account:
 
     def part(self, vectors: Vectors) -> Vectors:
         """Returns this server's part of whole vectors."""
-        return tuple(v[p.start : p.stop] for v, p in zip(vectors, self._parts, strict=True))
+        pairs = zip_longest(vectors, self._parts)
+        return tuple(np.zeros(p.length) if v is None else v[p.start : p.stop] for v, p in pairs)
 
-    def give(self, gradients: Sequence[torch.Tensor]) -> None:
-        """The optimizer is given a gradient: the values must change so."""
+    def give(self, gradients: Sequence[torch.Tensor], *, lacks: int = 0) -> None:
+        """The optimizer is given a gradient: the values must change so, but of the last vectors."""
         given = tuple(gradient.numpy().copy() for gradient in gradients)
         if self.values is None:
             self.fail("an update came before there were values")
             return
+        left = self.values[len(given) - lacks :], self.velocity[len(given) - lacks :]
         self.velocity = tuple(
             v * v.dtype.type(self._momentum) + g for v, g in zip(self.velocity, given, strict=True)
         )
         self.values = tuple(
             x - v * v.dtype.type(self.rate) for x, v in zip(self.values, self.velocity, strict=True)
         )
+        if lacks:
+            self.values = self.values[:-lacks] + left[0]
+            self.velocity = self.velocity[:-lacks] + left[1]
         self.given.append((given, self.values, self.velocity))
         self.used_rate = self.rate
 
@@ -279,7 +303,9 @@ class Account:
     def check_values(self, payload: Sequence[torch.Tensor]) -> None:
         """Checks that an answer carries the present values."""
         assert self.values is not None
-        for told, expected in zip(payload, self.values, strict=True):
+        if not BEGUN <= len(payload) <= len(self.values):
+            self.fail(f"an answer carries {len(payload)} vectors")
+        for told, expected in zip(payload, self.values, strict=False):
             if not np.array_equal(told.numpy(), expected):
                 self.fail("an answer carries other values than the updates applied so far make")
 
@@ -316,6 +342,8 @@ class Account:
         """
         which, start, stop = slot
         for _, parts, history in reversed(self.eras):
+            if which >= len(parts):
+                continue
             part = parts[which]
             if part.start <= start and stop <= part.stop and step in history:
                 values = history[step][0][which][start - part.start : stop - part.start]
@@ -333,7 +361,7 @@ class Account:
             whole = np.zeros(part.length, dtype=part.vector.dtype)
             for spec, tensor in tensors:
                 low, high = max(spec.start, part.start), min(spec.stop, part.stop)
-                if spec.key == key and spec.vector == part.vector.dtype and low < high:
+                if spec.key == key and spec.vector == part.vector.name and low < high:
                     source = tensor.numpy()[low - spec.start : high - spec.start]
                     whole[low - part.start : high - part.start] = source
             joined.append(whole)
@@ -357,14 +385,16 @@ class Watched(SegmentOptimizer):
         values: PartBuffer,
     ) -> None:
         super().__init__(spec, layout, server, values)
-        self._account = account
+        self._account, self._layout, self._vectors = account, layout, values.vectors
 
     def step(
         self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
     ) -> None:
         """Updates the values in place by gradients, divided by `divisor`."""
         self._account.refuse_poison()
-        self._account.give([vector / divisor for vector in gradients.vectors])
+        self._account.grow(self._layout, self._vectors)
+        lacks = sum(vector.placed[0].position in absent for vector in self._layout.vectors)
+        self._account.give([vector / divisor for vector in gradients.vectors], lacks=lacks)
         super().step(gradients, divisor, absent)
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:

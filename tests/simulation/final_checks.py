@@ -169,7 +169,8 @@ def _check_rest(world: World, shard: Shard) -> None:
 def joined(layout: Layout, copy: Copy) -> ModelState:
     """Returns the state that a copy of all shards is."""
     parts = [(cut, tensors_from(cut.tensors, data)) for cut, data in copy]
-    state = assemble(layout, parts)
+    grown = copy[0][0].layout
+    state = assemble(layout if grown is None else Layout(grown), parts)
     if not any(spec.key.startswith(EXTRA) for cut, _ in copy for spec in cut.tensors):
         return state
     from trireme.tables.job.table_extension import joined

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tests.simulation.counting import Counting
-from tests.simulation.expected_values import Account, Made, PushId, Vectors, Violation
+from tests.simulation.expected_values import BEGUN, Account, Made, PushId, Vectors, Violation
 from tests.simulation.model import COUNTED
 from tests.simulation.schedule import Schedule
 from tests.simulation.shard_checker import Members, ShardChecker
@@ -47,10 +47,11 @@ class InvariantChecker:
         orders: by push: the steps that it makes at copies of shard 0.
         rounds: by life and step: the rounds on top of it at copies of shard 0, with their ends.
         acknowledged: what workers were told of their pushes.
+        added: the first values of parameters that were added.
         counting: compares what workers have seen, where values count the updates in them.
     """
 
-    def __init__(self, schedule: Schedule, layout: Callable[[tuple[int, ...]], Layout]) -> None:
+    def __init__(self, schedule: Schedule, layout: Callable[..., Layout]) -> None:
         self.schedule = schedule
         self.counts: Counter[str] = Counter()
         self.made: dict[PushId, Made] = {}
@@ -60,6 +61,7 @@ class InvariantChecker:
         self.rounds: dict[tuple[int, int], set[tuple[int, Members]]] = {}
         self.acknowledged: dict[PushId, type[Applied] | type[Stale]] = {}
         self.counting = Counting()
+        self.added: set[float] = set()
         self._rule = schedule.rule
         self._layout = layout
         self._views: dict[int, View] = {}
@@ -167,7 +169,7 @@ class InvariantChecker:
         if not found:
             raise Violation(f"{account.where} goes on from shards that have not stopped")
         self.counts["resumed shards"] += 1
-        return found, self._layout(view.bounds)
+        return found, self._layout(view.bounds, grown=len(found[0].values or ()) > BEGUN)
 
     # -- a cut ------------------------------------------------------------------------------------
 

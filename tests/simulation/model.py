@@ -30,10 +30,20 @@ COUNTED = 0
 """The vector whose values count updates, where a model counts."""
 
 
+LATE = ParameterSpec("late", (8, 8), "float64", 1)
+"""A parameter that workers add while they train."""
+
+
 @lru_cache(1024)
-def layout_over(bounds: tuple[int, ...]) -> Layout:
-    """Returns the model's layout over shards that begin at these slots."""
-    return Layout(LayoutSpec(_PARAMETERS, bounds))
+def layout_over(bounds: tuple[int, ...], *, grown: bool = False, whole: bool = False) -> Layout:
+    """Returns the model's layout over shards that begin at these slots.
+
+    Args:
+        grown: whether it has the parameter that is added.
+        whole: whether it began with that.
+    """
+    layout = Layout(LayoutSpec((*_PARAMETERS, LATE) if whole else _PARAMETERS, bounds))
+    return layout.grown((LATE,)) if grown else layout
 
 
 class Model:
@@ -84,11 +94,11 @@ class Model:
         group = GroupSpec({"lr": rate, "momentum": self.momentum})
         return group, group
 
-    def gradient(self, worker: int) -> Vectors:
-        """Returns a new gradient, as whole flat vectors."""
+    def gradient(self, worker: int, layout: Layout) -> Vectors:
+        """Returns a new gradient, as whole flat vectors of a layout."""
         gradient = tuple(
             (self._rng.integers(-40, 40, vector.length) * _SHARES).astype(vector.dtype)
-            for vector in self.layout.vectors
+            for vector in layout.vectors
         )
         if self.counts:
             counted = gradient[COUNTED].reshape(SLOTS, -1)
@@ -104,12 +114,13 @@ def part_of(layout: Layout, vectors: Vectors, shard: int) -> Vectors:
 
 
 def loading(
-    layout: Layout, state: ModelState
+    layout: Layout, state: ModelState, *, complete: bool = True
 ) -> list[tuple[tuple[TensorSpec, ...], list[memoryview]]]:
     """Returns by shard what its load of a state says, and what comes with it."""
     out = []
     for shard in range(layout.spec.shards):
-        part = [*disassemble(layout, state, shard), *tables_of(layout, state, shard)]
+        tensors = disassemble(layout, state, shard, complete=complete)
+        part = [*tensors, *tables_of(layout, state, shard)]
         payload = [memoryview(tensor.contiguous().numpy().tobytes()) for _, tensor in part]
         out.append((tuple(spec for spec, _ in part), [each for each in payload if each.nbytes]))
     return out

@@ -37,6 +37,7 @@ from trireme.ps.messages import (
 )
 from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.rule import Rule
+from trireme.ps.shard.additions import Additions
 from trireme.ps.shard.answers import Answers, PushAnswer
 from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.execution import Updates
@@ -77,6 +78,7 @@ class _WithParts(Shard):
     changes: type[Updates] = Updates
     follows: type[Follower] = Follower
     holds: type[Copies] = Copies
+    adds: type[Additions] = Additions
 
     def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
         super().__init__(server, factory)
@@ -90,6 +92,7 @@ class _WithParts(Shard):
         execution.updates = self.changes(self.state, execution.answers)
         execution.follower = self.follows()
         execution.copies = self.holds(self.state)
+        execution.additions = self.adds(self.state, factory, execution.follower.held)
 
 
 class _AppliesLater(Updates):

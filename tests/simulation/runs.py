@@ -11,7 +11,7 @@ import msgspec
 from tests.simulation.expected_values import Violation
 from tests.simulation.final_checks import joined
 from tests.simulation.makers import Makers
-from tests.simulation.model import SLOTS, Model, layout_over, same_state, tables_of
+from tests.simulation.model import LATE, SLOTS, Model, layout_over, same_state, tables_of
 from tests.simulation.network import Weather
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import World
@@ -73,6 +73,7 @@ def resumed(schedule: Schedule, state: ModelState) -> Schedule:
         cuts=(),
         vanishing=None,
         faults=(),
+        grows_at=None,
         replicas=min(schedule.replicas, schedule.resumed_servers),
         stop_at=None,
     )
@@ -105,7 +106,8 @@ def check_reload(schedule: Schedule, state: ModelState) -> None:
         Violation: the second copy is not the first.
     """
     model = Model(schedule.momentum, schedule.seed)
-    layout = layout_over(equal_bounds(SLOTS, schedule.resumed_servers))
+    bounds = equal_bounds(SLOTS, schedule.resumed_servers)
+    layout = layout_over(bounds, whole=LATE.name in state.values)
     shards = [Shard(server) for server in range(schedule.resumed_servers)]
     for server, shard in enumerate(shards):
         shard.view(0.0, View(1, (), (WorkerEntry(0, 1),)))

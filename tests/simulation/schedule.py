@@ -133,6 +133,7 @@ class Schedule:
         survives: whether the job goes on from a checkpoint when all copies of a shard are lost.
         hosts: on how many hosts the servers are.
         poison: the chance that no server can apply a push.
+        grows_at: from which global step on workers add a parameter; None for never.
         faults: what else happens.
     """
 
@@ -159,6 +160,7 @@ class Schedule:
     survives: bool = True
     hosts: int = 4
     poison: float = 0.0
+    grows_at: int | None = None
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -216,6 +218,14 @@ def _clip(rng: random.Random, workers: int) -> Rule:
     return Rule(aggregate=aggregate, staleness=0, clip_norm=rng.choice((300.0, 700.0)))
 
 
+def _grow(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=1, staleness=rng.choice((None, None, 1, 3)))
+
+
+def _sync_grow(rng: random.Random, workers: int) -> Rule:
+    return rng.choice((_sync, _sync, _backup, _clip))(rng, workers)
+
+
 def _deltas(rng: random.Random, workers: int) -> Rule:
     return Rule(aggregate=0, staleness=0, every=rng.randint(2, 5))
 
@@ -232,6 +242,8 @@ MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "sync-rows": _sync,
     "links": _asynchronous,
     "sync-links": _sync,
+    "grow": _grow,
+    "sync-grow": _sync_grow,
 }
 """How the rule of each kind of job is drawn."""
 
@@ -254,6 +266,7 @@ def draw(mode: str, seed: int) -> Schedule:
     counts = mode == "counts"
     kinds = (*KINDS, *LINK_KINDS) if "links" in mode else KINDS
     signals = _signals(random.Random(f"{mode} {seed} signals"))
+    grows = "grow" in mode
     last = _last_crashes(random.Random(f"{mode} {seed} saves"), workers)
     return Schedule(
         mode=mode,
@@ -275,7 +288,8 @@ def draw(mode: str, seed: int) -> Schedule:
         vanishing=rng.uniform(0.1, 2.0) if faulty and rng.random() < 0.1 else None,
         stop_at=stop_at,
         replicas=replicas,
-        survives=rng.random() < 0.8,
+        survives=rng.random() < 0.8 and not grows,
+        grows_at=random.Random(f"{mode} {seed} grows").randint(0, steps // 2) if grows else None,
         hosts=rng.choice((1, 2, 4)),
         faults=(*_faults(rng, kinds), *signals) if faulty else (),
     )

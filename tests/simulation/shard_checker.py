@@ -62,6 +62,7 @@ class Job(Protocol):
         ends: at which steps the job may end.
         orders: by push: the steps that it makes at copies of shard 0.
         rounds: by life and step: the rounds on top of it at copies of shard 0, with their ends.
+        added: the first values of parameters that were added.
     """
 
     schedule: Schedule
@@ -71,6 +72,7 @@ class Job(Protocol):
     ends: set[int]
     orders: dict[PushId, set[int]]
     rounds: dict[tuple[int, int], set[tuple[int, Members]]]
+    added: set[float]
 
     def loaded(self, account: Account) -> None:
         """A copy has its first values."""
@@ -157,6 +159,15 @@ class ShardChecker:
             account.clocks[who[:2]] = account.clocks.get(who[:2], 0) + 1
             if account.shard == 0:
                 account.dealing.give_back(who[:2], self._job.made[who].spans)
+
+    def grown(self, layout: Layout | None, values: Values | None) -> None:
+        """An event is over, after which the shard has this layout."""
+        account = self.account
+        if layout is not None and values is not None and account.values is not None:
+            account.grow(layout, values.buffer.vectors)
+            self._job.added |= account.added
+            if len(self._job.added) > 1:
+                account.fail(f"shards have added the values {self._job.added} of several requests")
 
     def happened(self, step: int, instructions: Sequence[Instruction]) -> None:
         """An event is over: its step now, and what it asks for."""
@@ -254,7 +265,7 @@ class ShardChecker:
         gradients = [self._job.made[who].gradient for who in members]
         whole: Vectors = tuple(
             np.asarray(np.mean([gradient[i] for gradient in gradients], axis=0, dtype=np.float64))
-            for i in range(len(given))
+            for i in range(min(map(len, gradients)))
         )
         mean = self.account.part(whole)
         limit = self._rule.clip_norm

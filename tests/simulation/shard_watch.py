@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trireme.cluster.messages import ViewChanged
 from trireme.cluster.view import View
+from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Collect,
     FromServer,
@@ -21,6 +22,7 @@ from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ModelDescription
+from trireme.ps.shard.values.parameters import Values
 from trireme.ps.snapshot_messages import WriteValues
 from trireme.wire.message import Message
 
@@ -45,6 +47,9 @@ class Watch(Protocol):
 
     def refused(self, pushes: Sequence[tuple[int, int, int]]) -> None:
         """The shard has refused to apply pushes: (worker, incarnation, sequence)."""
+
+    def grown(self, layout: Layout | None, values: Values | None) -> None:
+        """An event is over, after which the shard has this layout."""
 
     def happened(self, step: int, instructions: Sequence[Instruction]) -> None:
         """An event is over: its step now, and what it asks for."""
@@ -102,6 +107,7 @@ class Watched(_Base):
                 if isinstance(verdict, RejectedVerdict)
             ]
         )
+        self.watch.grown(self.state.layout, self.state.values)
         self.watch.happened(self.state.step, out)
         if self.stopped:
             self.watch.stopped(self.state.participants.view.number)

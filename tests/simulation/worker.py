@@ -133,6 +133,9 @@ class Worker:
                     joined = True
                 while not protocol.stopping:
                     yield self._think()
+                    if self._adds():
+                        value = float(self.place.network.rng.randint(1, 1 << 20))
+                        yield from self.client.add_late(self.place.model.optimizer, value)
                     if not self._spans:
                         yield from self._lease()
                     yield from self._update()
@@ -147,6 +150,13 @@ class Worker:
                     raise
                 self.last_chief.reopen()
                 joined = False
+
+    def _adds(self) -> bool:
+        """Returns whether it adds a parameter now: in rounds at once, else some time later."""
+        schedule, client = self.place.schedule, self.client
+        if schedule.grows_at is None or client.grown or client.protocol.step < schedule.grows_at:
+            return False
+        return schedule.rule.synchronous or self.place.network.rng.random() < 0.3
 
     def _begins_anew(self, fence: Fenced) -> bool:
         """Returns whether a fence means that the shards have no values any more, or not yet."""
@@ -239,7 +249,7 @@ class Worker:
         rng, model, pulled = place.network.rng, place.model, client.protocol.step
         spans = (self._spans.pop(0),)
         weight = 0.0 if rng.random() < place.schedule.empty else float(place.schedule.batch)
-        gradient = model.gradient(self.index)
+        gradient = model.gradient(self.index, client.layout)
         hyper = model.hyper(place.schedule.rate_at(pulled))
         if place.schedule.poison and rng.random() < place.schedule.poison:
             weight, hyper = float(place.schedule.batch), model.hyper(POISON)

@@ -47,7 +47,7 @@ class Snapshot(Message, frozen=True, array_like=True):
     sizes: dict[Name, Count] = msgspec.field(default_factory=dict)
     # the fingerprint of each data set's order (shard 0)
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
-    # the layout, where the worker lacks parameters that others have added
+    # the layout, where parameters were added, which the worker may lack
     layout: LayoutSpec | None = None
 
 

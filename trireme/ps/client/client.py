@@ -263,8 +263,8 @@ class Client:
         """Copies the values of one consistent step from all servers."""
         copy = self._run(self._protocol.snapshot(state=state))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
-        others = copy[0][0].layout  # where this worker lacks parameters that others have added
-        layout = self._parts.layout if others is None else Layout(others)
+        grown = copy[0][0].layout
+        layout = self._parts.layout if grown is None else Layout(grown)
         found = assemble(layout, parts)
         if self._extension is None:
             return found

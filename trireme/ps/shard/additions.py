@@ -97,8 +97,10 @@ class Additions:
         before, self._held = state.layout, {}
         wanted: _Wanted = held[worker, token].request
         assert before is not None
-        state.values, state.hyper = self._values(wanted.shown, wanted.tensors), None
-        state.shown = wanted.shown
+        groups = state.present  # others may have changed them
+        state.hyper = (*groups, *wanted.shown.optimizer.groups[len(groups) :])
+        state.values, state.shown = self._values(wanted.shown, wanted.tensors), wanted.shown
+        state.values.optimizer.set_hyper(state.hyper)
         for each in state.participants.incarnations:
             state.know(each, state.layout_of(each, before))
         for pending in self._pushes.values():
@@ -106,6 +108,8 @@ class Additions:
         out = list[Reply]()
         for asked in held.values():
             route, message = asked.route, asked.request.message
+            if route is None:  # its worker is another one by now
+                continue
             try:
                 out += self.ask(asked.since, route, asked.owner, message, asked.request.tensors)
             except TriremeError as error:

@@ -59,6 +59,7 @@ class Copies:
         del self._held[worker]
         state, request = self._state, held.request
         assert state.values is not None and state.shown is not None
+        layout = state.shown.layout.spec
         tensors = state.values.copy(state=request.state)
         if (extra := state.extension) is not None and request.state and state.shows_extra:
             tensors += extra.copy()
@@ -70,7 +71,7 @@ class Copies:
             examples.consumed(),
             examples.sizes(),
             examples.orders(),
-            None if state.layout_of(worker) is state.layout else state.shown.layout.spec,
+            layout if layout.parameters[-1].addition else None,
         )
         return [Reply(held.route, message, [tensor for _, tensor in tensors])]
 
