@@ -336,6 +336,8 @@ class Client:
         if not self.values:
             self.values = tuple(np.zeros(v.length, v.dtype) for v in self.layout.vectors)
         part = part_of(self.layout, self.values, shard)
+        if len(payload) != len(part):
+            raise Violation(f"{self.name} has {len(part)} vectors, and is sent {len(payload)}")
         for vector, data in zip(part, payload, strict=True):
             vector[:] = np.frombuffer(data, vector.dtype)
         self._place.seen(self, self.life, shard, step, part)

@@ -798,6 +798,29 @@ class JoinsTwoCopies(ClientProtocol):
         return first[:1] + second[1:]
 
 
+class _AddsWhenAsked(Additions):
+    def ask(self, *said: Any) -> list[Reply]:
+        out = super().ask(*said)
+        return out or self.make(*self.tokens[-1])
+
+
+class AddsAtOnce(_WithParts):
+    """Parameters are added when the shard is asked to, not where the leader decides."""
+
+    adds = _AddsWhenAsked
+
+
+class _TakesTheLostForLive(Additions):
+    def take_routes(self, *, absent: bool = False) -> list[object]:
+        return [] if absent else super().take_routes()
+
+
+class AnswersRequestsOfTheLost(_WithParts):
+    """A worker that was started again is taken to have what the one before it has added."""
+
+    adds = _TakesTheLostForLive
+
+
 class MovesNoRows(Shard):
     """Rows of tables are lost where the shards are divided anew."""
 
