@@ -39,11 +39,9 @@ class Packed:
             self.views = (memoryview(short),) if len(short) < self.nbytes else self._whole
 
     def fits(self, length: int) -> bool:
-        """Returns whether a packed form can have so many bytes."""
         return length == self.nbytes or (self._deflates and 0 < length < self.nbytes)
 
     def place(self, length: int) -> Sequence[memoryview]:
-        """Returns memory for a packed form of so many bytes, which fits."""
         whole = length == self.nbytes
         self.views = self._whole if whole else (memoryview(bytearray(length)),)
         return self.views

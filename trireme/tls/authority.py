@@ -74,7 +74,6 @@ class JobAuthority:
 
     @classmethod
     def make(cls, days: float = AUTHORITY_DAYS) -> JobAuthority:
-        """Makes a new authority, which no task of another job trusts."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _named("trireme job authority")
         builder = _builder(name, name, key, _now() + timedelta(days=days), "key_cert_sign")
@@ -84,7 +83,6 @@ class JobAuthority:
         return cls(_pem(certificate), _key_pem(key))
 
     def issue(self, task: str, days: float | None = None) -> str:
-        """Returns a new key and certificate of a task, and the authority's certificate."""
         if _NAME.fullmatch(task) is None:
             raise ConfigurationError(
                 f"{task!r} is no task: name one as ROLE:INDEX, such as worker:0; the roles are "

@@ -84,7 +84,6 @@ class Tracer:
         link.offer(Traced(time.time() - time.monotonic()), notes, sequence=incoming.sequence)
 
     def closed(self, link: Link, error: WireError | None) -> None:
-        """Ends the trace of a task that is gone."""
         self._wanted_by.discard(link)
         if not self._wanted_by:
             self._handler.note = None
@@ -147,6 +146,5 @@ class ServerTraces:
         return traces
 
     def close(self) -> None:
-        """Closes the connections: servers trace for this task no more."""
         for connection in self._connections.values():
             connection.close()

@@ -68,7 +68,6 @@ class SharedPayload(tuple[memoryview, ...]):
     kept = memoryview(b"")
 
     def end(self, nbytes: int) -> memoryview:
-        """Returns a copy of its last bytes."""
         if not self.kept:
             self.kept = memoryview(b"".join(self))
         return self.kept[len(self.kept) - nbytes :]
@@ -234,7 +233,6 @@ class Connection(AbstractContextManager["Connection", None]):
         return [memoryview(header), memoryview(metadata), *views]
 
     def _copied(self, views: list[memoryview], payload: Iterable[Buffer]) -> list[memoryview]:
-        """Returns a copy of what is left of the newest frame, which is last in the queue."""
         if isinstance(payload, SharedPayload) and self.lending is None:
             first = max(0, len(views) - len(payload))
             head = [memoryview(bytes(view)) for view in views[:first]]

@@ -137,12 +137,10 @@ class Link:
             self._update_events()
 
     def fail(self, error: WireError | None) -> None:
-        """Drops the link at once."""
         self.closed = True
         self._service.drop(self, error)
 
     def _cannot_send(self, error: WireError) -> None:
-        """Notes a failed send. Messages that the peer sent before are still received."""
         if self.closed:
             self._service.drop(self, None)
             return
@@ -271,7 +269,6 @@ class Service:
             self._wakeup.close()
 
     def _turn(self, timeout: float) -> bool:
-        """Waits for events once and handles them; returns whether there were any."""
         happened = False
         for handle, mask in self.poller.events(timeout):
             handle(mask)
@@ -365,7 +362,6 @@ class Service:
         self.poller.register(link.connection.fileno(), READABLE, partial(self._receive, link))
 
     def _receive(self, link: Link, mask: int) -> None:
-        """Handles the messages of a link that have arrived, up to a number, and sends more."""
         if link.events & WRITABLE and mask != READABLE:
             link.flush()
         if not link.events & READABLE or mask == WRITABLE:

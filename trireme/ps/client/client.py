@@ -101,7 +101,6 @@ class Client:
 
     @property
     def stopping(self) -> bool:
-        """Whether this worker has been told to stop."""
         return self._protocol.stopping
 
     @property
@@ -317,7 +316,6 @@ class Client:
             operation.close()
 
     def _lay_out(self) -> LayoutSpec:
-        """Lays the model out over the shards of the newest view; returns how."""
         parts, view = self._parts, self._membership.view
         bounds = parts.layout.spec.bounds if view is None or not view.shards else view.bounds
         parts.divide(bounds)
@@ -337,6 +335,5 @@ class Client:
 
 
 def _payload_of(tensors: Tensors) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
-    """Returns how tensors are described, and their memory."""
     payload = [as_bytes(tensor) for _, tensor in tensors if tensor.numel()]
     return tuple(spec for spec, _ in tensors), payload

@@ -133,7 +133,6 @@ class ShardHandler:
         link.number = self._numbered
 
     def received(self, link: Link, incoming: Incoming) -> None:
-        """Gives a message to a replica, and carries out what it asks for."""
         message, payload = incoming.message, incoming.payload
         if (replica := self._bound.get(link)) is None:
             self._open(link, message)
@@ -244,7 +243,6 @@ class ShardHandler:
         self._tell_coordinator()
 
     def connected(self, link: Link, peer: Peer) -> None:
-        """Takes a connection that this server has made to another one."""
         if (taken := self.replicas.connected(link, peer)) is None:
             link.close()
             return
@@ -298,7 +296,6 @@ class ShardHandler:
         message: Replicate | Replicated | Fill | FillExtra | Borrows,
         payload: Sequence[memoryview],
     ) -> None:
-        """Takes a message between the replicas of a shard."""
         now, task = self._now(), link.identity.task
         if isinstance(message, (Replicated, Borrows)):
             if link not in self._followers:
@@ -331,7 +328,6 @@ class ShardHandler:
         message: Replicate,
         payload: Sequence[memoryview],
     ) -> None:
-        """Takes an entry of the primary's log."""
         event, staging = decoded(message), None
         what: object = None
         if isinstance(event, Attach):
@@ -382,7 +378,6 @@ class ShardHandler:
     # -- inside ----------------------------------------------------------------------------------
 
     def _check_fits(self, replica: Replica[Link], request: Attach) -> None:
-        """Checks that the first model that is shown fits in the memory of this host."""
         if replica.shard.state.shown is None:
             advice = "use more servers (--ps) on hosts of their own, or a smaller model"
             what = f"the model, with one gradient and the optimizer's state, at ps:{self.index}"
@@ -394,7 +389,6 @@ class ShardHandler:
         return self._buffers[replica]
 
     def _place(self, link: Link, message: Message, length: int) -> Sequence[memoryview]:
-        """Returns the memory for the payload of a message."""
         replica, event = self._bound.get(link), message
         if replica is None:
             raise FrameError(f"{type(message).__name__} has no payload of {length} bytes")
@@ -465,7 +459,6 @@ class ShardHandler:
             link.offer(word.message)
 
     def _deliver(self) -> None:
-        """Lets shards of this server hear what others of it have said."""
         if self._delivers:
             return
         self._delivers = True

@@ -48,7 +48,6 @@ class ShardMetrics:
         self._takeovers = self._entries = self._bytes = 0
 
     def applied(self, seconds: float) -> None:
-        """Records how long it took to apply the updates of a step."""
         self._seconds += seconds
         self._times += 1
 

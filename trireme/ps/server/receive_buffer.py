@@ -102,7 +102,6 @@ class ReceiveBuffer:
         del self._pool[:1]
 
     def _new(self, layout: Layout, task: str) -> _Memory:
-        """Returns new memory for the gradients of a shard."""
         rule, packed = self._state.rule, None
         try:
             gradients = PartBuffer(layout, self._state.number)
@@ -113,7 +112,6 @@ class ReceiveBuffer:
         return gradients, packed
 
     def _lent(self, payload: Sequence[memoryview], link: Link, worker: int) -> PartBuffer:
-        """Returns gradients that lie in lent memory."""
         layout, task = self._layout(link, worker), link.identity.task
         parts = layout.parts(self._state.number)
         if [view.nbytes for view in payload] != [part.bytes for part in parts if part.length]:

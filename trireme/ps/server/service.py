@@ -256,7 +256,6 @@ class _Server:
 
 
 def _seconds_of(thread: int) -> float:
-    """Returns how many seconds of the processor a thread has used; 0 where nobody knows."""
     if sys.platform != "linux":
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
