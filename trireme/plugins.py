@@ -51,6 +51,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"curves": "dashboards", "labels": "advice", "lost-updates": "advice"},
         **{"schedules": "advice"},
     },
+    "trireme.measures": {"servers": "screen"},
     "trireme.server_parts": {"tracer": "tracking"},
     "trireme.packing": {"codecs": "compression"},
     "trireme.orders": {"samplers": "samplers"},

@@ -21,7 +21,7 @@ from tests.ps.bench import Bench
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry, View
 from trireme.prometheus.exposition import expose, families, membership
-from trireme.ps.server.metrics import ShardMetrics
+from trireme.screen.server_status import ServerStatus
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
@@ -131,7 +131,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         for batch in session.loader(data, 4):
             session.step(batch)
     task = TaskStatus("ps", 0, "live", "", 1, "here", 1, "", 0.5, {})
-    servers, status = ShardMetrics(), ClusterStatus("running", "", 1, (), (task,))
+    servers, status = ServerStatus(), ClusterStatus("running", "", 1, (), (task,))
     servers.view(0.0, View(1, (), (), (ShardEntry(0, 128, 0, ()),)))
     servers.status(0.0, Bench().shard)
     counted = families({**session.recorder.numbers(), **servers.numbers})

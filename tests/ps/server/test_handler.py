@@ -36,7 +36,7 @@ from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fil
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
-from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.measures import Measures, Report
 from trireme.ps.server.receive_buffer import ReceiveBuffer
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.connection import Incoming, SharedPayload
@@ -207,9 +207,25 @@ def test_only_messages_that_have_a_payload_bring_one() -> None:
             worker.connection.destination(message, length)
 
 
+class Measured(Measures):
+    def __init__(self) -> None:
+        self.seconds = list[float]()
+
+    def applied(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def test_a_server_tells_its_status_each_half_second_and_not_more_often() -> None:
+    told, handler = list[Report](), ShardHandler(0)
+    handler.told = told.append
+    for now in (1.0, 1.4, 1.6):
+        handler.tick(now)
+    assert len(told) == 2
+
+
 def test_a_step_is_measured_once_however_many_messages_come() -> None:
-    clock, metrics = itertools.count(1.0, 0.25), ShardMetrics()
-    handler = ShardHandler(0, lambda: next(clock), metrics)
+    clock, measures = itertools.count(1.0, 0.25), Measured()
+    handler = ShardHandler(0, lambda: next(clock), measures)
     server = Server(workers=(0,), handler=handler)
     bench = Bench(SYNC)
     worker = server.link("worker:0", 1)
@@ -219,8 +235,7 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
     values = torch.full((part.length,), 100.0)
     server.hear(worker, Load(1, 0, (spec,), (), ()), [as_bytes(values)])
     server.hear(worker, Pull(1))
-    metrics.status(8.0, handler.shard)
-    assert metrics.numbers["apply_seconds/count"] == 0
+    assert not measures.seconds
     push = Push(1, 1, 0, 0, 1.0)
     gradient = worker.connection.destination(push, values.nbytes)
     notes = list[Any]()
@@ -232,13 +247,11 @@ def test_a_step_is_measured_once_however_many_messages_come() -> None:
         *(("apply", "", 1), ("Push", "worker:0", 0), ("Status", "worker:0", 0))
     ]
     seconds = notes[0][2] - notes[0][1]
-    assert metrics.status(9.0, handler.shard)["apply_seconds"] == seconds > 0
-    assert metrics.numbers["apply_seconds/count"] == 1
+    assert measures.seconds == [seconds] and seconds > 0
     handler.note = None
     push = Push(1, 2, 1, 1, 1.0)
     server.hear(worker, push, worker.connection.destination(push, values.nbytes))
-    metrics.status(9.5, handler.shard)
-    assert handler.shard.state.step == metrics.numbers["apply_seconds/count"] == 2
+    assert handler.shard.state.step == len(measures.seconds) == 2
     assert len(notes) == 3
 
 

@@ -123,7 +123,7 @@ class _LineFormatter(logging.Formatter):
 
 def serve_parameters(task: TaskConfig, start: Start) -> JobOver | None:
     """Serves a parameter server until the job is over."""
-    from trireme.ps.server.metrics import ShardMetrics
+    from trireme.ps.server.measures import measures_of
     from trireme.ps.server.service import ServerConfig, serve
 
     server = ServerConfig(
@@ -139,18 +139,18 @@ def serve_parameters(task: TaskConfig, start: Start) -> JobOver | None:
         host=task.host,
     )
 
-    metrics = ShardMetrics(server.index)
+    measures = measures_of(server.index)
     with BackgroundWriter("records", _MOST_RECORDS) as records:
         write = _recorder(task)
 
         def record(status: Mapping[str, float | str], last: bool) -> None:
             records.put(partial(write, time.time(), dict(status), last))
 
-        with serve_metrics(task, (lambda: metrics.numbers,), start.say):
+        with serve_metrics(task, (lambda: measures.numbers,), start.say):
             return serve(
                 server,
                 on_listening=start.listens,
-                metrics=metrics,
+                measures=measures,
                 record=record,
             )
 

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import torch
@@ -35,7 +35,7 @@ from trireme.ps.messages import (
     Waiting,
 )
 from trireme.ps.replication.dispatcher import Dispatcher
-from trireme.ps.replication.log import ReplicationLog, Tell
+from trireme.ps.replication.log import Tell
 from trireme.ps.replication.messages import (
     PS_MESSAGES,
     Borrows,
@@ -50,7 +50,7 @@ from trireme.ps.replication.messages import (
 from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.server.borrowed_memory import BorrowedExtra, BorrowedMemory
-from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.measures import Measures, Report
 from trireme.ps.server.payloads import memory_for, needed_bytes, unpack
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.shard.instructions import Reply, Send
@@ -62,6 +62,8 @@ from trireme.wire.message import Message
 from trireme.wire.service import Link
 
 _log = logging.getLogger(__name__)
+
+_STATUS_SECONDS = 0.5
 
 
 class _Route(msgspec.Struct, frozen=True, eq=False):
@@ -81,7 +83,7 @@ class ShardHandler:
         self,
         index: int,
         now: Callable[[], float] = time.monotonic,
-        metrics: ShardMetrics | None = None,
+        measures: Measures | None = None,
         patience: float = math.inf,
         memory: Callable[[], int] = host_memory,
     ) -> None:
@@ -94,10 +96,13 @@ class ShardHandler:
         self.peer_gone: Callable[[Link], object] = lambda link: None
         # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
+        # takes the server's status every half second
+        self.told: Callable[[Report], object] = lambda status: None
         # takes what this server did, when it began and ended, for which task, and the step made
         self.note: Callable[[str, float, float, str, int], object] | None = None
         self._numbered = 0  # how many connections were made
-        self._now, self._metrics, self._memory = now, metrics, memory
+        self._now, self._measures, self._memory = now, measures or Measures(), memory
+        self._due = 0.0  # when the next status is
         self._applied = 0  # how many updates were applied when that was looked at last
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._followers: set[Link] = set()  # the connections of other replicas
@@ -202,15 +207,13 @@ class ShardHandler:
             self._carry_out(now, replica, replica.tick(now, Link.taken))
         self.replicas.look(now)
         self._tell_coordinator()
-        if self._metrics is not None:
-            self._metrics.look(now, self.shard, self._logs())
+        if now >= self._due:
+            self._due = now + _STATUS_SECONDS
+            self.told(self.status())
 
-    def status(self) -> Mapping[str, float | str]:
-        metrics = self._metrics
-        return {} if metrics is None else metrics.status(self._now(), self.shard, self._logs())
-
-    def _logs(self) -> Iterator[ReplicationLog[Link]]:
-        return (each.log for each in self.replicas.by_shard.values() if each.log is not None)
+    def status(self) -> Report:
+        logs = [each.log for each in self.replicas.by_shard.values() if each.log is not None]
+        return self._measures.status(self._now(), self.shard, logs)
 
     # -- from the coordinator --------------------------------------------------------------------
 
@@ -218,8 +221,7 @@ class ShardHandler:
         """Passes a new view to the replicas. In the service's thread."""
         now = self._now()
         self.replicas.incarnation = incarnation
-        if self._metrics is not None:
-            self._metrics.view(now, view)
+        self._measures.view(now, view)
         # Shards of this server hear each other when all have taken the view: before,
         # an answer could go out with values that another shard's message has changed since.
         self._delivers = True
@@ -428,8 +430,7 @@ class ShardHandler:
                 output.link.offer(output.message, output.payload)
         if state.counters["applied"] != self._applied and replica.primary:
             self._applied, ended = state.counters["applied"], self._now()
-            if self._metrics is not None:
-                self._metrics.applied(ended - began)
+            self._measures.applied(ended - began)
             if self.note is not None:
                 self.note("apply", began, ended, "", state.step)
         if self._local:

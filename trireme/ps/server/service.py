@@ -33,7 +33,7 @@ from trireme.job_config import JobConfig
 from trireme.plugins import Plugins
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.loop_watch import LoopWatch
-from trireme.ps.server.metrics import ShardMetrics
+from trireme.ps.server.measures import Measures, Report, measures_of
 from trireme.ps.server.peer_links import PeerLinks
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.wire.handshake import Identity
@@ -44,7 +44,7 @@ _ALONE_SECONDS = 5.0  # without a coordinator, until a server that is asked to e
 
 _log = logging.getLogger(__name__)
 
-Recording = Callable[[Mapping[str, float | str], bool], object]
+Recording = Callable[[Report, bool], object]
 """Takes a server's status, by name, and whether it is the last one."""
 
 
@@ -82,7 +82,7 @@ def serve(
     server: ServerConfig,
     on_listening: Callable[[str], None],
     *,
-    metrics: ShardMetrics | None = None,
+    measures: Measures | None = None,
     record: Recording = lambda status, last: None,
 ) -> JobOver | None:
     """Serves replicas of shards until the job is over; returns how it ended, if it did.
@@ -98,21 +98,22 @@ def serve(
         certificates=server.certificates,
     )
     on_listening(listener.address)
-    return _Server(server, listener, metrics or ShardMetrics(server.index), record).run()
+    return _Server(server, listener, measures or measures_of(server.index), record).run()
 
 
 class _Server:
     def __init__(
-        self, server: ServerConfig, listener: Listener, metrics: ShardMetrics, record: Recording
+        self, server: ServerConfig, listener: Listener, measures: Measures, record: Recording
     ) -> None:
         self._server = server
-        self._record, metrics.report = record, self._report
+        self._record = record
         identity = Identity(server.job, f"ps:{server.index}")
         self._handler = ShardHandler(
             server.index,
-            metrics=metrics,
+            measures=measures,
             patience=server.policy.heartbeat_timeout,
         )
+        self._handler.told = self._report
         parts = _PARTS.all().values()
         handlers: list[Handler] = [self._handler, *(part.open(self._handler) for part in parts)]
         epoch = ""  # until this server has joined
@@ -249,7 +250,7 @@ class _Server:
         if self._server.coordinator is not None:
             self._service.stop()
 
-    def _report(self, status: Mapping[str, float | str]) -> None:
+    def _report(self, status: Report) -> None:
         self._stop_if_alone()
         self._member.report(status)
         self._record(status, False)

@@ -1,21 +1,18 @@
-"""The metrics of one server, for the coordinator and for those who scrape them.
-
-They are read from the shard between two messages: the shard itself reads no clock.
-"""
+"""What each server tells of itself: for `status` and `top`, reports, and those who scrape it."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psutil
 
 from trireme.cluster.view import View
 from trireme.ps.replication.log import ReplicationLog
+from trireme.ps.server.measures import Measures, MeasuresType
 from trireme.ps.shard.shard import Shard
 
-_SECONDS = 0.5
 _MOST_LAGS = 32
 """So many workers are in a status with how far they are behind, those furthest behind: a record of
 each server has them, and all of a thousand are 30 kB in each of ten thousand records."""
@@ -23,19 +20,13 @@ each server has them, and all of a thousand are 30 kB in each of ten thousand re
 _VERDICTS = ("applied", "stale", "duplicate", "fenced", "rejected")
 _NAMES = 8
 
-Report = Callable[[Mapping[str, float | str]], object]
-"""Takes a status report: values by name."""
 
-
-class ShardMetrics:
+class ServerStatus(Measures):
     """Measures one server: updates, answers that wait, and the replicas that it holds."""
 
     def __init__(self, server: int = 0) -> None:
-        self.report: Report = lambda status: None  # takes a status report every half second
-        self.numbers: Mapping[str, float] = {}  # as of the last report; any thread may read them
         self._server = server
         self._process = psutil.Process()
-        self._due = 0.0
         self._seconds, self._times = 0.0, 0  # spent in applying, and how often
         self._before = 0.0, 0  # these two as of the last report
         self._told: dict[str, float | str] = {}
@@ -72,17 +63,10 @@ class ShardMetrics:
             self._took_over, self._took_over_at = f"{_named(taken)} from {', '.join(lost)}", now
             self._takeovers += len(taken)
 
-    def look(self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()) -> None:
-        """Reports the server's status, if a report is due; the logs are those of its primaries."""
-        if now < self._due:
-            return
-        self._due = now + _SECONDS
-        self.report(self.status(now, shard, logs))
-
     def status(
         self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]] = ()
     ) -> dict[str, float | str]:
-        """Returns the server's status, and notes the metrics; see `look`."""
+        """Returns the server's status, and notes the metrics."""
         state, waits, lags = shard.state, shard.waits(now), shard.lags()
         seconds, times = self._seconds - self._before[0], self._times - self._before[1]
         self._before = self._seconds, self._times
@@ -164,3 +148,6 @@ class ShardMetrics:
 
 def _named(shards: list[int]) -> str:
     return f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"
+
+
+SERVERS = MeasuresType(ServerStatus)

@@ -9,25 +9,22 @@ from trireme.cluster.view import ShardEntry, View
 from trireme.ps.messages import Retire
 from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.replication.replica import NOBODY
-from trireme.ps.server.metrics import ShardMetrics
 from trireme.ps.shard.shard import Shard
+from trireme.screen.server_status import ServerStatus
 
 Placed = tuple[int, tuple[int, ...], tuple[int, ...]]
 """The primary, the backups and the joining servers of a shard."""
 
 
 class Watched:
-    """A shard whose metrics writes down what it tells."""
+    """A shard whose status is looked at."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, float | str]] = []
-        self.metrics = ShardMetrics()
-        self.metrics.report = lambda status: self.told.append(dict(status))
+        self.metrics = ServerStatus()
         self.bench = Bench(SYNC)
 
     def look(self) -> dict[str, float | str]:
-        self.metrics.look(self.bench.now, self.bench.shard)
-        return self.told[-1]
+        return self.metrics.status(self.bench.now, self.bench.shard)
 
 
 def test_a_status_has_the_workers_that_are_furthest_behind_and_not_a_thousand() -> None:
@@ -64,17 +61,6 @@ def test_a_server_tells_what_it_applied_and_who_waits() -> None:
     assert numbers["worker_lag/1"] == 0
 
 
-def test_it_tells_each_half_second_and_not_more_often() -> None:
-    watched = Watched()
-    watched.look()
-    watched.bench.now += 0.4
-    watched.look()
-    assert len(watched.told) == 1
-    watched.bench.now += 0.2
-    watched.look()
-    assert len(watched.told) == 2
-
-
 def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
     watched = Watched()
     status = watched.look()
@@ -107,7 +93,7 @@ def view(number: int, *shards: Placed, generation: int = 1, life: int = 0) -> Vi
     return View(number, (), (), tuple(entries), generation, life=life)
 
 
-class Measured(ShardMetrics):
+class Measured(ServerStatus):
     """The metrics of ps:1, which has a shard without workers."""
 
     def said(self, now: float, logs: Iterable[ReplicationLog[Any]] = ()) -> dict[str, float | str]:
