@@ -54,7 +54,7 @@ def test_what_is_counted_is_scraped_and_parsed() -> None:
         numbers |= {"apply_seconds/count": 4.0, "apply_seconds/sum": 202.0}
         families = scrape(exposition.address)
     assert families["trireme_pushes"].type == "counter"
-    assert families["trireme_pushes"].documentation == "Pushes by verdict"
+    assert families["trireme_pushes"].documentation == "Pushes"
     assert value(families, "trireme_pushes_total", verdict='sta"le\\', task="worker:1") == 3
     assert value(families, "trireme_loss", task="worker:1") == 0.25
     assert families["trireme_apply_seconds"].type == "summary"

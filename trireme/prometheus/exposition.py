@@ -30,33 +30,11 @@ _log = logging.getLogger(__name__)
 
 Source = Callable[[], Mapping[str, float] | ClusterStatus]
 
-_FAMILIES = {
-    "apply_seconds": ("How long it took to apply the updates of a step", ""),
-    "bytes_pulled": ("Bytes of values that answers have brought to this worker", ""),
-    "bytes_pushed": ("Bytes of updates that this worker has sent", ""),
-    "checkpoints": ("Checkpoints by what became of them", "outcome"),
-    "examples": ("Examples of this worker", ""),
-    "generation": ("How the parameters are divided", ""),
-    "global_step": ("The global step of the values", ""),
-    "life": ("How often all copies of a shard were lost", ""),
-    "log_bytes": ("The bytes of these entries", ""),
-    "log_entries": ("Entries that this server has sent to other replicas", ""),
-    "log_unconfirmed_entries": ("Entries that not every backup has confirmed", ""),
-    "memory_bytes": ("Resident memory of the process", ""),
-    "missing_copies": ("Copies of shards that are missing or being filled", ""),
-    "phase_seconds": ("Seconds by phase of a step", "phase"),
-    "push_staleness": ("The sum of the staleness of the pushes applied", ""),
-    "pushes": ("Pushes by verdict", "verdict"),
-    "shards": ("Shards at this server, by its role", "role"),
-    "staleness": ("The sum of the staleness of this worker's pushes", ""),
-    "takeovers": ("Shards taken over from a primary that was lost", ""),
-    "task_quiet_seconds": ("Since the task was last heard", "member"),
-    "tasks": ("Tasks by their state", "state"),
-    "view": ("The number of the newest view", ""),
-    "withheld_answers": ("Workers whose answer waits", ""),
-    "worker_lag": ("Pushes behind the worker that is furthest", "worker"),
+_LABELS = {
+    **{"checkpoints": "outcome", "phase_seconds": "phase", "pushes": "verdict", "shards": "role"},
+    **{"task_quiet_seconds": "member", "tasks": "state", "worker_lag": "worker"},
 }
-"""The text and the label of families of metrics."""
+"""The label of families of several metrics; docs/monitoring.md says what each is."""
 
 _COUNTERS = (
     *("bytes_pulled", "bytes_pushed", "checkpoints", "examples", "log_bytes"),
@@ -137,7 +115,7 @@ def families(numbers: Mapping[str, float]) -> Iterator[Metric]:
         name, _, label = each.partition("/")
         grouped.setdefault(name, {})[label] = value
     for name, values in grouped.items():
-        text, label = _FAMILIES.get(name, (name.replace("_", " ").capitalize(), ""))
+        text, label = name.replace("_", " ").capitalize(), _LABELS.get(name, "")
         if "count" in values:
             count, total = int(values["count"]), values["sum"]
             yield SummaryMetricFamily(f"trireme_{name}", text, count, total)
