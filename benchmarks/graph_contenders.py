@@ -20,7 +20,6 @@ RANDOM_PLACEMENTS = 200
 PIECES = (1, 4)
 """The numbers of micro-batches that strategy `graph` compares for two tasks."""
 
-_SCHEDULE = "1f1b"
 _STEPS = 3
 
 
@@ -100,7 +99,6 @@ def _place(measured: Measured, algorithm: str) -> Callable[[CostGraph, int], Pla
             measured.hardware,
             measured.constraints,
             micro_batches=pieces,
-            schedule=_SCHEDULE,
             algorithm=algorithm,  # type: ignore[arg-type]
         )
 
@@ -115,7 +113,7 @@ def _each(measured: Measured, placement: Callable[[CostGraph, int], Placement]) 
 
 def _predicted(measured: Measured, devices: Devices, algorithm: str) -> Iterator[Chosen]:
     for pieces, costs in measured.costs.items():
-        prediction = predict(costs, measured.hardware, devices, pieces, _SCHEDULE)
+        prediction = predict(costs, measured.hardware, devices, pieces)
         yield Chosen(devices, pieces, prediction, algorithm)
 
 

@@ -32,7 +32,7 @@ from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.measure.cost_graph import OUTPUT, cost_graph, grouping
 from trireme.graph.measure.links import measure_links
 from trireme.graph.measure.measurement import measure
-from trireme.graph.measure.updates import state_factor, update_cost
+from trireme.graph.measure.updates import state_factor, update_seconds
 from trireme.graph.place.costs import Constraints, CostGraph, Device, Hardware
 from trireme.graph.place.requests import matched, resolve
 from trireme.launch.process_setup.resources import keep_freed_memory
@@ -205,7 +205,7 @@ class _Task:
                 captured,
                 each,
                 state_factor=state_factor(optimizer),
-                update=update_cost(optimizer),
+                update_seconds=update_seconds(optimizer),
             )
             for count, each in measured.items()
         }

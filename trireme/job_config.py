@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from trireme.errors import UsageError, suggestion
-from trireme.mesh import GRAPH_SCHEDULES, SCHEDULES, Mesh, Schedule
+from trireme.mesh import SCHEDULES, Mesh, Schedule
 from trireme.plugins import Plugins
 
 STRATEGIES = Plugins("trireme.strategies", "strategy", type)
@@ -193,8 +193,7 @@ class ModelOptions(_Options, frozen=True):
         "tensor-parallel, dp or fsdp replicas",
         check=Mesh.parse, run_only=True)] = ""
     schedule: Annotated[Schedule | None, Option("NAME",
-        f"of a pipeline: {', '.join(SCHEDULES)}; of a graph: gpipe, 1f1b (default the script's "
-        "choice, 1f1b)",
+        f"of a pipeline: {', '.join(SCHEDULES)} (default the script's choice, 1f1b)",
         run_only=True)] = None
     microbatches: Annotated[Positive | None, Option("N",
         "of a pipeline or graph: the number of micro-batches of each batch (default: of a pipeline "
@@ -375,10 +374,10 @@ class JobConfig(
         """Checks that the options of pipelines and graphs have one."""
         strategy = self.training.strategy
         graph = mesh.graph > 1 or strategy in ("graph", None)
-        pipelined = graph or mesh.pp > 1 or strategy == "pipeline"
+        pipelined = mesh.pp > 1 or strategy in ("pipeline", None)
         for name, serves, axis, what in (
             ("schedule", pipelined, "pp", "pipeline"),
-            ("microbatches", pipelined, "pp", "pipeline"),
+            ("microbatches", pipelined or graph, "pp", "pipeline"),
             ("memory_limit", graph, "graph", "graph"),
             ("log_placement", graph, "graph", "graph"),
         ):
@@ -388,12 +387,6 @@ class JobConfig(
                     f"{name.replace('_', '-')} is {value} ({self.origin(name)}), and there is no "
                     f"{what}: add --mesh {axis}=2 or --strategy {what}"
                 )
-        placed, schedule = mesh.graph > 1 or strategy == "graph", self.model.schedule
-        if placed and schedule not in (None, *GRAPH_SCHEDULES):
-            raise UsageError(
-                f"schedule is {schedule} ({self.origin('schedule')}), which is one of "
-                f"pipelines; for a graph there are {' and '.join(GRAPH_SCHEDULES)}"
-            )
 
     def lines(self, options: Sequence[Option]) -> list[str]:
         """Returns one line for each of some options, with name, value and origin."""

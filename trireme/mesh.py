@@ -15,9 +15,6 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES = get_args(Schedule)
 """The orders in which the stages of a pipeline process their micro-batches."""
 
-GRAPH_SCHEDULES = ("gpipe", "1f1b")
-"""Those of a dataflow graph."""
-
 
 @dataclass(frozen=True)
 class Mesh:

@@ -14,7 +14,6 @@ def step_seconds(
     hardware: Hardware,
     placement: dict[str, str],
     micro_batches: int,
-    schedule: str = "gpipe",
 ) -> float:
     operations = {each.name: each for each in graph.operations}
     order = list(operations)
@@ -120,21 +119,14 @@ def step_seconds(
             if operations[name].differentiable and (number == final or name not in stored):
                 send("gradient", name, number, device, placement[name])
 
-    if schedule == "gpipe":
-        final = 0
+    final, depths = micro_batches - 1, max(depth.values()) + 1
+    for clock in range(2 * (depths + micro_batches)):
         for _, at, half, number, device in turns:
-            forward(at, half, device, number)
+            if clock == at + 2 * number:
+                forward(at, half, device, number)
         for _, at, half, number, device in reversed(turns):
-            backward(at, half, device, number)
-    else:
-        final, depths = micro_batches - 1, max(depth.values()) + 1
-        for clock in range(2 * (depths + micro_batches)):
-            for _, at, half, number, device in turns:
-                if clock == at + 2 * number:
-                    forward(at, half, device, number)
-            for _, at, half, number, device in reversed(turns):
-                if clock == 2 * depths - 1 - at + 2 * number:
-                    backward(at, half, device, number)
+            if clock == 2 * depths - 1 - at + 2 * number:
+                backward(at, half, device, number)
     for name in stored:
         for there in elsewhere(name) if operations[name].differentiable else ():
             execute(

@@ -6,7 +6,6 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import cast
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,10 +14,9 @@ from tests.graph.standing_group import standing_group
 from trireme.graph.capture.capture import capture
 from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.execute.executor import Executor, Microbatch
-from trireme.graph.execute.plan import Event, Message, Schedule, plan
+from trireme.graph.execute.plan import Event, Message, plan
 from trireme.graph.execute.transfers import TaskDevice
 
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 CPU = torch.device("cpu")
 Step = tuple[str, int, int]
 """(forward or backward, position of the segment, micro-batch)"""
@@ -82,9 +80,8 @@ def before(events: tuple[Event, ...], event: Event) -> set[Step]:
     return {(each.kind, each.segment, each.microbatch) for each in found}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_branch_waits_for_the_other_one(schedule: Schedule) -> None:
-    events = plan(branches(nn.Tanh()), [True] * 4, schedule)
+def test_no_branch_waits_for_the_other_one() -> None:
+    events = plan(branches(nn.Tanh()), [True] * 4)
     for event in events:
         for this, other in ((A, B), (B, A)):
             if event.segment == this:
@@ -93,10 +90,10 @@ def test_no_branch_waits_for_the_other_one(schedule: Schedule) -> None:
                 assert event.kind == "backward" or ("forward", STEM, event.microbatch) in waited
 
 
-def met(rank: int) -> list[Times]:
+def met(rank: int) -> Times:
     """Computes with branches that wait for each other in their midst, forward and backward.
 
-    Returns when this task has computed each branch of each micro-batch, by schedule.
+    Returns when this task has computed each branch of each micro-batch.
     """
     group = dist.new_group(timeout=timedelta(seconds=20))
 
@@ -112,39 +109,30 @@ def met(rank: int) -> list[Times]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return cast("torch.Tensor", meet(x))
 
-    parts, found = branches(Meeting()), list[Times]()
-    for schedule in SCHEDULES:
-        told = defaultdict[tuple[str, int, int], list[tuple[float, float]]](list)
+    parts = branches(Meeting())
+    told = defaultdict[tuple[str, int, int], list[tuple[float, float]]](list)
 
-        def record(
-            kind: str, depth: int, place: int, number: int, began: float, ended: float
-        ) -> None:
-            told[kind, depth, number].append((began, ended))  # noqa: B023 - of this schedule
+    def record(kind: str, depth: int, place: int, number: int, began: float, ended: float) -> None:
+        told[kind, depth, number].append((began, ended))
 
-        executor = Executor(
-            parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)], schedule=schedule
-        )
-        executor.record = record
-        executor.run([Microbatch([torch.ones(2, 4)], torch.sum) for _ in range(2)])
-        # Of depth 0 there are the stem and branch a: the latter is last forward, first backward.
-        of_branch = ("forward", A, -1), ("backward", A, 0)
-        if rank == 1:
-            of_branch = ("forward", B, 0), ("backward", B, 0)
-        found.append(
-            {
-                (kind, branch, number): told[kind, parts.segments[branch].depth, number][which]
-                for kind, branch, which in of_branch
-                for number in range(2)
-            }
-        )
-    return found
+    executor = Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
+    executor.record = record
+    executor.run([Microbatch([torch.ones(2, 4)], torch.sum) for _ in range(2)])
+    # Of depth 0 there are the stem and branch a: the latter is last forward, first backward.
+    of_branch = ("forward", A, -1), ("backward", A, 0)
+    if rank == 1:
+        of_branch = ("forward", B, 0), ("backward", B, 0)
+    return {
+        (kind, branch, number): told[kind, parts.segments[branch].depth, number][which]
+        for kind, branch, which in of_branch
+        for number in range(2)
+    }
 
 
 def test_the_branches_compute_at_the_same_time() -> None:
     with standing_group(2) as group:
-        both = group(met)
-    for one, other in zip(*both, strict=True):
-        assert len(one) == len(other) == 4
-        for (kind, _, number), (began, ended) in one.items():
-            its_began, its_ended = other[kind, B, number]
-            assert max(began, its_began) <= min(ended, its_ended), (kind, number)
+        one, other = group(met)
+    assert len(one) == len(other) == 4
+    for (kind, _, number), (began, ended) in one.items():
+        its_began, its_ended = other[kind, B, number]
+        assert max(began, its_began) <= min(ended, its_ended), (kind, number)

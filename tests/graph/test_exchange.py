@@ -7,9 +7,8 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
 from trireme.graph.execute.cut import Cut, cut, fingerprint
 from trireme.graph.execute.executor import Executor, Microbatch
-from trireme.graph.execute.plan import Message, Schedule
+from trireme.graph.execute.plan import Message
 from trireme.graph.execute.transfers import Route, TaskDevice, Transfers
 
 CPU, OTHER_CPU = torch.device("cpu"), torch.device("cpu", 0)
@@ -54,25 +53,22 @@ def crossing(width: int) -> tuple[Crossing, Cut]:
     return model, cut(capture(model, (torch.ones(2, width),), verify=False).module, CROSSING)
 
 
-def exchanged(rank: int, width: int, schedule: Schedule) -> float:
+def exchanged(rank: int, width: int) -> float:
     """Returns the sum of the gradient of this task's parameter, over three micro-batches."""
     model, parts = crossing(width)
     batches = [Microbatch([torch.full((2, width), 0.1 * i)], torch.sum) for i in range(3)]
-    Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)], schedule=schedule).run(batches)
+    Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)]).run(batches)
     mine, other = (model.left, model.right) if rank == 0 else (model.right, model.left)
     assert mine.grad is not None
     assert other.grad is None
     return float(mine.grad.double().sum())
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_large_values_cross_in_both_directions_at_once(
-    pair: StandingGroup, schedule: Schedule
-) -> None:
+def test_large_values_cross_in_both_directions_at_once(pair: StandingGroup) -> None:
     model = Crossing(WIDE)
     for i in range(3):
         model(torch.full((2, WIDE), 0.1 * i)).backward()
-    left, right = pair(exchanged, WIDE, schedule)
+    left, right = pair(exchanged, WIDE)
     assert model.left.grad is not None
     assert model.right.grad is not None
     assert left == pytest.approx(float(model.left.grad.double().sum()), rel=1e-5)
@@ -117,18 +113,17 @@ def test_a_task_waits_for_another_one_no_longer_than_the_timeout() -> None:
     assert waited < 8
 
 
-def peak_growth(rank: int, count: int) -> list[float]:
-    """Returns by how many MiB the peak of memory grows by `1f1b` and then, in addition, `gpipe`."""
+def peak_growth(rank: int, count: int) -> float:
+    """Returns by how many MiB the peak of memory grows from one micro-batch to many."""
     model = nn.Sequential(nn.Linear(8, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 1))
     graph = capture(model, (torch.ones(2, 8),), verify=False).module
     parts = cut(graph, {"linear": 0, "sigmoid": 1, "linear_1": 1}, output_place=1)
     peaks = []
-    for schedule, number in (("1f1b", 1), ("1f1b", count), ("gpipe", count)):
-        places = [TaskDevice(0, CPU), TaskDevice(1, CPU)]
-        executor = Executor(parts, rank, places, schedule=cast("Schedule", schedule))
+    for number in (1, count):
+        executor = Executor(parts, rank, [TaskDevice(0, CPU), TaskDevice(1, CPU)])
         executor.run([Microbatch([torch.ones(2, 8)], torch.sum) for _ in range(number)])
         peaks.append(_peak())
-    return [after - before for before, after in pairwise(peaks)]
+    return peaks[1] - peaks[0]
 
 
 def _peak() -> float:
@@ -138,14 +133,12 @@ def _peak() -> float:
 
 
 @pytest.mark.thorough
-def test_1f1b_keeps_fewer_micro_batches_than_gpipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_micro_batches_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else glibc keeps freed memory of this size for itself, with holes.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
     with standing_group(2, fresh=True) as group:
         grown = group(peak_growth, 12)
-    one_f_one_b, further = grown[1]  # task 1 keeps results of sigmoid, 8 MiB each
-    assert one_f_one_b < 48
-    assert further > 32
+    assert grown[1] < 48  # task 1 keeps results of sigmoid, 8 MiB each
 
 
 def busy(rank: int) -> list[tuple[float, float]]:
@@ -192,11 +185,9 @@ def test_tasks_that_capture_by_themselves_cut_the_same_graph(pair: StandingGroup
     assert first == second
 
 
-def in_one_process(schedule: Schedule = "1f1b") -> tuple[Crossing, Executor]:
+def in_one_process() -> tuple[Crossing, Executor]:
     model, parts = crossing(16)
-    return model, Executor(
-        parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)], schedule=schedule
-    )
+    return model, Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)])
 
 
 def test_two_devices_of_one_task_need_no_process_group() -> None:
@@ -213,13 +204,12 @@ def test_two_devices_of_one_task_need_no_process_group() -> None:
     torch.testing.assert_close(model.right.grad, again.right.grad)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_layer_that_two_places_share_gets_the_sum_of_its_gradients(schedule: Schedule) -> None:
+def test_a_layer_that_two_places_share_gets_the_sum_of_its_gradients() -> None:
     layer = nn.Linear(4, 4)
     model = nn.Sequential(layer, nn.Tanh(), layer)
     graph = capture(model, (torch.randn(3, 4),)).module
     parts = cut(graph, {"linear": 0, "tanh": 0, "linear_1": 1})
-    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)], schedule=schedule)
+    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)])
     inputs = [torch.randn(size, 4) for size in (2, 3, 4)]
     for _ in range(2):  # gradients are added to those that are there
         executor.run([Microbatch([each], torch.sum) for each in inputs])
@@ -247,14 +237,13 @@ class Chain(nn.Module):
         return torch.stack([*found, x]).sum(0) + torch.stack([self.bias, self.other]).sum(0)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_gradients_of_the_same_memory_are_not_changed_together(schedule: Schedule) -> None:
+def test_gradients_of_the_same_memory_are_not_changed_together() -> None:
     model = Chain()
     graph = capture(model, (torch.randn(3, 4),)).module
     nodes = (each.name for each in graph.graph.nodes)
     where = {name: int(not name.startswith("tanh")) for name in nodes}
     places = [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)]
-    executor = Executor(cut(graph, where, output_place=1), 0, places, schedule=schedule)
+    executor = Executor(cut(graph, where, output_place=1), 0, places)
     inputs = [torch.randn(size, 4) for size in (2, 3, 4)]
     executor.run([Microbatch([each], lambda out: out.square().sum()) for each in inputs])
     found = [each.grad for each in model.parameters()]
@@ -318,7 +307,7 @@ def test_a_buffer_that_forward_changes_may_be_used_in_backward() -> None:
     again.load_state_dict(model.state_dict())
     graph = capture(model, (torch.randn(3, 4),)).module
     parts = cut(graph, {each.name: int(each.name == "linear_1") for each in graph.graph.nodes})
-    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)], schedule="gpipe")
+    executor = Executor(parts, 0, [TaskDevice(0, CPU), TaskDevice(0, OTHER_CPU)])
     inputs = [torch.randn(size, 4) for size in (2, 3)]
     executor.run([Microbatch([each], torch.sum) for each in inputs])
     for each in inputs:

@@ -39,7 +39,6 @@ from tests.parity.spread import (
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 from trireme.graph.config import GraphConfig
-from trireme.mesh import GRAPH_SCHEDULES, SCHEDULES
 from trireme.ps.rule import Average
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -64,13 +63,12 @@ def refused(program: Any, *args: Any, spread: ProcessGroup = GRAPH) -> str:
 # Batches and losses ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(but=("1f1b-pairs", "1f1b-by name", "gpipe-the model's loss"))
-@pytest.mark.thorough(but=("1f1b-pairs",))
+@pytest.mark.slow(but=("pairs", "by name", "the model's loss"))
+@pytest.mark.thorough(but=("pairs",))
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_batches_of_every_form_and_size(form: str, schedule: str) -> None:
+def test_batches_of_every_form_and_size(form: str) -> None:
     losses, wanted = train_plainly()
-    ran = run_process_group(replace(GRAPH, schedule=schedule), train_form, form, {})
+    ran = run_process_group(GRAPH, train_form, form, {})
     for found, values in ran.values:
         assert found == pytest.approx(losses, abs=1e-5)
         own = {name.removeprefix("body."): value for name, value in tensors(values).items()}
@@ -153,17 +151,11 @@ def test_options_without_a_meaning_say_what_has_it(options: Any, what: str) -> N
     assert what in refused(train_spread, "MLP", 1, "", options)
 
 
-def test_the_schedules_of_pipelines_are_refused_by_name() -> None:
-    said = refused(train_spread, "MLP", 1, spread=replace(GRAPH, schedule="zero-bubble"))
-    assert "schedule 'zero-bubble' of a graph: there are gpipe and 1f1b" in said
-
-
 @pytest.mark.parametrize(
     ("options", "what"),
     [
         ({"algorithm": "cut"}, r"did you mean cuts\?"),
         ({"algorithm": "expert"}, "there are"),
-        ({"schedule": "interleaved"}, "there are gpipe and 1f1b"),
         ({"microbatches": 0}, r"microbatches=0\): it must be 1 or more"),
         ({"memory_limit": 0}, r"memory_limit=0\): it must be 1 or more"),
     ],
@@ -244,12 +236,3 @@ def test_hooks_are_called(tmp_path: Path) -> None:
     for calls in ran.values:
         assert calls == {"start": 1, "before": STEPS, "after": STEPS, "stop": 1}
     assert list((tmp_path / "tensorboard").rglob("*tfevents*"))
-
-
-def test_the_launch_and_the_program_know_the_same_schedules() -> None:
-    for schedule in SCHEDULES:
-        if schedule in GRAPH_SCHEDULES:
-            assert GraphConfig(schedule=schedule).schedule == schedule  # type: ignore[arg-type]
-        else:
-            with pytest.raises(ConfigurationError, match=schedule):
-                GraphConfig(schedule=schedule)  # type: ignore[arg-type]

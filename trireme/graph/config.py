@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 from trireme.errors import ConfigurationError, suggestion
-from trireme.graph.place.costs import Schedule as GraphSchedule
 from trireme.graph.place.placement import ALGORITHMS
 from trireme.job_config import size_in_bytes
 from trireme.session.settings import Settings
@@ -28,8 +27,6 @@ class GraphConfig:
             `placement.ALGORITHMS`. `best` compares them by predicted step time, and improves the
             best one.
         microbatches: the number of micro-batches of each batch; None for 1.
-        schedule: the order of micro-batches: `gpipe`, all forward and then all backward, or `1f1b`,
-            each backward as soon as possible, which keeps fewer activations.
         soft: whether an operation whose device does not exist is placed elsewhere, with a warning.
         log_placement: whether the chief prints which device computes each operation.
         memory_limit: the bytes, or a size such as `2GiB`, that the operations of each task may
@@ -39,13 +36,12 @@ class GraphConfig:
             parameters of its own operations only; None captures the model at the first step.
 
     Raises:
-        ConfigurationError: the algorithm or the schedule is unknown, or a number is below 1.
+        ConfigurationError: the algorithm is unknown, or a number is below 1.
     """
 
     placement: Mapping[str, str] = field(default_factory=dict)
     algorithm: str = "best"
     microbatches: int | None = None
-    schedule: GraphSchedule = "1f1b"
     soft: bool = True
     log_placement: bool = False
     memory_limit: int | str | None = None
@@ -57,10 +53,6 @@ class GraphConfig:
             raise ConfigurationError(
                 f"GraphConfig(algorithm={self.algorithm!r}){close}: there are "
                 f"{', '.join(ALGORITHMS)}"
-            )
-        if self.schedule not in get_args(GraphSchedule):
-            raise ConfigurationError(
-                f"schedule {self.schedule!r} of a graph: there are gpipe and 1f1b"
             )
         given: object = self.placement
         texts = isinstance(given, Mapping) and all(isinstance(it, str) for it in given.values())

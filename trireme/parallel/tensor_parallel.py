@@ -50,7 +50,6 @@ _FEED_FORWARD: tuple[_Block, ...] = (  # of Trireme, BERT and Llama
     (("intermediate.dense",), "output.dense"),
     (("gate_proj", "up_proj"), "down_proj"),
 )
-_FUSED = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj_weight", "Wqkv")
 
 # The attributes in which attention modules of different libraries keep the width of a head, their
 # numbers of heads, and their width.
@@ -73,11 +72,10 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh, plan: Plan | None = Non
     size = mesh.size()
     chosen = derive(module, size) if plan is None else resolve(module, plan, size)
     if not chosen:
-        one = _fused(module)
-        why = f": {one} fuses query, key and value" if one else ""
         raise ConfigurationError(
             f"tensor parallelism: {type(module).__name__} has no linear layer that can be split "
-            f"into {size}{why}: use --strategy fsdp, which shards any parameter, or fewer processes"
+            f"into {size} (one that fuses query, key and value cannot): use --strategy fsdp, which "
+            "shards any parameter, or fewer processes"
         )
     for attention in attentions(module):
         if attention.splits.items() <= chosen.items():
@@ -253,14 +251,6 @@ def _blocks(module: nn.Module, known: Sequence[_Block]) -> Iterator[tuple[str, n
         for columns, row in known:
             if _linear_layers(part, (*columns, row)):
                 yield name, part, (columns, row)
-
-
-def _fused(module: nn.Module) -> str | None:
-    for name, part in module.named_modules():
-        for inner in _FUSED:
-            if isinstance(getattr(part, inner, None), nn.Module | nn.Parameter):
-                return f"{name}.{inner}" if name else inner
-    return None
 
 
 def _splits(name: str, block: _Block) -> dict[str, str]:

@@ -20,7 +20,6 @@ from trireme.graph.capture.effects import Memory
 from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.node_groups import changed
-from trireme.graph.execute.plan import Schedule
 from trireme.graph.execute.transfers import TaskDevice
 from trireme.graph.place.requests import merged
 
@@ -109,7 +108,7 @@ def alone(case: Case) -> tuple[Any, ...]:
     return outputs, losses, gradients_of(model), buffers_of(model)
 
 
-def by_several(rank: int, case: Case, graph: bytes, schedule: Schedule) -> tuple[Any, ...]:
+def by_several(rank: int, case: Case, graph: bytes) -> tuple[Any, ...]:
     """Computes the same in one of several processes, with the graph placed at random."""
     model = case.model()
     module = unpacked(graph, model)
@@ -121,7 +120,7 @@ def by_several(rank: int, case: Case, graph: bytes, schedule: Schedule) -> tuple
         where.update(dict.fromkeys(names, where[min(names & where.keys(), default="")]))
     parts = cut(module, where, output_place=rng.randrange(count))
     microbatches = [Microbatch(batch, loss_of) for batch in case.batches()]
-    Executor(parts, rank, case.places, schedule=schedule).run(microbatches)
+    Executor(parts, rank, case.places).run(microbatches)
     if any(each.outputs is None for each in microbatches):
         assert all(each.outputs is None for each in microbatches)
         found = None
@@ -136,29 +135,23 @@ def by_several(rank: int, case: Case, graph: bytes, schedule: Schedule) -> tuple
 
 
 @settings(max_examples=EXAMPLES, deadline=None, phases=set(Phase) - {Phase.shrink})
-@given(case=cases(), schedule=st.sampled_from(["gpipe", "1f1b"]))
-def test_any_graph_in_any_placement_equals_one_process(
-    group: StandingGroup, case: Case, schedule: Schedule
-) -> None:
-    check_that_tasks_equal_one_process(group, case, schedule)
+@given(case=cases())
+def test_any_graph_in_any_placement_equals_one_process(group: StandingGroup, case: Case) -> None:
+    check_that_tasks_equal_one_process(group, case)
 
 
 @pytest.mark.slow
 @settings(max_examples=MANY_EXAMPLES, deadline=None, phases=set(Phase) - {Phase.shrink})
-@given(case=cases(), schedule=st.sampled_from(["gpipe", "1f1b"]))
-def test_many_graphs_in_any_placement_equal_one_process(
-    group: StandingGroup, case: Case, schedule: Schedule
-) -> None:
-    check_that_tasks_equal_one_process(group, case, schedule)
+@given(case=cases())
+def test_many_graphs_in_any_placement_equal_one_process(group: StandingGroup, case: Case) -> None:
+    check_that_tasks_equal_one_process(group, case)
 
 
-def check_that_tasks_equal_one_process(
-    group: StandingGroup, case: Case, schedule: Schedule
-) -> None:
+def check_that_tasks_equal_one_process(group: StandingGroup, case: Case) -> None:
     """Fails if several tasks compute something else than one process, or another task does."""
     outputs, losses, gradients, buffers = alone(case)
     graph = packed(capture(case.model(), case.batches()[0], verify=False).module)
-    results = group(by_several, case, graph, schedule)
+    results = group(by_several, case, graph)
     (found,) = [each[0] for each in results if each[0] is not None]
     torch.testing.assert_close(found[0], outputs, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(found[1], losses, rtol=1e-6, atol=1e-12)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, cast
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.graph.execute.cut import Cut, Segment, Value
-from trireme.graph.execute.plan import BATCH, Message, Schedule, plan
-
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
+from trireme.graph.execute.plan import BATCH, Message, plan
 
 
 @st.composite
@@ -64,15 +61,14 @@ def cuts(draw: st.DrawFn) -> Cut:
 cases = given(
     cut=cuts(),
     trained=st.lists(st.booleans(), min_size=1, max_size=4),
-    schedule=st.sampled_from(SCHEDULES),
 )
 
 
 @cases
 def test_every_message_is_sent_once_and_received_once_and_later(
-    cut: Cut, trained: list[bool], schedule: Schedule
+    cut: Cut, trained: list[bool]
 ) -> None:
-    events = plan(cut, trained, schedule)
+    events = plan(cut, trained)
     sent = [(each, at) for at, event in enumerate(events) for each in event.sends]
     received = [(each, at) for at, event in enumerate(events) for each in event.receives]
     assert Counter(each for each, _ in sent) == Counter(each for each, _ in received)
@@ -85,10 +81,8 @@ def test_every_message_is_sent_once_and_received_once_and_later(
 
 
 @cases
-def test_every_segment_runs_once_after_what_it_depends_on(
-    cut: Cut, trained: list[bool], schedule: Schedule
-) -> None:
-    events = plan(cut, trained, schedule)
+def test_every_segment_runs_once_after_what_it_depends_on(cut: Cut, trained: list[bool]) -> None:
+    events = plan(cut, trained)
     when = {(each.kind, each.segment, each.microbatch): at for at, each in enumerate(events)}
     assert len(when) == len([each for each in events if each.segment >= 0]) + len(
         {each.kind for each in events if each.segment < 0}
@@ -110,9 +104,9 @@ def test_every_segment_runs_once_after_what_it_depends_on(
 
 @cases
 def test_early_segments_are_before_late_ones_forward_and_after_them_backward(
-    cut: Cut, trained: list[bool], schedule: Schedule
+    cut: Cut, trained: list[bool]
 ) -> None:
-    events = plan(cut, trained, schedule)
+    events = plan(cut, trained)
     when = {(each.kind, each.segment, each.microbatch): at for at, each in enumerate(events)}
     for i, one in enumerate(cut.segments):
         for j, other in enumerate(cut.segments):
@@ -124,11 +118,9 @@ def test_early_segments_are_before_late_ones_forward_and_after_them_backward(
 
 
 @cases
-def test_values_are_released_after_their_last_use(
-    cut: Cut, trained: list[bool], schedule: Schedule
-) -> None:
+def test_values_are_released_after_their_last_use(cut: Cut, trained: list[bool]) -> None:
     kept: set[tuple[str, int, int]] = set()
-    for event in plan(cut, trained, schedule):
+    for event in plan(cut, trained):
         key = event.place, event.microbatch
         segment = cut.segments[event.segment] if event.segment >= 0 else None
         if event.kind == "forward" and segment is not None:
@@ -146,16 +138,13 @@ def test_values_are_released_after_their_last_use(
 def test_1f1b_bounds_the_micro_batches_between_forward_and_backward(cut: Cut, count: int) -> None:
     depths = 1 + max(each.depth for each in cut.segments)
     between: Counter[int] = Counter()
-    for event in plan(cut, [True] * count, "1f1b"):
+    for event in plan(cut, [True] * count):
         if event.segment >= 0:
             between[event.segment] += 1 if event.kind == "forward" else -1
             assert between[event.segment] <= depths - cut.segments[event.segment].depth
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_parameter_is_sent_once_a_batch_and_its_gradient_comes_back_once(
-    schedule: Schedule,
-) -> None:
+def test_a_parameter_is_sent_once_a_batch_and_its_gradient_comes_back_once() -> None:
     value = Value("w", 0, (1,), (), torch.float32, True, "w")
     made = Value("x", 1, (0,), (), torch.float32, True)
     segments = (
@@ -163,7 +152,7 @@ def test_a_parameter_is_sent_once_a_batch_and_its_gradient_comes_back_once(
         Segment(0, 1, 1, cast("Any", None), ("x",), (), ()),
     )
     cut = Cut(segments, {"w": value, "x": made}, (), cast("Any", None), cast("Any", None))
-    sent = [each for event in plan(cut, [True] * 3, schedule) for each in event.sends]
+    sent = [each for event in plan(cut, [True] * 3) for each in event.sends]
     assert [each for each in sent if each.name == "w"] == [
         Message("w", 0, 1, BATCH, back=False),
         Message("w", 1, 0, BATCH, back=True),

@@ -169,7 +169,7 @@ def test_less_than_a_fiftieth_is_no_reason_for_a_second_device(
 @settings(max_examples=25)
 @given(graphs(most=40, least=5), st.integers(1, 10))
 def test_coarsening_keeps_costs_and_order(graph: CostGraph, target: int) -> None:
-    problem = problem_of(graph, FOUR, Constraints(together=(("o0", "o4"),)), 2)
+    problem = problem_of(graph, FOUR, Constraints(together=(("o0", "o4"),)), 1)
     coarse, runs = coarsened(problem, target)
     costs, fused = problem.simulator.costs, coarse.simulator.costs
     assert fused.forward.sum() == pytest.approx(costs.forward.sum())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.graph.reference import graphs, machines, step_seconds
-from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation, Schedule
+from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operation
 from trireme.graph.place.prediction import predict
 
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 TWO = Hardware((Device("a"), Device("b")), Link(0.5, 8.0))
 
 
@@ -28,8 +25,8 @@ def test_one_device_computes_one_operation_after_the_other() -> None:
     alone = predict(chain("x", "y"), TWO, {"x": "a", "y": "a"}, micro_batches=3)
     assert alone.step_seconds == 3 * 2 * (1 + 2)
     assert [device.busy_seconds for device in alone.devices] == [18.0, 0.0]
-    # Twice 100 resident, three micro-batches of 10 + 10, and y works with 4 + 4.
-    assert [device.peak_bytes for device in alone.devices] == [200 + 60 + 8, 0]
+    # Twice 100 resident, one micro-batch at a time of 10 + 10, and y works with 4 + 4.
+    assert [device.peak_bytes for device in alone.devices] == [200 + 20 + 8, 0]
     assert alone.transfers == 0
 
 
@@ -60,17 +57,12 @@ def test_a_transfer_keeps_both_sides_from_computing_unless_they_wait() -> None:
     assert predict(chain("x", "y"), busy, placement, micro_batches=2).step_seconds == 11.5
 
 
-def test_with_1f1b_a_device_holds_fewer_micro_batches() -> None:
-    graph, placement = chain("x", "y"), {"x": "a", "y": "b"}
-    some, all_ = (predict(graph, TWO, placement, 8, each) for each in ("1f1b", "gpipe"))
+def test_a_device_holds_few_micro_batches_at_a_time() -> None:
+    some = predict(chain("x", "y"), TWO, {"x": "a", "y": "b"}, 8)
     # Of 8 micro-batches a has activations and gradients of 2 at a time, and b of one.
     assert [device.peak_bytes for device in some.devices] == [
         100 + 2 * (10 + 4) + 4,
         100 + 1 * (10 + 4) + 8,
-    ]
-    assert [device.peak_bytes for device in all_.devices] == [
-        100 + 8 * (10 + 4) + 4,
-        100 + 8 * (10 + 4) + 8,
     ]
 
 
@@ -191,18 +183,17 @@ def test_links_of_their_own() -> None:
     assert split.step_seconds == 1 + 1 + 1 + 2 + 2 + 2
 
 
-@given(graphs(), machines(), st.integers(1, 3), st.sampled_from(SCHEDULES), st.data())
+@given(graphs(), machines(), st.integers(1, 3), st.data())
 def test_it_agrees_with_the_rules_executed_one_by_one(
     graph: CostGraph,
     hardware: Hardware,
     micro_batches: int,
-    schedule: Schedule,
     data: st.DataObject,
 ) -> None:
     names = st.sampled_from([device.name for device in hardware.devices])
     placement = {each.name: data.draw(names) for each in graph.operations}
-    predicted = predict(graph, hardware, placement, micro_batches, schedule).step_seconds
-    expected = step_seconds(graph, hardware, placement, micro_batches, schedule)
+    predicted = predict(graph, hardware, placement, micro_batches).step_seconds
+    expected = step_seconds(graph, hardware, placement, micro_batches)
     assert predicted == pytest.approx(expected, rel=1e-9)
 
 

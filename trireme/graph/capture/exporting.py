@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.rehearsal import restored
 from trireme.graph.capture.scopes import noting
-from trireme.graph.capture.source import error_line, error_module, forward_line
+from trireme.graph.capture.source import error_line, forward_line
 
 _UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '([\w.<>]+)'>")
 
@@ -55,8 +55,6 @@ def export(
         what = sentence(error)
         if _depends_on_values(error):
             what = "its Python code depends on the value of a tensor (an if, a loop, a print)"
-            if module := error_module(error, model):
-                what = f"the code of its {module} depends on the value of a tensor"
         if unknown := _UNKNOWN.search(str(error)):
             what = f"it takes or returns a {unknown[1]}, whose tensors torch does not know"
             remedy = "call torch.export.register_dataclass on it, or use a tuple or a dict"

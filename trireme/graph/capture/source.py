@@ -55,18 +55,6 @@ def error_line(error: BaseException, model: nn.Module) -> str:
     return found or forward_line(model)
 
 
-def error_module(error: BaseException, model: nn.Module) -> str:
-    """Returns the class and path of a layer of torch in whose code an error arose, else ""."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner, code = frame.f_locals.get("self"), frame.f_code
-        if isinstance(owner, nn.Module) and paths.get(id(owner)):
-            inside = not _is_users(code.co_filename) and code.co_name == "forward"
-            found = f"{type(owner).__name__} {paths[id(owner)]}" if inside else ""
-    return found
-
-
 def forward_line(model: nn.Module) -> str:
     """Returns the first line of a model's `forward`; "" if it has no file, or is torch's."""
     try:

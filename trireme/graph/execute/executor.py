@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_unflatten
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.rebuild import constants_of, copied, rebuild
 from trireme.graph.execute.cut import Cut
-from trireme.graph.execute.plan import BATCH, Event, Message, Schedule, plan
+from trireme.graph.execute.plan import BATCH, Event, Message, plan
 from trireme.graph.execute.sizes import numbers, symbols
 from trireme.graph.execute.transfers import Route, TaskDevice, Transfers, route
 
@@ -67,8 +67,6 @@ class Executor:
         rank: int,
         places: Sequence[TaskDevice],
         group: dist.ProcessGroup | None = None,
-        *,
-        schedule: Schedule = "1f1b",
     ) -> None:
         if cut.places > len(places):
             raise ConfigurationError(
@@ -80,7 +78,6 @@ class Executor:
         self._rank = rank
         self._places = tuple(places)
         self._group = group
-        self._schedule: Schedule = schedule
         self._modules = {
             index: _on_device(segment.module, places[segment.place].device)
             for index, segment in enumerate(cut.segments)
@@ -121,7 +118,7 @@ class Executor:
 
     def _planned(self, trained: tuple[bool, ...]) -> tuple[tuple[tuple[int, Event], ...], Route]:
         if trained not in self._plans:
-            events = plan(self._cut, trained, self._schedule)
+            events = plan(self._cut, trained)
             mine = (
                 (position, event)
                 for position, event in enumerate(events)

@@ -5,11 +5,10 @@ those that it depends on. Every task handles its own events in that order; a mes
 waiting, and received at the latest when the event that needs it is handled. So no plan deadlocks:
 of all events that are not yet handled, the first one never waits for another of them.
 
-`gpipe` (Huang et al., GPipe, NeurIPS 2019): forward of all micro-batches, then backward, in the
-reverse order. `1f1b` (Narayanan et al., PipeDream, SOSP 2019), here for any acyclic graph: with D
+The order is 1F1B (Narayanan et al., PipeDream, SOSP 2019), here for any acyclic graph: with D
 depths, the forward of depth d and micro-batch m has the time d + 2m on a virtual clock, its
-backward 2D - 1 - d + 2m: so at most D - d micro-batches are between the two. In both, the early
-segment of a depth and micro-batch is before the late ones forward, and after them backward.
+backward 2D - 1 - d + 2m: so at most D - d micro-batches are between the two. The early segment of a
+depth and micro-batch is before the late ones forward, and after them backward.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trireme.graph.execute.cut import Cut, Segment, Value
-
-Schedule = Literal["gpipe", "1f1b"]
 
 BATCH = -1
 """Stands for the number of a micro-batch where something belongs to the whole batch."""
@@ -57,9 +54,9 @@ _Messages: TypeAlias = tuple[tuple[Message, ...], tuple[Message, ...], tuple[str
 """What an event receives, sends and releases."""
 
 
-def plan(cut: Cut, trained: Sequence[bool], schedule: Schedule) -> tuple[Event, ...]:
+def plan(cut: Cut, trained: Sequence[bool]) -> tuple[Event, ...]:
     """Returns all events of a batch, in order; a micro-batch that is not `trained` only forward."""
-    planner = _Planner(cut, trained, schedule)
+    planner = _Planner(cut, trained)
     kept = [value for value in cut.values.values() if value.attribute]
     gives, takes = defaultdict[int, list[Message]](list), defaultdict[int, list[Message]](list)
     for value in kept if trained else ():
@@ -74,10 +71,10 @@ def plan(cut: Cut, trained: Sequence[bool], schedule: Schedule) -> tuple[Event, 
 
 
 class _Planner:
-    def __init__(self, cut: Cut, trained: Sequence[bool], schedule: Schedule) -> None:
+    def __init__(self, cut: Cut, trained: Sequence[bool]) -> None:
         self._cut = cut
         self._trained = trained
-        self._order = _ordered(cut, trained, schedule)
+        self._order = _ordered(cut, trained)
         # Of each value at each place, by micro-batch: the events that read or make it.
         self._first: dict[tuple[str, int, int], int] = {}
         self._last_forward: dict[tuple[str, int, int], int] = {}
@@ -145,21 +142,16 @@ def _messages(value: Value, microbatch: int, *, back: bool) -> Iterator[Message]
         yield Message(value.name, sender, receiver, microbatch, back)
 
 
-def _ordered(cut: Cut, trained: Sequence[bool], schedule: Schedule) -> list[tuple[bool, int, int]]:
+def _ordered(cut: Cut, trained: Sequence[bool]) -> list[tuple[bool, int, int]]:
     """Returns (whether backward, position of the segment, number of the micro-batch) in order."""
     depths = 1 + max(each.depth for each in cut.segments)
     keyed: list[tuple[tuple[int, ...], tuple[bool, int, int]]] = []
     for index, segment in enumerate(cut.segments):
         for number, backward in enumerate(trained):
             depth, part = segment.depth, segment.part
-            if schedule == "gpipe":
-                forward_key = (0, depth + number, depth, number, part, index)
-                backward_key = (1, -depth - number, -depth, -number, -part, -index)
-            else:
-                forward_key = (depth + 2 * number, 0, depth, number, part, index)
-                time = 2 * depths - 1 - depth + 2 * number
-                backward_key = (time, 1, -depth, number, -part, -index)
-            keyed.append((forward_key, (False, index, number)))
+            time = depth + 2 * number
+            keyed.append(((time, 0, depth, number, part, index), (False, index, number)))
             if backward:
-                keyed.append((backward_key, (True, index, number)))
+                time = 2 * depths - 1 - depth + 2 * number
+                keyed.append(((time, 1, -depth, number, -part, -index), (True, index, number)))
     return [event for _, event in sorted(keyed)]

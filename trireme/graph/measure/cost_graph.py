@@ -12,7 +12,6 @@ from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.effects import Memory
 from trireme.graph.execute.node_groups import changed, everywhere
 from trireme.graph.measure.measurement import Cost, Measurement, has_tensors
-from trireme.graph.measure.updates import NO_UPDATE, UpdateCost
 from trireme.graph.place.costs import Constraints, CostGraph, Operation
 
 OUTPUT = "output"
@@ -24,7 +23,7 @@ def cost_graph(
     measurement: Measurement,
     *,
     state_factor: float,
-    update: UpdateCost = NO_UPDATE,
+    update_seconds: float = 0.0,
 ) -> CostGraph:
     """Returns the operations of a captured model with their costs, in the order of its graph.
 
@@ -49,7 +48,7 @@ def cost_graph(
             if each.op == "get_attr" and each not in operations and each not in replicated:
                 value = attrgetter(each.target)(module)
                 if isinstance(value, torch.Tensor):
-                    operations[each] = _held(each.name, value, state_factor, update)
+                    operations[each] = _held(each.name, value, state_factor, update_seconds)
         if node in readers:
             operations[node] = operation(node, measurement.costs[node.name])
         elif node.op == "output":
@@ -87,11 +86,11 @@ def grouping(captured: Capture, placed: Collection[str] = ()) -> Constraints:
     return Constraints(together=tuple(group for group in groups if len(group) > 1))
 
 
-def _held(name: str, value: torch.Tensor, state_factor: float, update: UpdateCost) -> Operation:
+def _held(name: str, value: torch.Tensor, state_factor: float, update: float) -> Operation:
     size, trained = value.nbytes, value.requires_grad
     return Operation(
         name,
-        backward_seconds=update.seconds(size) if trained else 0.0,
+        backward_seconds=size * update if trained else 0.0,
         # Of what is trained, the value, the gradient and the state.
         resident_bytes=round(size * (2 + state_factor)) if trained else size,
         output_bytes=size,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,25 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from trireme.graph.measure.trial import timed
 
-_SMALL, _LARGE = 4, 1 << 18
-"""Elements of the tensors with which updates are measured, several at a time."""
-_COUNT = 4
-
-
-@dataclass(frozen=True)
-class UpdateCost:
-    """How long an optimizer's step takes for a parameter."""
-
-    tensor_seconds: float = 0.0  # for each parameter, whatever its size
-    byte_seconds: float = 0.0  # for each of its bytes
-
-    def seconds(self, size: int) -> float:
-        """Returns the duration for a parameter of that many bytes."""
-        return self.tensor_seconds + size * self.byte_seconds
-
-
-NO_UPDATE = UpdateCost()
-"""That of no optimizer."""
+_ELEMENTS = 1 << 18  # of the parameter whose update is measured
 
 
 def state_factor(optimizer: torch.optim.Optimizer) -> float:
@@ -46,16 +27,12 @@ def state_factor(optimizer: torch.optim.Optimizer) -> float:
     return sum(sizes) / parameter.nbytes
 
 
-def update_cost(optimizer: torch.optim.Optimizer, repeats: int = 10) -> UpdateCost:
-    """Measures how long an optimizer's step takes, on tensors of two sizes."""
-    seconds = []
-    for elements in (_SMALL, _LARGE):
-        parameters = [torch.zeros(elements) for _ in range(_COUNT)]
-        another = _stepped(optimizer, *parameters)
-        took = [timed(lambda: another.step(_closure))[0] for _ in range(repeats)]  # noqa: B023
-        seconds.append(statistics.median(took) / _COUNT)
-    small, large = seconds
-    return UpdateCost(small, max(large - small, 0.0) / (_LARGE * 4))
+def update_seconds(optimizer: torch.optim.Optimizer, repeats: int = 10) -> float:
+    """Measures how long an optimizer's step takes for each byte of a large parameter."""
+    parameter = torch.zeros(_ELEMENTS)
+    another = _stepped(optimizer, parameter)
+    took = [timed(lambda: another.step(_closure))[0] for _ in range(repeats)]
+    return statistics.median(took) / parameter.nbytes
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *parameters: torch.Tensor) -> torch.optim.Optimizer:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,6 @@ from trireme.errors import ConfigurationError, suggestion
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
-
-Schedule = Literal["gpipe", "1f1b"]
-"""In which order a device executes micro-batches: all forward and then all backward, as Huang et
-al., GPipe (NeurIPS 2019), or each backward as soon as possible, as Narayanan et al., PipeDream
-(SOSP 2019), so that less of them are on their way at a time."""
 
 Devices = Mapping[str, str]
 """The name of the device of each operation, by the operation's name: a placement."""

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from trireme.errors import ConfigurationError
-from trireme.graph.place.costs import Constraints, CostGraph, Devices, Hardware, Ints, Schedule
+from trireme.graph.place.costs import Constraints, CostGraph, Devices, Hardware, Ints
 from trireme.graph.place.prediction import Prediction, predict
 from trireme.graph.place.problem import Problem, coarsened, problem_of
 from trireme.graph.place.search import improved
@@ -48,7 +48,6 @@ def place(
     constraints: Constraints | None = None,
     *,
     micro_batches: int = 1,
-    schedule: Schedule = "gpipe",
     algorithm: Algorithm = "best",
     seed: int = 0,
     evaluations: int = 3000,
@@ -64,7 +63,7 @@ def place(
     Raises:
         ConfigurationError: no placement that was found fits, or impossible constraints.
     """
-    problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches, schedule)
+    problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches)
     _check_room(problem)
     if algorithm == "best":
         candidates = _searched(problem, random.Random(seed), evaluations)
@@ -81,7 +80,7 @@ def place(
         devices,
         name,
         _reason(name, scores),
-        predict(graph, hardware, devices, micro_batches, schedule),
+        predict(graph, hardware, devices, micro_batches),
         {each: None if score.excess else score.seconds for each, score in scores.items()},
     )
 

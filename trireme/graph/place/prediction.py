@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trireme.graph.place.costs import CostGraph, Costs, Devices, Hardware, Schedule
+from trireme.graph.place.costs import CostGraph, Costs, Devices, Hardware
 from trireme.graph.place.simulation import Simulator
 
 
@@ -33,7 +33,6 @@ def predict(
     hardware: Hardware,
     placement: Devices,
     micro_batches: int = 1,
-    schedule: Schedule = "gpipe",
 ) -> Prediction:
     """Predicts the duration of a step, and what its devices do in it.
 
@@ -45,9 +44,7 @@ def predict(
        they depend; its late segment, all others, is computed while the values of the early one are
        on their way. A segment takes the sum of its seconds, and `segment_seconds` if it computes
        anything forward. What is `stored` is in none.
-    2. *Order.* That of `trireme.graph.execute.plan`: forward by the sum of depth and number of the
-       micro-batch, of equal ones by depth, then backward in the opposite order; with `1f1b` by its
-       virtual clock. A device never changes this order: it waits.
+    2. *Order.* That of `trireme.graph.execute.plan`. A device never changes it: it waits.
     3. *Values.* When a forward computation ends, each value that other devices read goes once to
        each of them. A forward computation begins when all has arrived that its own operations read
        and no segment of the device before it.
@@ -60,16 +57,16 @@ def predict(
        sender when it begins to send, and the receiver before the computation that needs the value,
        where it does not wait for it anyway.
     6. *Memory.* For each micro-batch a device holds its activations, the values and the gradients
-       that it receives, from the first forward to the end of the step; with `1f1b` of D - d
-       micro-batches at most. To that come the resident bytes, and once the largest sum of an
-       operation's output and inputs, with whose gradients its backward computation works.
+       that it receives, of D - d micro-batches at most. To that come the resident bytes, and once
+       the largest sum of an operation's output and inputs, with whose gradients its backward
+       computation works.
     7. *Parameters and buffers.* What is `stored` is sent as the step begins, once for all
        micro-batches. Its gradient returns once, after the last backward computation that reads it.
        When a device has ended its computations and these gradients have arrived, it updates what
        is stored there.
     """
     placed = np.array([hardware.number(placement[name]) for name in graph.positions], dtype=np.intp)
-    simulator = Simulator(Costs.of(graph), hardware, micro_batches, schedule)
+    simulator = Simulator(Costs.of(graph), hardware, micro_batches)
     parts = simulator.parts(placed)
     busy, peaks = simulator.busy_seconds(parts), simulator.peak_bytes(parts)
     devices = tuple(

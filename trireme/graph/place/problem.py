@@ -18,7 +18,6 @@ from trireme.graph.place.costs import (
     Floats,
     Hardware,
     Ints,
-    Schedule,
 )
 from trireme.graph.place.simulation import Score, Simulator
 
@@ -76,7 +75,6 @@ def problem_of(
     hardware: Hardware,
     constraints: Constraints,
     micro_batches: int,
-    schedule: Schedule = "gpipe",
 ) -> Problem:
     """Returns the problem of placing each operation of a graph.
 
@@ -99,7 +97,7 @@ def problem_of(
         names = ", ".join(repr(graph.operations[member].name) for member in members[:3])
         more = " and others, which must be together," if len(members) > 3 else ""
         raise ConfigurationError(f"the constraints leave no device for {names}{more}")
-    simulator = Simulator(Costs.of(graph), hardware, micro_batches, schedule)
+    simulator = Simulator(Costs.of(graph), hardware, micro_batches)
     return Problem(simulator, units.astype(np.intp), common)
 
 
@@ -240,5 +238,5 @@ def _quotient(problem: Problem, runs: Ints) -> Problem:
     allowed = np.zeros((int(units.max()) + 1, problem.allowed.shape[1]), dtype=bool)
     allowed[units[runs]] = problem.allowed[problem.units]
     whole = problem.simulator
-    simulator = Simulator(fused, whole.hardware, whole.micro_batches, whole.schedule)
+    simulator = Simulator(fused, whole.hardware, whole.micro_batches)
     return Problem(simulator, units, allowed)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trireme.graph.place.costs import Bools, Costs, Floats, Hardware, Ints, Schedule
+from trireme.graph.place.costs import Bools, Costs, Floats, Hardware, Ints
 
 _DOUBT = 0.1
 """Which share of the duration of all transfers counts as a risk: what they take is less certain
@@ -67,13 +67,10 @@ _Levels = list[list[_Segment]]
 class Simulator:
     """Executes placements of one graph by the rules of `trireme.graph.place.prediction.predict`."""
 
-    def __init__(
-        self, costs: Costs, hardware: Hardware, micro_batches: int, schedule: Schedule = "gpipe"
-    ) -> None:
+    def __init__(self, costs: Costs, hardware: Hardware, micro_batches: int) -> None:
         self.costs = costs
         self.hardware = hardware
         self.micro_batches = micro_batches
-        self.schedule: Schedule = schedule
         self.devices = len(hardware.devices)
         numbers = range(self.devices)
         self.links = [hardware.between(one, other) for one in numbers for other in numbers]
@@ -90,8 +87,7 @@ class Simulator:
         )
         limits = [device.memory_bytes for device in hardware.devices]
         self.limits = np.array([np.inf if each is None else each for each in limits])
-        least = micro_batches if schedule == "gpipe" else 1
-        self.held: Floats = costs.resident + least * costs.activation  # whatever the placement
+        self.held: Floats = costs.resident + costs.activation  # whatever the placement
         self._orders: dict[int, list[tuple[bool, int, int]]] = {}
         self._nodes = np.arange(len(costs.forward))
         self._numbers = np.arange(self.devices)[:, None]
@@ -154,10 +150,8 @@ class Simulator:
     def peak_bytes(self, parts: Parts) -> Floats:
         """Returns the most that each device holds at a time."""
         placed, costs = parts.placed, self.costs
-        # With 1f1b the backward computation of a depth follows as many forward computations.
-        least = np.full(len(placed), self.micro_batches)
-        if self.schedule == "1f1b":
-            least = np.minimum(parts.depths.max(initial=0) + 1 - parts.depths, least)
+        # The backward computation of a depth follows as many forward computations.
+        least = np.minimum(parts.depths.max(initial=0) + 1 - parts.depths, self.micro_batches)
         each = costs.resident + least * costs.activation
         held: Floats = np.bincount(placed, each, self.devices).astype(np.float64)
         held += np.where(placed == self._numbers, self.costs.working, 0.0).max(axis=1, initial=0.0)
@@ -214,7 +208,7 @@ class Simulator:
             now[receiver] += self.links[link].work(size)
             for arrived in arrivals:
                 arrived[number] = free[link]
-        final = 0 if self.schedule == "gpipe" else self.micro_batches - 1
+        final = self.micro_batches - 1
         for back, depth, micro_batch in self._order(len(forward)):
             segments = (last if micro_batch == final else backward) if back else forward
             arrived = arrivals[micro_batch]
@@ -250,17 +244,9 @@ class Simulator:
         """Returns (whether backward, depth, micro-batch) in the order of execution."""
         if depths not in self._orders:
             pairs = [(at, number) for at in range(depths) for number in range(self.micro_batches)]
-            if self.schedule == "gpipe":
-                pairs.sort(key=lambda pair: (sum(pair), pair))
-                events = [(False, *pair) for pair in pairs]
-                events += [(True, *pair) for pair in reversed(pairs)]
-            else:  # by a virtual clock
-                keyed = [(at + 2 * number, False, at, number) for at, number in pairs]
-                keyed += [
-                    (2 * depths - 1 - at + 2 * number, True, -at, number) for at, number in pairs
-                ]
-                events = [(back, abs(at), number) for _, back, at, number in sorted(keyed)]
-            self._orders[depths] = events
+            keyed = [(at + 2 * number, False, at, number) for at, number in pairs]
+            keyed += [(2 * depths - 1 - at + 2 * number, True, -at, number) for at, number in pairs]
+            self._orders[depths] = [(back, abs(at), each) for _, back, at, each in sorted(keyed)]
         return self._orders[depths]
 
     def segments(self, parts: Parts) -> int:

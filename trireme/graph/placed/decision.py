@@ -20,7 +20,7 @@ from trireme.graph.drawing.picture import Picture
 from trireme.graph.drawing.text import placement_table
 from trireme.graph.measure.cost_graph import OUTPUT, cost_graph, grouping
 from trireme.graph.measure.measurement import Measurement, measure
-from trireme.graph.measure.updates import NO_UPDATE, UpdateCost, state_factor, update_cost
+from trireme.graph.measure.updates import state_factor, update_seconds
 from trireme.graph.place.costs import CostGraph, Hardware
 from trireme.graph.place.placement import Placement, place
 from trireme.graph.place.requests import Requests, matched, resolve
@@ -89,7 +89,7 @@ class Decider:
 
     config: GraphConfig  # what the program and the launch request
     state_factor: float = 0.0  # the bytes of optimizer state for each byte of parameters
-    update: UpdateCost = NO_UPDATE  # how long the optimizer takes for a parameter
+    update_seconds: float = 0.0  # how long the optimizer takes for each byte of a parameter
     servers: int = 0  # the number of parameter servers
     warning: str = ""  # what a user should know of the optimizer; "" if nothing
 
@@ -97,12 +97,7 @@ class Decider:
     def of(cls, config: GraphConfig, optimizer: torch.optim.Optimizer, servers: int) -> Self:
         """Returns one for a program's optimizer, or several, of which the largest costs count."""
         each = members(optimizer)
-        update = NO_UPDATE
-        if not servers:
-            costs = [update_cost(one) for one in each]
-            update = UpdateCost(
-                max(cost.tensor_seconds for cost in costs), max(cost.byte_seconds for cost in costs)
-            )
+        update = 0.0 if servers else max(map(update_seconds, each))
         kinds = map(type, each)
         others = [it.__name__ for it in kinds if not it.__module__.startswith("torch.optim.")]
         warning = ""
@@ -138,7 +133,7 @@ class Decider:
             captured,
             self.measure(captured, example),
             state_factor=self.state_factor,
-            update=self.update,
+            update_seconds=self.update_seconds,
         )
         requests = resolve(
             wanted,
@@ -156,7 +151,6 @@ class Decider:
             requests.constraints,
             micro_batches=config.pieces,
             algorithm=config.algorithm,  # type: ignore[arg-type]
-            schedule=config.schedule,
         )
         return Placed(captured, costs, hardware, placement, config, requests)
 

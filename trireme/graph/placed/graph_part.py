@@ -146,8 +146,7 @@ class GraphPart(MeshPart):
         self._check_same(fingerprint(parts))
         if not self._homes:
             self._keep_own(captured, decision)
-        rank, schedule = self.process_group.rank, self._config.schedule
-        executor = Executor(parts, rank, self._places, self._group, schedule=schedule)
+        executor = Executor(parts, self.process_group.rank, self._places, self._group)
         return PlacedGraph(captured, decision, executor, self._place_names)
 
     @property
