@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class Computation:
         if self._moves:
             pair = move(pair[0], self.flat.device), move(pair[1], self.flat.device)
             self._data = None if options.weight is None else move(data, self.flat.device)
-        result = self._accumulate(pair) if options.accumulate > 1 else self._compute(pair)
+        result = self._compute(pair)
         self._reducer.finish()
         if options.l2:
             self._penalise()
@@ -115,26 +116,39 @@ class Computation:
         return examples if labels is None else labels
 
     def _compute(self, batch: tuple[Any, Any]) -> StepResult:
+        """Computes the gradient of a batch, piece by piece with `accumulate`."""
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
         examples = inputs.shape[0] if plain else examples_of(inputs, targets)
-        own, scale_factor = self._options.weight is not None, self._reducer.scale_factor
-        if not own:  # the numbers are exchanged while forward runs
-            weight = self._weight(None, None, targets, examples)
-            factor = scale_factor(self._counted(weight))
-        loss, outputs = self._forward(inputs, targets)
-        if own:
-            weight = self._weight(self._data, _detached(outputs), targets, examples)
-            factor = scale_factor(self._counted(weight))
-        share = factor()
-        self._reducer.begin()
-        if not weight:
-            loss, share = self._nothing(outputs), 1.0
-        _backward(loss if share == 1.0 else loss * share)
-        outputs = _detached(outputs)
-        return StepResult(
-            loss.detach(), [(outputs, targets)], self._metrics, examples, weight=weight
-        )
+        count, scale_factor = self._options.accumulate, self._reducer.scale_factor
+        cut = [(batch, examples)] if count == 1 else list(pieces(batch, count, examples))
+        own = self._options.weight is not None
+        weights: list[float] = []
+        if not own or count > 1:  # the numbers are exchanged while forward runs
+            data = [piece for piece, _ in pieces(self._data, count, examples)] if own else []
+            for (piece, size), mine in zip_longest(cut, data):
+                weights.append(self._weight(mine, None, piece[1], size))
+            factor = scale_factor(self._counted(sum(weights)))
+        loss, outputs = torch.zeros(()), list[tuple[object, object]]()
+        for number, ((inputs, targets), _) in enumerate(cut):
+            part_loss, out = self._forward(inputs, targets)
+            if not weights:
+                weights.append(self._weight(self._data, _detached(out), targets, examples))
+                factor = scale_factor(self._counted(weights[0]))
+            if number == 0:
+                share = factor()
+            if number + 1 == len(cut):
+                self._reducer.begin()
+            if not weights[number]:
+                _backward(self._nothing(out))
+            else:
+                part = weights[number] / sum(weights)
+                scale = share * part
+                _backward(part_loss if scale == 1.0 else part_loss * scale)
+                mean = part_loss.detach()
+                loss = mean if part == 1.0 else loss.to(mean) + mean * part
+            outputs.append((_detached(out), targets))
+        return StepResult(loss, outputs, self._metrics, examples, weight=sum(weights))
 
     def _nothing(self, outputs: Any) -> torch.Tensor:
         """Returns a loss of 0 with gradients of 0: the mean over nothing is not a number."""
@@ -216,32 +230,6 @@ class Computation:
             yield
         finally:
             self._loss = own
-
-    def _accumulate(self, batch: tuple[Any, Any]) -> StepResult:
-        count, examples = self._options.accumulate, examples_of(*batch)
-        cut = list(pieces(batch, count, examples))
-        own: Iterable[Any] = [None] * len(cut)
-        if self._options.weight is not None:
-            own = (piece for piece, _ in pieces(self._data, count, examples))
-        weights = [
-            self._weight(data, None, targets, size)
-            for data, ((_, targets), size) in zip(own, cut, strict=True)
-        ]
-        total = sum(weights)
-        outputs: list[tuple[object, object]] = []
-        mean = torch.zeros((), device=self.flat.device)
-        share = self._reducer.scale_factor(self._counted(total))()
-        for number, ((inputs, targets), _) in enumerate(cut):
-            loss, out = self._forward(inputs, targets)
-            if number + 1 == len(cut):
-                self._reducer.begin()
-            if weights[number]:
-                _backward(loss * (share * weights[number] / total))
-                mean += loss.detach() * (weights[number] / total)
-            else:
-                _backward(self._nothing(out))
-            outputs.append((_detached(out), targets))
-        return StepResult(mean, outputs, self._metrics, examples, weight=total)
 
     def _penalise(self) -> None:
         # The program may have frozen some since, or added others.
