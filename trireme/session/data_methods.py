@@ -119,7 +119,7 @@ class DataMethods(JobMethods):
                 sampler=sampler,
                 weights=weights,
                 drop_last=drop_last,
-                loading=_loading("loader", loading),
+                loading=Loading(**loading),
                 seed=None if generator is None else generator.initial_seed(),
                 by=by,
             )
@@ -186,7 +186,7 @@ class DataMethods(JobMethods):
         worker = self.worker
         if batch_size is not None:
             check_whole("batch_size", batch_size)
-        batches = evaluation_batches(dataset, batch_size, _loading("evaluate", loading))
+        batches = evaluation_batches(dataset, batch_size, Loading(**loading))
         excused = worker.lifecycle.liveness.excused("it evaluates")
         values: AbstractContextManager[int | None] = worker.buffers.consistent_values()
         if self._setup.lean:  # no process can evaluate alone
@@ -199,13 +199,3 @@ class DataMethods(JobMethods):
         for hook in self.options.hooks:
             hook.on_evaluate(self, name, results)
         return results
-
-
-def _loading(method: str, values: LoadingValues) -> Loading:
-    unknown = [name for name in values if name not in Loading.__slots__]
-    if unknown:
-        raise ConfigurationError(
-            f"{method}() has no argument {', '.join(map(repr, unknown))}: it takes "
-            f"{', '.join(Loading.__slots__)}, and what its documentation lists"
-        )
-    return Loading(**values)

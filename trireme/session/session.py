@@ -261,7 +261,7 @@ class Session(DataMethods):
 
     def _collect_final_values(self) -> None:
         if self._setup.part is not None and not self._setup.lean:
-            self.worker.buffers.collect_final_values()
+            self.worker.buffers.collect_values(final=True)
 
     @property
     def local_steps(self) -> int:

@@ -138,16 +138,15 @@ class Buffers:
         finally:
             self._put(own_values, own_buffers)
 
-    def collect_final_values(self) -> None:
-        """Copies the final values into the whole model, whose parts processes have trained."""
-        self._put(self._backend.snapshot(state=False).values, self.average())
+    def collect_values(self, *, final: bool = False) -> None:
+        """Copies the present values into the whole model, whose parts processes train.
 
-    def collect_values(self) -> None:
-        """As `collect_final_values`, while training goes on; this process's buffers stay."""
+        Unless they are final, this process's buffers stay.
+        """
         part = self._setup.part
-        mine = frozenset[str]() if part is None else part.buffer_names
-        others = {name: value for name, value in self.average().items() if name not in mine}
-        self._put(self._backend.snapshot(state=False).values, others)
+        mine = frozenset[str]() if part is None or final else part.buffer_names
+        buffers = {name: value for name, value in self.average().items() if name not in mine}
+        self._put(self._backend.snapshot(state=False).values, buffers)
 
     def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad(), self._setup.own_writes.ours():
