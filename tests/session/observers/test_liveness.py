@@ -81,12 +81,12 @@ def test_a_thread_that_waits_for_a_batch_is_told_at_the_line_of_its_program() ->
     thread.start()
     assert watched.wait(SECONDS)
     place, deadline = "", time.monotonic() + SECONDS
-    while not place.endswith("batch") and time.monotonic() < deadline:
+    while not place.endswith("iterate") and time.monotonic() < deadline:
         place = str(liveness.status().get("at"))
     spans.put([])
     thread.join(SECONDS)
     assert place.startswith("test_liveness.py:")
-    assert place.endswith(" in iterate, where it waits for its next batch")
+    assert place.endswith(" in iterate")
 
 
 def test_the_first_batch_is_an_excuse_with_its_place() -> None:

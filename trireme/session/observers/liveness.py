@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import sysconfig
 import threading
@@ -19,7 +18,6 @@ _LIBRARIES = (
     sysconfig.get_path("purelib"),
     "<frozen",
 )
-_LOADER = re.compile(r"trireme\.\w+\.loader")  # of a data set, or of a plug-in's
 
 WAITS = "it waits for the answer to its push"
 """The excuse of a worker while servers, or other processes of its group, have not answered."""
@@ -68,7 +66,8 @@ class Liveness:
         if excuse in ("", FIRST_BATCH) and steps == self._reported:  # look closer
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
-                status[LOCATION] = _place_of(frame)
+                own = _own_frame(frame)
+                status[LOCATION] = f"{_line(own)} in {own.f_code.co_name}"
         self._reported = steps
         if excuse:
             status[EXCUSE] = excuse
@@ -77,31 +76,16 @@ class Liveness:
 
 def line_of_program() -> str:
     """Returns the line of the program that runs now, such as `train.py:41`; else of a library."""
-    return _line(next((f for f in _frames(sys._getframe(1)) if _is_own(f)), sys._getframe(1)))
+    return _line(_own_frame(sys._getframe(1)))
 
 
 def _line(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_own(frame: FrameType) -> bool:
-    """Returns whether a frame is of the program, outside Python's directories and this package."""
-    return not frame.f_code.co_filename.startswith(_LIBRARIES)
-
-
-def _place_of(frame: FrameType) -> str:
-    """Returns the innermost line of the program that a thread runs, else of a library."""
-    shown, loads = frame, False
-    for each in _frames(frame):
-        if _is_own(each):
-            shown = each
-            break
-        loads = loads or bool(_LOADER.match(str(each.f_globals.get("__name__", ""))))
-    place = f"{_line(shown)} in {shown.f_code.co_name}"
-    return f"{place}, where it waits for its next batch" if loads else place
+def _own_frame(frame: FrameType) -> FrameType:
+    """Returns the innermost frame of the program, outside Python's directories and this package."""
+    own: FrameType | None = frame
+    while own is not None and own.f_code.co_filename.startswith(_LIBRARIES):
+        own = own.f_back
+    return own or frame
