@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.programs import FakeCoordinator, alive, eventually, run_programs
-from trireme.launch.launcher import LostTask, Membership
+from trireme.launch.launcher import Membership
 from trireme.launch.run_directory import read_record
 from trireme.launch.supervision_state import SupervisionLimits
 
@@ -267,7 +267,7 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
 
     def script(coordinator: FakeCoordinator) -> None:
         pid = int((tmp_path / "pid").read_text())
-        lost = (LostTask("worker:1", pid, "it sulked"),)
+        lost = {"worker:1": (pid, "it sulked")}
         coordinator.say(Membership(joined=True, formed=True, lost=lost))
 
     # The kernel closes the fifo of the killed worker: only then do the others end.

@@ -92,29 +92,26 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
         return self.kind not in ("usage", "victim")
 
 
+# Of workers whose programs ended well: before the job had begun, though the others waited; in the
+# middle of training; and all of them without any having joined.
 ENDED_TOO_EARLY = ExitReason(
     kind="usage",
     summary="its program ended before the job had begun: the others waited for it. Does it open a "
     "trireme.Session, or call trireme.distribute, on every worker?",
     at=0.0,
 )
-"""Why a worker failed whose program ended well before the job had begun."""
-
 NEVER_LEFT = ExitReason(
     kind="silent",
     summary="ended with status 0 in the middle of training, and has not left the job. Does its "
     "program, or a library, call os._exit?",
     at=0.0,
 )
-"""Why a worker is lost whose process ended well while the job counted on it."""
-
 NO_WORKER_JOINED = ExitReason(
     kind="usage",
     summary="the program ended, and no worker had joined the job: nothing was trained. Does it "
     "open a trireme.Session, or call trireme.distribute?",
     at=0.0,
 )
-"""Why a job failed whose programs ended well and never joined it."""
 
 
 def describe(error: BaseException, location: str = "") -> ExitReason:

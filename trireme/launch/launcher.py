@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -43,21 +43,12 @@ _KEPT_EVENTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class LostTask:
-    """A task that the coordinator has given up, and why, such as `it sent nothing for 10.2 s`."""
-
-    name: str
-    pid: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Membership:
     """The members of a job, as its coordinator knows them."""
 
     joined: bool = False  # any worker ever joined
     formed: bool = False  # all tasks joined at some time, so that the job began
-    lost: tuple[LostTask, ...] = ()  # now
+    lost: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # with process id and reason
     wanted: tuple[str, ...] = ()  # the tasks that the job is to have, and that have not left
     dismissed: tuple[str, ...] = ()  # those that leave, or left, as the job was made smaller
     requests: int = 0  # how often somebody has asked for other numbers of tasks
@@ -368,9 +359,9 @@ class Launcher:
         members, pids = self._coordinator.membership(), self._engine.pids
         self._membership = members
         lost = {
-            task.name: ExitReason(kind="hung", summary=f"given up and killed: {task.reason}")
-            for task in members.lost
-            if pids.get(task.name) == task.pid  # else another process has taken its place
+            name: ExitReason(kind="hung", summary=f"given up and killed: {reason}")
+            for name, (pid, reason) in members.lost.items()
+            if pids.get(name) == pid  # else another process has taken its place
         }
         take = self._supervision.membership_reported
         self._carry_out(take(now, members.joined, lost, formed=members.formed))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher import LostTask, Membership
+from trireme.launch.launcher import Membership
 from trireme.launch.output import Console
 from trireme.monitor.background_writer import BackgroundWriter
 from trireme.monitor.exporter import expose
@@ -182,9 +182,7 @@ def membership(state: State, done: bool) -> Membership:
     return Membership(
         joined=any(task.role == "worker" and task.incarnation > 0 for task in tasks),
         formed=state.phase != "forming",
-        lost=tuple(
-            LostTask(task.name, task.pid, task.reason) for task in tasks if task.state == "lost"
-        ),
+        lost={task.name: (task.pid, task.reason) for task in tasks if task.state == "lost"},
         wanted=tuple(task.name for role in ("ps", "worker") for task in state.wanted(role)),
         dismissed=tuple(task.name for task in tasks if task.dismissed),
         requests=state.requests,
