@@ -76,10 +76,7 @@ def main() -> None:
         max_steps=given.max_steps,
         log_every=10,
         hooks=[
-            trireme.Summaries(
-                every=100,
-                hparams={"dropout": given.dropout},
-            ),
+            trireme.Summaries(every=100),
             TestAccuracy(test, every=10),
         ],
     )

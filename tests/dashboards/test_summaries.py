@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -70,7 +69,7 @@ def read(run_dir: Path, run: str = "train") -> EventAccumulator:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("run")
-    hook = Summaries(every=3, hparams={"width": 6})
+    hook = Summaries(every=3)
     metrics = {"accuracy": trireme.accuracy}
     train(run_dir, hook, transform=inverted, metrics=metrics, checkpoint=None)
     return run_dir
@@ -143,27 +142,6 @@ def test_the_graph_has_modules_and_devices(recorded: Path) -> None:
     assert graph["0/convolution"].device == "/job:worker/task:0/device:CPU:0"
 
 
-def test_configuration_as_text_and_as_hyper_parameters(recorded: Path) -> None:
-    events = read(recorded)
-    (text,) = events.Tensors("configuration/text_summary")
-    assert b"| optimizer | Adam |" in text.tensor_proto.string_val[0]
-    assert b"| width | 6 |" in text.tensor_proto.string_val[0]
-    (model,) = events.Tensors("model/text_summary")
-    assert b"(3): Linear(in_features=144" in model.tensor_proto.string_val[0]
-    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    chosen = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    assert chosen["lr"].number_value == 0.01
-    assert chosen["width"].number_value == 6
-    assert chosen["batch_size"].number_value == 10
-    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    compared = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.metric_infos
-    names = {info.name.tag for info in compared}
-    assert {"loss", "accuracy", "evaluated/test/accuracy"} <= names
-    (evaluated,) = events.Scalars("evaluated/test/accuracy")
-    (accuracy,) = read(recorded, "test").Scalars("accuracy")
-    assert (evaluated.step, evaluated.value) == (accuracy.step, accuracy.value)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_left_out_is_not_there(tmp_path: Path, kind: str) -> None:
     train(tmp_path, Summaries(without=[kind]), steps=2, checkpoint=None)
@@ -172,9 +150,7 @@ def test_what_is_left_out_is_not_there(tmp_path: Path, kind: str) -> None:
     there = {
         "distributions": bool(tags["histograms"]),
         "graph": tags["graph"],
-        "hparams": "_hparams_/experiment" in events.summary_metadata,
         "images": bool(tags["images"]),
-        "text": any("text_summary" in tag for tag in tags["tensors"]),
     }
     assert there == {name: name != kind for name in KINDS}
 

@@ -22,16 +22,12 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.node_def_pb2 import NodeDef
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.versions_pb2 import VersionDef
-from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
 from trireme.dashboards.distribution import Distribution
 from trireme.dashboards.forward_tracer import Graph, Node, Output
-
-Hyper = bool | float | str
-"""The value of a hyper-parameter."""
 
 _PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
 _VERSION = "brain.Event:2"
@@ -78,19 +74,6 @@ def add_distribution(
         moments["not_finite"] = float(found.infinite)
     for moment, value in moments.items():
         writer.add_scalar(f"{name}/{moment}", value, step, walltime=walltime)
-
-
-def add_hparams(
-    writer: SummaryWriter, values: Mapping[str, Hyper], metrics: Mapping[str, str]
-) -> None:
-    """Writes a run's hyper-parameters and the curves that compare runs: the HPARAMS dashboard.
-
-    `metrics` has the displayed name of each curve by the curve's tag.
-    """
-    shown = [hparams.Metric(tag, display_name=name) for tag, name in metrics.items()]
-    asked = [hparams.HParam(name) for name in values]
-    _file(writer).add_summary(hparams.hparams_config_pb(asked, shown))
-    _file(writer).add_summary(hparams.hparams_pb(dict(values)))
 
 
 def _file(writer: SummaryWriter) -> Any:

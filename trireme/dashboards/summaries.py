@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping
-from textwrap import indent
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from trireme.dashboards.capture import Capture
 from trireme.dashboards.forward_tracer import ForwardTracer
-from trireme.dashboards.run_settings import run_settings
 from trireme.errors import ConfigurationError
 from trireme.session.hooks import Hook
 from trireme.session.model.batch import inputs_and_targets
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
-KINDS = ("distributions", "graph", "hparams", "images", "text")
+KINDS = ("distributions", "graph", "images")
 """The kinds of records, for `without`."""
 
 _log = logging.getLogger(__name__)
@@ -42,8 +40,7 @@ class Summaries(Hook):
     have names of modules and parameters, such as `conv1/weight`, `conv1/weight/gradient`,
     `conv1/pre_activation` and `relu1/activation`: histograms, and mean, standard deviation, least
     and greatest value as scalars. Pictures of the inputs, of what the loader's transform made of
-    them, of the first layer's filters and of feature maps. The model's graph. The configuration, as
-    text and as hyper-parameters.
+    them, of the first layer's filters and of feature maps. The model's graph.
 
     Where processes hold a model in parts, the chief records the parts of the parameters that it
     holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
@@ -52,7 +49,6 @@ class Summaries(Hook):
     Args:
         every: the number of global steps between two records.
         without: kinds to leave out, of `KINDS`.
-        hparams: further hyper-parameters of the program.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -63,7 +59,6 @@ class Summaries(Hook):
         every: int = 100,
         *,
         without: Collection[str] = (),
-        hparams: Mapping[str, bool | float | str] | None = None,
     ) -> None:
         if every < 1:
             raise ConfigurationError(f"Summaries(every={every!r}): give a whole number from 1")
@@ -75,7 +70,6 @@ class Summaries(Hook):
             )
         self._every = every
         self._kinds = frozenset(KINDS) - set(without)
-        self._hparams = dict(hparams or {})
         self._room = threading.BoundedSemaphore(_UNWRITTEN)
         self._last: int | None = None
         self._capture: Capture | None = None
@@ -140,10 +134,6 @@ class Summaries(Hook):
             self._watch = None
         if not self._kinds.isdisjoint({"distributions", "images"}):
             capture.parameters(session.parameters)
-        settings = run_settings(session, result.examples) | self._hparams if first else {}
-        if first and "hparams" in self._kinds:
-            self._write_hparams(session, settings)
-        model = str(session.model) if first else ""
         if first and "graph" in self._kinds and session.worker.setup.settings.placed:
             session.graph(self._inputs)
         self._inputs = None
@@ -151,11 +141,6 @@ class Summaries(Hook):
         def write(writer: SummaryWriter) -> None:
             try:
                 self._write(writer, capture, step, first)
-                if first and "text" in self._kinds:
-                    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
-                    table = f"| setting | value |\n| --- | --- |\n{rows}"
-                    writer.add_text("configuration", table, step)
-                    writer.add_text("model", indent(model, "    "), step)
             finally:
                 self._room.release()
 
@@ -173,23 +158,3 @@ class Summaries(Hook):
             capture.write_values(writer, step)
         if "images" in kinds:
             capture.write_images(writer, step)
-
-    def _write_hparams(self, session: Session, settings: Mapping[str, Any]) -> None:
-        from trireme.dashboards import events
-
-        assert session.board is not None
-        curves = ["loss", *session.metrics]
-        metrics = {curve: f"{curve} (train)" for curve in curves}
-        for name in ("validation", "test"):
-            metrics |= {f"evaluated/{name}/{curve}": f"{curve} ({name})" for curve in curves}
-        session.board.submit(
-            "the hyper-parameters", lambda writer: events.add_hparams(writer, settings, metrics)
-        )
-
-    def on_evaluate(self, session: Session, name: str, metrics: Mapping[str, float]) -> None:
-        # The table of hyper-parameters finds curves of the run that it is in, and no others.
-        board = session.board
-        if board is not None and "hparams" in self._kinds and not self._off:
-            values = {f"evaluated/{name}/{metric}": value for metric, value in metrics.items()}
-            assert session.evaluated_step is not None
-            board.scalars(session.evaluated_step, values)

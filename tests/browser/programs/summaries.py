@@ -40,7 +40,7 @@ def main() -> None:
         max_steps=given.steps,
         log_every=5,
         hooks=[
-            trireme.Summaries(every=20, hparams={"noise": 0.2}),
+            trireme.Summaries(every=20),
             Evaluations(test),
         ],
     )
