@@ -10,13 +10,33 @@ both; only the launch differs.
 from __future__ import annotations
 
 import argparse
+from collections import OrderedDict
 
 import torch
 from torch import nn
 
 import trireme
 from trireme.data import digits
-from trireme.models import DigitsNetwork
+
+
+class DigitsNetwork(nn.Sequential):
+    """Two convolutions of 3x3, 2x2 pooling and two linear layers, for images of 8x8."""
+
+    def __init__(self, channels: int = 16, hidden: int = 128) -> None:
+        super().__init__(
+            OrderedDict[str, nn.Module](
+                image=nn.Unflatten(1, (1, 8, 8)),
+                conv1=nn.Conv2d(1, channels, 3, padding=1),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(channels, 2 * channels, 3, padding=1),
+                relu2=nn.ReLU(),
+                pool=nn.MaxPool2d(2),
+                features=nn.Flatten(),
+                hidden=nn.Linear(2 * channels * 4 * 4, hidden),
+                relu3=nn.ReLU(),
+                output=nn.Linear(hidden, 10),
+            )
+        )
 
 
 def options() -> argparse.Namespace:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import OrderedDict
 
 import torch
 from torch import nn
 
 import trireme
 from trireme.data import digits
-from trireme.models import DigitsNetwork
+
+
+def network() -> nn.Module:
+    layers = OrderedDict[str, nn.Module](
+        image=nn.Unflatten(1, (1, 8, 8)),
+        conv1=nn.Conv2d(1, 16, 3, padding=1),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(16, 32, 3, padding=1),
+        relu2=nn.ReLU(),
+        pool=nn.MaxPool2d(2),
+        features=nn.Flatten(),
+        hidden=nn.Linear(32 * 4 * 4, 128),
+        relu3=nn.ReLU(),
+        output=nn.Linear(128, 10),
+    )
+    return nn.Sequential(layers)
 
 
 def noisy(batch: tuple[torch.Tensor, ...], random: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -33,7 +49,7 @@ def main() -> None:
     given = parser.parse_args()
     train, test = digits.load()
     session = trireme.Session(
-        DigitsNetwork,
+        network,
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
         metrics={"accuracy": trireme.accuracy},
