@@ -127,7 +127,6 @@ def test_a_killed_server_costs_what_was_learned_since_the_checkpoint(
 ) -> None:
     words = ("run", "--ps", 2, "--workers", 2, "--strategy", "async", "--run-dir", "run", *TRAIN)
     running = shell.start(*words, "--max-steps", 10**9, "--every-steps", 500)
-    running.until(r"at most 500 steps can be lost if a server dies")
     running.until(r"saved .*step-00000\d\d\d\d-writer")
     # What the workers have is newer than what is saved.
     running.until(r"\(global ([6-9]\d\d|\d{4,})/")

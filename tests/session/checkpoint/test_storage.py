@@ -23,7 +23,6 @@ from trireme.session.checkpoint import (
     CheckpointData,
     list_checkpoints,
     load,
-    save,
     step_of,
 )
 from trireme.session.checkpoint.run_lock import WRITERS, LocalLock, writer_here
@@ -276,52 +275,3 @@ def test_the_directory_goes_from_chief_to_chief(
     assert steps_in(tmp_path) == [1, 2, 4]
     new.close()
     old.close()
-
-
-def test_the_durability_is_said_in_one_line(tmp_path: Path) -> None:
-    def said(run_dir: Path | None, options: trireme.Checkpoint | None, copies: int = 1) -> str:
-        settings = Settings(TaskConfig(job="job"), Options(checkpoint=options), run_dir)
-        return Storage(settings, Progress()).durability(copies)
-
-    both = trireme.Checkpoint(every_seconds=600, every_steps=100)
-    assert said(tmp_path, both).startswith(
-        "at most 100 steps or 600 s can be lost if a server dies"
-    )
-    assert said(tmp_path, EACH).startswith("at most 1 step can be lost if a server dies")
-    assert "can be lost if all 2 copies of a shard are lost" in said(tmp_path, EACH, copies=2)
-    assert "all steps of this run" in said(tmp_path, trireme.Checkpoint(every_seconds=None))
-    assert said(None, both).startswith("nothing is saved (there is no run_dir)")
-    assert said(tmp_path, None).startswith("nothing is saved (checkpoint=None)")
-
-
-@pytest.mark.parametrize(
-    ("saved", "copies", "said"),
-    [
-        (
-            210,
-            1,
-            "The newest checkpoint is of step 210: 20 steps, or a few more, "
-            "are lost; with --replicas 2 it goes on when a server dies",
-        ),
-        (
-            229,
-            2,
-            "The newest checkpoint is of step 229: 1 step, or a few more, are lost",
-        ),
-        (
-            0,
-            1,
-            "There is no checkpoint: 230 steps, or a few more, are lost; "
-            "with --replicas 2 it goes on when a server dies",
-        ),
-    ],
-)
-def test_how_many_steps_are_lost_with_a_server(
-    tmp_path: Path, saved: int, copies: int, said: str
-) -> None:
-    if saved:
-        save(tmp_path, CheckpointData(saved, {"w": torch.ones(3)}))
-    settings = Settings(TaskConfig(job="job"), Options(), tmp_path)
-    storage = Storage(settings, Progress())
-    before = "ps:1 was lost at step 230 or a little later. "
-    assert storage.loss("ps:1", 230, copies) == before + said

@@ -168,23 +168,6 @@ class Storage:
 
     # -- what is lost ---------------------------------------------------------------------------
 
-    def durability(self, copies: int) -> str:
-        """Returns what the loss of a server, or of all copies, costs at most, in a sentence."""
-        options = self._options
-        lost = "a server dies" if copies == 1 else f"all {copies} copies of a shard are lost"
-        if options is None or self._run_dir is None:
-            why = "there is no run_dir" if self._run_dir is None else "checkpoint=None"
-            return f"nothing is saved ({why}): if {lost}, the whole run can be lost"
-        steps, seconds = options.every_steps, options.every_seconds
-        bounds = [] if steps is None else [f"{steps} step{'s' * (steps > 1)}"]
-        bounds += [] if seconds is None else [f"{seconds:g} s"]
-        if not bounds:
-            return f"only the end is saved: if {lost}, all steps of this run can be lost"
-        return (
-            f"at most {' or '.join(bounds)} can be lost if {lost}, and the time that a save takes: "
-            f"what is newer than the newest checkpoint in {self._run_dir}"
-        )
-
     def loss(self, lost: str, step: int, copies: int) -> str:
         """Returns what a job loses that has ended because a task was lost, in a sentence."""
         self.settle()

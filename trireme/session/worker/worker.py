@@ -90,9 +90,6 @@ class Worker:
         self.remember()
         self.first_step = self.global_step
         storage.begin(self.global_step, restored=self.checkpoints.restored_from is not None)
-        if self.task.servers and lifecycle.is_chief:
-            view = lifecycle.view
-            self.progress.message(storage.durability(1 if view is None else view.copies))
         if (extension := self.setup.extension) is not None:
             warning = extension.open(self._pull_extra, self.global_step)
             if warning:
