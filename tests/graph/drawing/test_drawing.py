@@ -41,7 +41,7 @@ def picture() -> Picture:
         tuple(Device(name, memory_bytes=10**9) for name in DEVICES), Link(1e-4, 1e9)
     )
     decider = Decider.of(config, torch.optim.SGD(model.parameters(), lr=0.1), 0)
-    example = Example((inputs[:3],), {}, lambda outputs: outputs.sum())
+    example = Example((inputs[:3],), {}, lambda outputs, targets: outputs.sum())
     captured = capture(model, (inputs,))
     return decider.decide(captured, model, example, hardware=hardware, homes={}).picture("Towers")
 

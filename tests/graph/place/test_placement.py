@@ -114,9 +114,9 @@ def test_what_does_not_fit_one_device_is_divided() -> None:
 
 def test_what_fits_nowhere_is_refused_with_the_bytes() -> None:
     small = Hardware((Device("a", memory_bytes=150), Device("b", memory_bytes=120)))
-    with pytest.raises(ConfigurationError, match=r"needs at least 300 .* 270 \(a: 150, b: 120\)"):
+    with pytest.raises(ConfigurationError, match=r"limits \(a: 150, b: 120 bytes\): the closest"):
         place(row(3), small)
-    with pytest.raises(ConfigurationError, match=r"need 200 bytes, .* has 150"):
+    with pytest.raises(ConfigurationError, match="the closest needs a: "):
         place(row(2), small, Constraints(together=(("o0", "o1"),)))
     # Two of the three are too many for either, and all fit the sum of the limits.
     tight = Hardware((Device("a", memory_bytes=150), Device("b", memory_bytes=152)))

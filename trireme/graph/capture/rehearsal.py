@@ -8,11 +8,10 @@ that `forward` assigns, and Python's random numbers. A rehearsal finds them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ def rehearse(
     args, kwargs = tree_map_only(torch.Tensor, _copied, given)
     leaves = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
     with restored(model), torch.enable_grad():
-        before = _Attributes.of(model), random.getstate(), str(np.random.get_state())
+        before = _Attributes(model), random.getstate(), str(np.random.get_state())
         torch.manual_seed(0)
         output = call(*args, **kwargs)
         _refuse_side_effects(model, versions, *before)
@@ -86,7 +85,7 @@ def difference(expected: Rehearsal, actual: Rehearsal) -> str:
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """Restores buffers, attributes of modules, and random states when the context ends."""
-    attributes = _Attributes.of(model)
+    attributes = _Attributes(model)
     state, generator = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
@@ -97,43 +96,14 @@ def restored(model: nn.Module) -> Iterator[None]:
             np.random.set_state(generator)
 
 
-@contextmanager
-def restored_state(function: Callable[..., Any]) -> Iterator[None]:
-    """Restores what a function keeps between calls, such as a counter, when the context ends.
-
-    That is state of a module, the attributes of another object or of a method's object, and
-    variables of the function around it. What is further away, such as global variables, stays.
-    """
-    owner = getattr(function, "__self__", function)
-    if isinstance(owner, nn.Module):
-        attributes = _Attributes.of(owner)
-    else:
-        shared = isinstance(owner, type | ModuleType) or not hasattr(owner, "__dict__")
-        attributes = _Attributes({} if shared else {"": owner}, ())
-    cells = []
-    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
-        with suppress(ValueError):  # it has none yet
-            cells.append((cell, cell.cell_contents))
-    try:
-        yield
-    finally:
-        attributes.restore()
-        for cell, before in cells:
-            cell.cell_contents = before
-
-
 class _Attributes:
-    """The attributes of objects, one level deep, with the contents of their tensors.
+    """The attributes of modules, one level deep, with the contents of their tensors.
 
     Parameters are not copied: of a large model the copy might not fit.
     """
 
-    @classmethod
-    def of(cls, model: nn.Module) -> Self:
-        return cls(dict(model.named_modules()), model.buffers())
-
-    def __init__(self, objects: Mapping[str, Any], buffers: Iterable[torch.Tensor]) -> None:
-        self._modules = dict(objects)
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
         self._attributes = {name: dict(vars(each)) for name, each in self._modules.items()}
         self._contents = [
             (container, container.copy())
@@ -145,7 +115,7 @@ class _Attributes:
         tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
         self._tensors = [
             (each, each.detach().clone())
-            for each in [*buffers, *tensors]
+            for each in [*model.buffers(), *tensors]
             if not isinstance(each, nn.Parameter)
         ]
 

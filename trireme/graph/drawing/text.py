@@ -146,7 +146,7 @@ def _predicted(picture: Picture) -> Iterator[str]:
         busy, peak = duration(use.busy_seconds), size(use.peak_bytes)
         rows.append((use.device, busy, f"{share:.0%}", peak, limit))
     yield from _table(rows, (1, 2, 3, 4))
-    yield from textwrap.wrap(f"placed by {found.reason}", WIDTH - 2)
+    yield f"placed by {found.algorithm}"
     yield ""
     rows = [("algorithm", "step", "against this")]
     ranked = sorted(found.tried.items(), key=lambda each: (each[1] is None, each[1] or 0.0))

@@ -37,7 +37,6 @@ class Placement:
 
     devices: Devices
     algorithm: str  # what found it
-    reason: str  # the same in a sentence, with the next best
     prediction: Prediction
     tried: Mapping[str, float | None]  # the seconds that each reaches; None if it does not fit
 
@@ -64,7 +63,6 @@ def place(
         ConfigurationError: no placement that was found fits, or impossible constraints.
     """
     problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches)
-    _check_room(problem)
     if algorithm == "best":
         candidates = _searched(problem, random.Random(seed), evaluations)
     else:
@@ -79,7 +77,6 @@ def place(
     return Placement(
         devices,
         name,
-        _reason(name, scores),
         predict(graph, hardware, devices, micro_batches),
         {each: None if score.excess else score.seconds for each, score in scores.items()},
     )
@@ -130,39 +127,6 @@ def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dic
         name: problem.nearest_choice(choice[coarse.units][runs])
         for name, choice in (starts | better).items()
     }
-
-
-def _reason(name: str, scores: Mapping[str, Score]) -> str:
-    best = scores[name]
-    others = [(score.seconds, other) for other, score in scores.items() if not score.excess]
-    longer = [each for each in others if each[0] > best.seconds]
-    reason = f"{name}: {1e3 * best.seconds:.4g} ms a step"
-    if longer:
-        seconds, other = min(longer)
-        reason += f"; next {other}: {1e3 * seconds:.4g} ms"
-    if len(scores) > 1:
-        too_large = sum(score.excess > 0 for score in scores.values())
-        reason += f"; {too_large} of {len(scores)} too large"
-    return reason
-
-
-def _check_room(problem: Problem) -> None:
-    """Refuses what cannot fit, whatever the placement."""
-    limits, sizes = problem.simulator.limits, problem.unit_bytes
-    total = problem.simulator.held.sum()
-    if total > limits.sum():
-        raise ConfigurationError(
-            f"the graph needs at least {int(total)} bytes and the devices have "
-            f"{int(limits.sum())} ({_limits(problem)}): {_ADVICE}"
-        )
-    most = np.where(problem.allowed, limits, 0.0).max(axis=1, initial=0.0)
-    large = np.flatnonzero(sizes > most)
-    if len(large):
-        raise ConfigurationError(
-            f"operations that must be on one device need {int(sizes[large[0]])} bytes, and the "
-            f"largest device where they may be has {int(most[large[0]])} ({_limits(problem)}): "
-            f"{_ADVICE}"
-        )
 
 
 _ADVICE = "use more devices, smaller batches or more micro-batches, or loosen the constraints"

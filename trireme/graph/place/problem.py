@@ -42,11 +42,6 @@ class Problem:
         weights: Floats = seconds / max(seconds.sum(), 1e-300) + held / max(held.sum(), 1.0)
         return weights
 
-    @property
-    def unit_bytes(self) -> Floats:
-        """What each unit holds, wherever it is, without what it receives."""
-        return np.bincount(self.units, self.simulator.held, len(self.allowed)).astype(np.float64)
-
     def score(self, choice: Ints) -> Score:
         """Returns how good a choice is.
 

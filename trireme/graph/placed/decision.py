@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
@@ -25,6 +26,7 @@ from trireme.graph.place.costs import CostGraph, Hardware
 from trireme.graph.place.placement import Placement, place
 from trireme.graph.place.requests import Requests, matched, resolve
 from trireme.ps.optimizers import members
+from trireme.session.loss import Loss, scalar
 from trireme.tensors import map_tensors
 
 
@@ -34,7 +36,8 @@ class Example:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    loss: Callable[[Any], torch.Tensor] | None = None  # outputs -> the mean loss
+    loss: Loss | None = None
+    targets: Any = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -161,7 +164,16 @@ class Decider:
         same time too, and share caches and the memory's bandwidth. Measured by one task alone, the
         operators of two tasks of a host take a tenth less time than in a step.
         """
-        return measure(captured, example.args, example.kwargs, loss=example.loss)
+        given, targets = example.loss, example.targets
+        if given is None:
+            return measure(captured, example.args, example.kwargs)
+        loss = copy.deepcopy(given) if isinstance(given, nn.Module) else given  # it may keep state
+        return measure(
+            captured,
+            example.args,
+            example.kwargs,
+            loss=lambda outputs: scalar(loss(outputs, targets)),
+        )
 
 
 def captured_graph(

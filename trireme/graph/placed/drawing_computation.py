@@ -10,7 +10,7 @@ from trireme.graph.drawing.text import text
 from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.graph.placed.decision import Decider, Example, captured_graph, plain_inputs
 from trireme.launch.config.task_config import DRAWN
-from trireme.session.loss import Loss, model_loss, scalar
+from trireme.session.loss import Loss, model_loss
 from trireme.session.metric_value import Metric
 from trireme.session.model.batch import arguments, examples_in, inputs_and_targets, pieces
 from trireme.session.model.computation import Computation
@@ -36,7 +36,7 @@ class DrawingComputation(Computation):
         given = inputs_and_targets(batch, keep_targets=self._loss is model_loss)
         (inputs, targets), _ = next(pieces(given, min(config.pieces, examples_in(given))))
         args, kwargs = arguments(inputs)
-        example = Example(args, kwargs, lambda out: scalar(self._loss(out, targets)))
+        example = Example(args, kwargs, self._loss, targets)
         names = [f"worker:{number}/{setup.flat.device}" for number in range(workers)]
         hardware = Hardware(
             tuple(Device(name, memory_bytes=config.memory_bytes) for name in names), ASSUMED

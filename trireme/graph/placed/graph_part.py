@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
@@ -97,19 +97,15 @@ class GraphPart(MeshPart):
     def buffer_names(self) -> frozenset[str]:
         return super().buffer_names if self._buffers is None else self._buffers
 
-    def graph(
-        self, example: Example, measuring: AbstractContextManager[Any], *, early: bool = False
-    ) -> PlacedGraph:
+    def graph(self, example: Example, *, early: bool = False) -> PlacedGraph:
         """Returns the graph of the model's present mode; makes it if there is none.
 
-        The model and the loss are computed, to measure them, in the context `measuring`. Before
-        training, `early`, nothing is shown yet.
+        Before training, `early`, nothing is shown yet.
         """
         trained = (known.requires_grad for known in self._known.values())
         mode = (*(module.training for module in self.modules[0].modules()), *trained)
         if mode not in self._graphs:
-            with measuring:
-                self._graphs[mode] = self._placed(example)
+            self._graphs[mode] = self._placed(example)
         if not early:
             self._announce()
         return self._graphs[mode]
