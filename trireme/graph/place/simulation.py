@@ -249,10 +249,6 @@ class Simulator:
             self._orders[depths] = [(back, abs(at), each) for _, back, at, each in sorted(keyed)]
         return self._orders[depths]
 
-    def segments(self, parts: Parts) -> int:
-        """Returns how many segments compute something forward."""
-        return int(np.count_nonzero(self._segment_seconds(parts)[0]))
-
     def _segment_seconds(self, parts: Parts) -> tuple[Floats, Floats]:
         """Returns what segments take, forward and backward, by depth, (early, late) and device."""
         placed, depths = parts.placed, parts.depths

@@ -137,11 +137,6 @@ class TorchProcessGroup(ProcessGroup):
         """Returns the processes that differ from this process only along one axis."""
         return self._devices.get_group(axis)
 
-    @property
-    def control(self) -> dist.ProcessGroup:
-        """All processes, for messages besides the model's tensors: always between CPUs."""
-        return self._control
-
     def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         tensor = torch.tensor(numbers, dtype=torch.float64)
         with lost_peer():
