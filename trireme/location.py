@@ -132,10 +132,6 @@ class Store(ABC):
         """Begins to upload what changes in the named files and folders, while it is `allowed`."""
 
     @abstractmethod
-    def download(self, directory: Path) -> None:
-        """Downloads into a local directory what was uploaded by `mirror`."""
-
-    @abstractmethod
     def job(self) -> str:
         """Returns the id of the job that writes there, or wrote last; "" where there is none."""
 

@@ -80,7 +80,7 @@ def test_saved_listed_verified_pruned(url: str) -> None:
     path = save(place, sample(2), writer=lock.number, shard_bytes=16)
     assert_same(load(path), sample(2))
     verify(path)
-    assert describe(path).nbytes > 100
+    assert describe(path)[0].nbytes > 100
     assert torch.equal(load(list_checkpoints(url)[0]).model["w"], large(1).model["w"])
     prune(place, 1, good=path)
     assert list_checkpoints(url) == [path]
@@ -110,7 +110,7 @@ def test_changes_of_tables_are_copied_within_the_store(url: str) -> None:
     path = save(place, replace(sample(2), tables=changes, since=1), writer=lock.number)
     prune(place, 1, good=path)
     verify(path)
-    assert describe(path).chain == (1, 2)
+    assert describe(path)[0].chain == (1, 2)
     assert load(path).tables["t/keys"].tolist() == [n for n in range(100_000) if n not in (0, 7)]
     lock.release()
 
@@ -224,11 +224,11 @@ def test_a_job_runs_there_and_the_commands_read_it(
     assert "restoring" in trireme(*run, "50")
     elsewhere = tmp_path / "elsewhere"
     assert "step-000000050" in trireme("checkpoint", "ls", url, there=elsewhere)
-    assert "newest checkpoint is of step 50" in trireme("status", url, there=elsewhere)
-    assert "global step 50/50" in trireme("top", url, there=elsewhere)
-    assert "does not run" in trireme("stop", url, there=elsewhere)
-    trireme("report", url, "--output", "report.html", there=elsewhere)
-    assert "step-000000050" in (elsewhere / "report.html").read_text()
+    assert "newest checkpoint is of step 50" in trireme("status", url)
+    assert "global step 50/50" in trireme("top", url)
+    assert "does not run" in trireme("stop", url)
+    trireme("report", url, "--output", "report.html")
+    assert "step-000000050" in (tmp_path / "report.html").read_text()
     trireme("checkpoint", "export", url, there=elsewhere)
     assert (elsewhere / "model.safetensors").stat().st_size > 100
     keys = ObjectStore(RemotePath(url)).list("")

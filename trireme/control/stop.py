@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trireme.cli.runs import ELSEWHERE, local_run, timeout_seconds
+from trireme.cli.runs import timeout_seconds
 from trireme.control.entry import STOP
 from trireme.errors import UsageError, WaitTimeout
 from trireme.host import process_birth
@@ -23,15 +23,11 @@ def main(arguments: Sequence[str]) -> int:
     """Asks the job's launcher to stop the job, as Ctrl-C does, and waits until it has ended."""
     given = STOP.parser().read(arguments)
     timeout = timeout_seconds(given.timeout)
-    with local_run(given.run) as path:
-        record = read_record(path)
-        running = is_running(path)
-    if record.state == ELSEWHERE:
-        raise UsageError(f"the job in {given.run} runs on {record.host}: stop it there")
-    if not running:
+    path = local_directory(given.run)
+    record = read_record(path)
+    if not is_running(path):
         print(printable(f"the job in {given.run} does not run: {record.state}"))
         return 0
-    path = local_directory(given.run)
     if record.host != socket.gethostname():
         raise UsageError(f"the job in {path} runs on {record.host}: stop it there")
     signal_launcher(path, record, signal.SIGTERM)

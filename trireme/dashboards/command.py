@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trireme.cli.runs import local_run
 from trireme.dashboards.entry import REPORT
 from trireme.dashboards.report import CheckpointRow, ReportData, page
 from trireme.dashboards.totals import read_curves
@@ -21,8 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     given = REPORT.parser().read(arguments)
     home = local_directory(given.run)
     output = Path(given.output) if given.output is not None else home / "report.html"
-    with local_run(given.run) as path:
-        text = printable(page(_material(path, location(given.run))), keep="\n")
+    text = printable(page(_material(home, location(given.run))), keep="\n")
     try:
         if home != Path(given.run):
             output.parent.mkdir(parents=True, exist_ok=True)

@@ -109,14 +109,3 @@ def job_of(store: ObjectStore) -> str:
 
 class _JobOf(msgspec.Struct):
     job: str
-
-
-def download(store: ObjectStore, directory: Path) -> None:
-    """Downloads what jobs have uploaded of a run directory, without its checkpoints."""
-    for name in RUN_FILES:
-        for key in store.list(name):
-            target = directory / key
-            if directory.resolve() not in target.resolve().parents:
-                continue  # a key with `..`
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(store.read(key))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trireme.location import RemotePath, Store
-from trireme.remote.mirror import Mirror, download, job_of
+from trireme.remote.mirror import Mirror, job_of
 from trireme.remote.object_store import ObjectStore
 
 
@@ -23,9 +23,6 @@ class RemoteStore(Store):
 
     def mirror(self, directory: Path, names: Sequence[str], allowed: Callable[[], bool]) -> Mirror:
         return Mirror(self._objects, directory, names, allowed)
-
-    def download(self, directory: Path) -> None:
-        download(self._objects, directory)
 
     def job(self) -> str:
         return job_of(self._objects)

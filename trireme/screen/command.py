@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from trireme.cli.runs import local_run, query
+from trireme.cli.runs import query
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.run_directory import RECORD, is_running, read_record
+from trireme.location import local_directory
 from trireme.monitor.records import read_starts
 from trireme.screen.entry import TOP
 from trireme.screen.job_state import JobSnapshot, TaskSnapshot, from_cluster
@@ -26,20 +27,20 @@ def main(arguments: Sequence[str]) -> int:
     """Shows the job until it has ended, or until Ctrl-C; returns 0."""
     given = TOP.parser().read(arguments)
     console = Console()
-    with local_run(given.run) as path:
-        if not console.is_terminal or console.is_dumb_terminal:
-            for each in _pictures(path, _LINE_SECONDS):
-                print(line(each), flush=True)
-            return 0
-        picture: JobSnapshot | None = None
-        try:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
-                for picture in _pictures(path, _FRAME_SECONDS):
-                    live.update(render(picture, console.width), refresh=True)
-        except KeyboardInterrupt:
-            pass
-        if picture is not None:  # the previous screen is back: leave the last picture on it
-            console.print(render(picture, console.width))
+    path = local_directory(given.run)
+    if not console.is_terminal or console.is_dumb_terminal:
+        for each in _pictures(path, _LINE_SECONDS):
+            print(line(each), flush=True)
+        return 0
+    picture: JobSnapshot | None = None
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for picture in _pictures(path, _FRAME_SECONDS):
+                live.update(render(picture, console.width), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    if picture is not None:  # the previous screen is back: leave the last picture on it
+        console.print(render(picture, console.width))
     return 0
 
 

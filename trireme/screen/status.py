@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from trireme.cli.runs import local_run, query
+from trireme.cli.runs import query
 from trireme.cluster.messages import ClusterStatus
 from trireme.cluster.placement import missing_copies
 from trireme.cluster.progress import EXCUSE, LOCATION, STUCK
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
-from trireme.location import RemotePath, location
+from trireme.location import RemotePath, local_directory, location
 from trireme.monitor.records import UNSAVED, read_starts
 from trireme.printable import printable
 from trireme.screen.entry import STATUS
@@ -33,8 +33,8 @@ _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinat
 def main(arguments: Sequence[str]) -> int:
     """Prints the status of the job and returns 0."""
     given = STATUS.parser().read(arguments)
-    with local_run(given.run) as path:
-        status = _status(path, read_record(path), is_running(path), location(given.run))
+    path = local_directory(given.run)
+    status = _status(path, read_record(path), is_running(path), location(given.run))
     print(json.dumps(status, indent=2) if given.json else "\n".join(map(printable, _lines(status))))
     return 0
 
