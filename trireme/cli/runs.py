@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trireme.certificates import Certificates
-from trireme.cli.command import number
 from trireme.launch.config.secret import read_private, read_secret
 from trireme.launch.run_directory import JobRecord
 
@@ -31,8 +29,3 @@ def observer(record: JobRecord, timeout: float = 5.0) -> Observer:
         file = Path(record.certificate_file)
         certificates = Certificates(read_private(file, "the observer's key", "run the job again"))
     return Observer(record.coordinator, record.job, secret, certificates, timeout)
-
-
-def timeout_seconds(timeout: str) -> float:
-    """Returns the value of the option `--timeout`."""
-    return number("--timeout", timeout, "a number of seconds", lambda n: 0 <= n < math.inf)

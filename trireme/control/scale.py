@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trireme.cli.command import number
-from trireme.cli.runs import observer, timeout_seconds
+from trireme.cli.runs import observer
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback
 from trireme.control.entry import SCALE
+from trireme.control.stop import timeout_seconds
 from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
 from trireme.launch.config.task_config import BY_HAND
 from trireme.launch.environment import secret_by_hand

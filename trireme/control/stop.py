@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trireme.cli.runs import timeout_seconds
+from trireme.cli.command import number
 from trireme.control.entry import STOP
 from trireme.errors import UsageError, WaitTimeout
 from trireme.host import process_birth
@@ -38,6 +39,11 @@ def main(arguments: Sequence[str]) -> int:
         )
     print(printable(f"the job in {path} has ended: {read_record(path).state}"))
     return 0
+
+
+def timeout_seconds(timeout: str) -> float:
+    """Returns the value of the option `--timeout`."""
+    return number("--timeout", timeout, "a number of seconds", lambda n: 0 <= n < math.inf)
 
 
 def wait_until_free(path: Path, timeout: float) -> bool:

@@ -23,23 +23,15 @@ class Exposition(AbstractContextManager[Any], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A kind of exposition.
+    """A kind of exposition; a source returns numbers by name, or a `ClusterStatus`."""
 
-    Attributes:
-        open: the function from sources, the task's name, and the host and port to listen on, to an
-            `Exposition`, as `package.module:function`; None where that fails, which it has logged.
-            A source returns numbers by name, or a `ClusterStatus`; see `trireme.prometheus`.
-    """
-
+    # The function from sources, the task's name, and the host and port to listen on, to an
+    # `Exposition`, as `package.module:function`; None where that fails, which it has logged.
     open: str
 
 
 def expose(sources: Sequence[object], task: TaskConfig) -> Exposition | None:
-    """Serves a task's metrics if --metrics-port is given.
-
-    Raises:
-        ConfigurationError: nothing is installed that serves them.
-    """
+    """Serves a task's metrics if --metrics-port is given."""
     port = task.scrape_port
     if port is None:
         return None
