@@ -21,17 +21,22 @@ BATCH = 4
 
 
 def count(
-    shell: Shell, steps: int, *words: object, faults: tuple[str, ...] = (), attempts: int = 12
+    shell: Shell,
+    steps: int,
+    *words: object,
+    faults: tuple[str, ...] = (),
+    attempts: int = 12,
+    program: tuple[object, ...] = (),
 ) -> Ended:
     """Runs the counting program to its end.
 
     Where workers are started again, worker 0 waits at its step 10 for so many attempts of worker 1.
     """
-    program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps)
+    named = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps, *program)
     chosen = [word for fault in faults for word in ("--fault", fault)]
     wait = ("--wait-for", attempts) if "--max-restarts" in words else ()
     ended = shell.run(
-        "run", *words, "--run-dir", "run", *program, "--batch-size", BATCH, *chosen, *wait
+        "run", *words, "--run-dir", "run", *named, "--batch-size", BATCH, *chosen, *wait
     )
     assert ended.status == 0, ended.text
     return ended

@@ -24,15 +24,24 @@ from trireme.session.hooks import Hook
 
 
 class Counter(nn.Module):
-    """One row a worker. Its gradient is -1 in the row of the worker that computes it."""
+    """One row a worker. Its gradient is -1 in the row of the worker that computes it.
+
+    Another parameter like it may be added later.
+    """
 
     def __init__(self, workers: int, worker: int) -> None:
         super().__init__()
         self.rows = nn.Parameter(torch.zeros(workers, 40))
+        self.register_parameter("late", None)
         self.worker = worker
 
     def forward(self, _: torch.Tensor) -> torch.Tensor:
-        return -self.rows[self.worker].sum()
+        late = 0.0 if self.late is None else self.late[self.worker].sum()
+        return -self.rows[self.worker].sum() - late
+
+    def grow(self, optimizer: torch.optim.Optimizer) -> None:
+        self.late = nn.Parameter(torch.zeros_like(self.rows))
+        optimizer.add_param_group({"params": [self.late], "lr": 1.0})
 
 
 class Notes(Hook):
@@ -81,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="the most workers that there will be")
     parser.add_argument("--wait-for", type=int, default=0, help="attempts of worker 1")
     parser.add_argument("--every-steps", type=int, help="saves so often, and not only at the end")
+    parser.add_argument("--grows-at", type=int, help="the global step at which the model grows")
     options = parser.parse_args()
 
     task = detect()
@@ -101,6 +111,9 @@ def main() -> None:
         for batch in session.loader(data, options.batch_size, epochs=options.epochs):
             if options.pause and not (options.pause_until and options.pause_until.exists()):
                 time.sleep(options.pause)
+            model, at = session.model, options.grows_at
+            if at is not None and session.global_step >= at and model.late is None:
+                model.grow(session.optimizer)
             session.step(batch)
 
 
