@@ -466,7 +466,7 @@ def test_values_of_different_steps_are_brought_to_the_same_one() -> None:
         first.client.wait()
         size = second.client.bytes_received
         assert second.client._run(second.client._protocol.level([0, 1])) == 1
-        assert second.client.bytes_received == size + second.client._parts.values[0].nbytes
+        assert second.client.bytes_received == size + second.client._values[0].nbytes
         second.flat.publish_values()
         half = [float(p.detach().flatten()[0]) for p in second.flat.parameters.values()]
         assert -1.0 in half, "what was behind is there"
@@ -580,9 +580,9 @@ def test_an_answer_to_something_else_is_named(message: Message) -> None:
 def test_values_of_another_length_are_refused() -> None:
     with servers(1) as made:
         worker = Worker(made, 0, SYNC)
-        length = worker.client._parts.values[0].nbytes
+        length = worker.client._values[0].nbytes
         reply = PullReply(1, False)
-        assert worker.client._place(0, reply, length) == worker.client._parts.values[0].views
+        assert worker.client._place(0, reply, length) == worker.client._values[0].views
         for wrong in (length - 1, length + 1, 0):
             with pytest.raises(FrameError, match=f"ps:0 sent {wrong} bytes of values where its"):
                 worker.client._place(0, reply, wrong)

@@ -13,29 +13,30 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
+import numpy as np
 import torch
 
-from trireme.errors import Fenced
-from trireme.ps.client.lanes import ClientOptions, Divided, Request
-from trireme.ps.client.model_parts import ModelParts
+from trireme.errors import Fenced, FrameError
+from trireme.ps.client.lanes import Answer, ClientOptions, Divided, Request
 from trireme.ps.client.operations import DIVIDE, PUBLISH, PUSH, Ask, Operation, Parts, Pause
 from trireme.ps.client.protocol import ClientProtocol
-from trireme.ps.client.server_links import (
-    Membership,
-    ServerLinks,
-    SharedBuffer,
-)
+from trireme.ps.client.server_links import Membership, ServerLinks, SharedBuffer
 from trireme.ps.extension import Extension
-from trireme.ps.flat import FlatModel, NamedGroups, as_bytes, specs_of
+from trireme.ps.extra import bytes_in
+from trireme.ps.flat import FlatModel, NamedGroups, PartBuffer, as_bytes, specs_of
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     LayoutSpec,
     OptimizerSpec,
     ParameterSpec,
+    PulledExtra,
+    PullReply,
+    Push,
+    PushReply,
     PushTerms,
     Verdict,
 )
-from trireme.ps.packing import Residuals
+from trireme.ps.packing import PACKING, Packer, Residuals
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.shard.values.snapshot_tensors import Tensors, tensors_from
@@ -68,7 +69,12 @@ class Client:
         # headers, and copies for checkpoints and evaluations.
         self.bytes_sent = self.bytes_received = 0
         self._membership = membership
-        self._parts = ModelParts(flat)
+        self._flat = flat
+        self._values: list[PartBuffer] = []  # the parts of the model, by shard
+        self._gradients: list[PartBuffer] = []
+        self._packers: list[Packer] = []  # one a shard, where pushes are packed
+        self._packing_rule = Rule()
+        self._packed = False  # whether a push is under way that was packed
         self._extension: Extension | None = None
         self._written = 0  # a digest of the values that were written since the last push
         self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
@@ -88,7 +94,7 @@ class Client:
 
     @property
     def residuals(self) -> Residuals:
-        return self._parts.residuals
+        return PACKING.load("codecs").residuals(self._flat.layout, self._packers)
 
     @property
     def silent(self) -> tuple[float, str] | None:
@@ -121,17 +127,17 @@ class Client:
         self._extension, self._servers.lends_extra = extension, extension is not None
         shown = None if extension is None else extension.shown
         if self._servers.lanes.lost:  # begins anew with empty shards
-            self._parts.packers = []
+            self._packers = []
             self._lay_out()
             self._protocol.renew()
-        self._parts.pack_by(rule)
-        if self._parts.packers:
+        self._pack_by(rule)
+        if self._packers:
             self._servers.shared_buffers = ()  # packed gradients lie elsewhere
-        return self._run(self._protocol.attach(self._parts.layout.spec, optimizer, rule, shown))
+        return self._run(self._protocol.attach(self._flat.layout.spec, optimizer, rule, shown))
 
     def load(self, state: ModelState) -> None:
         """Gives every server its part of the first values, or of a checkpoint."""
-        layout, bounds = self._parts.layout, self._parts.layout.spec.bounds
+        layout, bounds = self._flat.layout, self._flat.layout.spec.bounds
         parts = [[*disassemble(layout, state, shard)] for shard in range(layout.spec.shards)]
         if self._extension is not None and state.extra:
             for shard, part in enumerate(parts):
@@ -146,7 +152,7 @@ class Client:
         self._written = digest
 
         def parts() -> Parts:
-            layout = self._parts.layout
+            layout = self._flat.layout
             return [
                 _payload_of(values_of(layout, values, shard)) for shard in range(layout.spec.shards)
             ]
@@ -169,11 +175,11 @@ class Client:
             Fenced: this worker is out of the job.
             ModelMismatchError: others have added others.
         """
-        flat = self._parts.flat
+        flat = self._flat
         named = {name: parameter for group in groups for name, parameter in group}
 
         def grown(known: tuple[ParameterSpec, ...]) -> tuple[LayoutSpec, Parts]:
-            before = self._parts.layout.spec
+            before = flat.layout.spec
             layout = Layout(LayoutSpec(known or before.parameters, before.bounds))
             has = {each.name for each in layout.spec.parameters}
             added = ModelState(
@@ -191,8 +197,7 @@ class Client:
             return layout.spec, [*map(_payload_of, parts)]
 
         def lay_out(known: tuple[ParameterSpec, ...]) -> None:
-            flat.lay_out(groups, Layout(LayoutSpec(known, self._parts.layout.spec.bounds)))
-            self._parts.layout = flat.layout
+            flat.lay_out(groups, Layout(LayoutSpec(known, flat.layout.spec.bounds)))
 
         self._run(self._protocol.add_parameters(optimizer, grown, lay_out))
 
@@ -210,19 +215,19 @@ class Client:
         The weight is the number of examples that the gradient is the mean of; see `PushTerms`.
         """
         protocol = self._protocol
-        terms.setdefault("absent", self._parts.flat.absent)
+        terms.setdefault("absent", self._flat.absent)
         protocol.push(protocol.next_push(weight, self._written, **terms))
         self._written = 0
-        self._parts.flat.collect_gradients()
+        self._flat.collect_gradients()
         with suppress(Divided):  # else it is sent to other shards when it is waited for
             self._servers.transmit(self._servers.lanes.ask(time.monotonic(), self._push_requests()))
 
     def _push_requests(self) -> dict[int, Request]:
         requests = {}
         assert self._protocol.pushed is not None
-        for shard in range(len(self._parts.values)):
+        for shard in range(len(self._values)):
             message = self._protocol.message(self._protocol.pushed, shard)
-            payload, nbytes = self._parts.payload_of(shard, message)
+            payload, nbytes = self._payload(shard, message)
             requests[shard] = Request(message, payload)
             self.bytes_sent += nbytes
         return requests
@@ -263,7 +268,7 @@ class Client:
         copy = self._run(self._protocol.snapshot(state=state))
         parts = [(cut, tensors_from(cut.tensors, payload)) for cut, payload in copy]
         grown = copy[0][0].layout
-        layout = self._parts.layout if grown is None else Layout(grown)
+        layout = self._flat.layout if grown is None else Layout(grown)
         found = assemble(layout, parts)
         if self._extension is None:
             return found
@@ -289,7 +294,7 @@ class Client:
                 wanted = operation.throw(result) if failed else operation.send(result)
                 result = None
                 if wanted == PUBLISH:
-                    self._parts.flat.publish_values()
+                    self._flat.publish_values()
                 elif wanted == DIVIDE:
                     result = self._lay_out()
                 elif isinstance(wanted, Pause):
@@ -305,7 +310,8 @@ class Client:
                             asked = lanes.ask(time.monotonic(), wanted.requests, again=wanted.again)
                             servers.transmit(asked)
                         result = servers.finish()
-                        self.bytes_received += self._parts.received(result)
+                        self._packed = False
+                        self.bytes_received += self._received(result)
                     except (Fenced, Divided) as gone:
                         result = gone
         except StopIteration as ended:
@@ -316,22 +322,73 @@ class Client:
             operation.close()
 
     def _lay_out(self) -> LayoutSpec:
-        parts, view = self._parts, self._membership.view
-        bounds = parts.layout.spec.bounds if view is None or not view.shards else view.bounds
-        parts.divide(bounds)
-        self._servers.divide(len(bounds) - 1)
-        memory = parts.flat.memory
+        """Lays the model out over the shards of the newest view; returns how."""
+        flat, view = self._flat, self._membership.view
+        bounds = flat.layout.spec.bounds if view is None or not view.shards else view.bounds
+        residuals = None
+        if self._packers:
+            if self._packed:  # a push under way is packed once more, for the new shards
+                for packer in self._packers:
+                    packer.take_back()
+            residuals = self.residuals.export()
+        shards = range(len(bounds) - 1)
+        flat.divide(bounds)
+        self._packed, self._packers = False, []
+        self._values = [flat.part_values(shard) for shard in shards]
+        self._gradients = [flat.part_gradients(shard) for shard in shards]
+        if residuals is not None:
+            self._pack_by(self._packing_rule)
+            self.residuals.restore(residuals)
+        self._servers.divide(len(shards))
         self._servers.shared_buffers = ()
-        if memory is not None and self.options.share_memory and not parts.packers:
+        if flat.memory is not None and self.options.share_memory and not self._packers:
             self._servers.shared_buffers = [
-                SharedBuffer(memory, gradients.views, values.views)
-                for gradients, values in zip(parts.gradients, parts.values, strict=True)
+                SharedBuffer(flat.memory, gradients.views, values.views)
+                for gradients, values in zip(self._gradients, self._values, strict=True)
             ]
-        self._protocol.divide(len(bounds) - 1, bounds)
-        return parts.layout.spec
+        self._protocol.divide(len(shards), bounds)
+        return flat.layout.spec
+
+    def _pack_by(self, rule: Rule) -> None:
+        self._packing_rule = rule
+        if rule.codec != "none" and not self._packers:
+            packing = PACKING.load("codecs")
+            self._packers = [packing.packer(rule.codec, g, rule.deflates) for g in self._gradients]
+
+    def _payload(self, shard: int, message: Push) -> tuple[Sequence[memoryview], int]:
+        """Returns the gradients that a push carries to a shard, and its size in bytes."""
+        payload: Sequence[memoryview] = self._gradients[shard].views
+        nbytes = self._gradients[shard].nbytes
+        if self._packers:
+            packer, layout = self._packers[shard], self._flat.layout
+            if message.weight > 0:  # else it is not read there, and must not use up the residuals
+                self._packed = True
+                packer.pack(layout.ranges(message.absent, shard) if message.absent else ())
+            payload = packer.views
+            nbytes = sum(view.nbytes for view in payload)
+        return payload, nbytes + sum(map(len, bytes_in(message.extra)))
 
     def _place(self, shard: int, message: Message, length: int) -> Sequence[memoryview]:
-        return self._parts.place(shard, message, length, self._servers.lanes.task(shard))
+        """Returns the memory for a payload from a server: that of the model for values."""
+        if not isinstance(message, (PushReply, PullReply)):
+            return [np.empty(length, np.uint8).data]  # a `bytearray` would be zeroed first
+        buffer = self._values[shard]
+        if length != buffer.nbytes:
+            raise FrameError(
+                f"{self._servers.lanes.task(shard)} sent {length} bytes of values where its part "
+                f"has {buffer.nbytes}"
+            )
+        return buffer.views
+
+    def _received(self, answers: Mapping[int, Answer]) -> int:
+        """Returns the bytes of the values that answers have brought."""
+        total = 0
+        for shard, (message, _) in answers.items():
+            if isinstance(message, PushReply | PulledExtra):
+                total += sum(map(len, bytes_in(message.extra)))
+            if isinstance(message, (PushReply, PullReply)):
+                total += self._values[shard].nbytes
+        return total
 
 
 def _payload_of(tensors: Tensors) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
