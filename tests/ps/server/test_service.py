@@ -29,12 +29,14 @@ from trireme.ps.messages import Applied, Push
 from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.handler import ShardHandler
+from trireme.ps.server.measures import Measures
 from trireme.ps.server.service import (
     Recording,
     ServerConfig,
     beside,
     serve,
 )
+from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.shm.memory import available
 from trireme.shm.transport import shm_address
@@ -260,6 +262,13 @@ def test_a_server_that_listens_has_imported_what_optimizers_need() -> None:
     assert ended.returncode == 0, "modules are imported when the first optimizer is made"
 
 
+class Steps(Measures):
+    """Tells the global step of a server's values."""
+
+    def status(self, now: float, shard: Shard, logs: object) -> dict[str, float | str]:
+        return {"global_step": shard.state.step}
+
+
 def test_servers_join_a_job_serve_it_and_end_with_it() -> None:
     """What their processes run; server 0 hosts the coordinator."""
     policy = Policy(workers=1, servers=2, heartbeat_interval=0.1)
@@ -273,7 +282,7 @@ def test_servers_join_a_job_serve_it_and_end_with_it() -> None:
         tcp = JobConfig().replaced("a test", transport="tcp")
         config = ServerConfig(JOB, SECRET, index, where, coordinator, policy, tcp)
         record: Recording = lambda status, last: kept.put(status) if last else None  # noqa: E731
-        ends.put(serve(config, listening.put, record=record))
+        ends.put(serve(config, listening.put, measures=Steps(), record=record))
         grown.put(torch.is_grad_enabled())
 
     threads = []
