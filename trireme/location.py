@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from trireme.errors import ConfigurationError
@@ -113,36 +111,15 @@ class StoreError(OSError):
     denied = False
 
 
-class Uploads(Protocol):
-    """Uploads what changes in a local directory, until it is closed."""
-
-    def close(self) -> None:
-        """Uploads what has changed last. May be called again."""
-
-
-class Store(ABC):
-    """One run directory in an object store. Its methods raise `StoreError`."""
-
-    @abstractmethod
-    def place(self) -> Any:
-        """Returns where its checkpoints are: a `trireme.session.checkpoint.place.Place`."""
-
-    @abstractmethod
-    def mirror(self, directory: Path, names: Sequence[str], allowed: Callable[[], bool]) -> Uploads:
-        """Begins to upload what changes in the named files and folders, while it is `allowed`."""
-
-    @abstractmethod
-    def job(self) -> str:
-        """Returns the id of the job that writes there, or wrote last; "" where there is none."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoreType:
     """A kind of object store. Its module should import fast."""
 
-    # the function from a `RemotePath` to its `Store`, as `package.module:function`. It raises
-    # `ConfigurationError` where the store cannot be opened
+    # The class of an open store, made of a `RemotePath`, as `package.module:class`. It raises
+    # `ConfigurationError` where the store cannot be opened, and `StoreError` later.
     open: str
+    # That of its `trireme.session.checkpoint.place.Place`, made of an open store.
+    place: str
     shared: bool = True  # whether other processes see what one writes
 
 
@@ -150,11 +127,10 @@ STORES = Plugins(_STORES, "object store", StoreType)
 """Every installed kind of object store, by the scheme of its URLs."""
 
 
-def open_store(where: RemotePath) -> Store:
-    """Returns the object store of a run directory, or raises `ConfigurationError`."""
+def open_store(where: RemotePath) -> tuple[StoreType, Any]:
+    """Returns the kind of a run directory's object store, and the open store."""
     try:
         kind = STORES.load(where.scheme)
     except ConfigurationError as error:
         raise ConfigurationError(f"the run directory {where} cannot be opened: {error}") from error
-    opened: Store = pkgutil.resolve_name(kind.open)(where)
-    return opened
+    return kind, pkgutil.resolve_name(kind.open)(where)

@@ -232,5 +232,4 @@ def test_a_job_runs_there_and_the_commands_read_it(
     trireme("checkpoint", "export", url, there=elsewhere)
     assert (elsewhere / "model.safetensors").stat().st_size > 100
     keys = ObjectStore(RemotePath(url)).list("")
-    assert {"job.json", "logs/worker-0.log", "records/ps-0.jsonl"} <= keys.keys()
     assert not [key for key in keys if "secret" in key or key.endswith((".lock", ".pem"))]

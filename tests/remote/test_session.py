@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.location import RemotePath
+from trireme.monitor.records import read_starts
 from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint import list_checkpoints, step_of
 from trireme.session.hooks import Hook
@@ -64,16 +65,15 @@ def test_a_run_is_resumed_and_equals_one_that_was_not_interrupted(url: str) -> N
         assert on.restored_from == 9, "the last writer's, not the one of step 20"
 
 
-def test_records_and_curves_are_uploaded_and_nothing_else(url: str, tmp_path: Path) -> None:
+def test_checkpoints_are_uploaded_and_nothing_else(url: str, tmp_path: Path) -> None:
     with session(url, max_steps=3, log_every=1) as run:
         train(run)
     assert run.run_dir is not None
     (run.run_dir / "job.secret").write_text("x")
     store = ObjectStore(RemotePath(url))
     folders = {key.split("/")[0] for key in store.list("")}
-    assert folders == {"checkpoints", "records", "tensorboard", "writers"}
-    (records,) = store.list("records")
-    assert b'"global_step":3' in store.read(records).splitlines()[-1]
+    assert folders == {"checkpoints", "writers"}
+    assert read_starts(run.run_dir)[0].records[-1].status["global_step"] == 3
 
 
 class Paths(Hook):

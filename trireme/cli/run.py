@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -38,10 +38,7 @@ from trireme.launch.program_directory import unlink_name
 from trireme.launch.run_directory import RunDirectory, claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.location import (
-    STORES,
     RemotePath,
-    Store,
-    Uploads,
     local_directory,
     location,
     open_store,
@@ -145,8 +142,8 @@ def start(
     config = task.config
     engine = ENGINES.load(config.launch.on)
     run: Callable[[Job, RunDirectory, Console], int] = resolve_name(engine.run)
-    remote = None if config.output.run_dir is None else _remote(config.output.run_dir)
     if config.output.run_dir is not None:
+        _check_remote(config.output.run_dir)
         directory = claim(local_directory(config.output.run_dir))
     else:
         unlink_name(Path("runs") / name)
@@ -168,30 +165,17 @@ def start(
             ),
             coordinate=partial(HostedCoordinator, console) if task.servers else None,
         )
-        with (
-            watch(directory.path),
-            nullcontext() if remote is None else closing(_mirror(remote, directory, task.job)),
-        ):
+        with watch(directory.path):
             return run(job, directory, console)
     finally:
         directory.release()
 
 
-def _remote(run_dir: str) -> Store | None:
-    """Returns the object store of a run directory that is a URL; fails before anything starts."""
+def _check_remote(run_dir: str) -> None:
+    """Checks that a run directory that is a URL can be opened, before anything starts."""
     where = location(run_dir)
-    if not isinstance(where, RemotePath):
-        return None
-    store = open_store(where)
-    if not STORES.load(where.scheme).shared:
+    if isinstance(where, RemotePath) and not open_store(where)[0].shared:
         raise ConfigurationError(
             f"--run-dir {run_dir}: checkpoints there are in the memory of one process and "
             "are lost when it ends. Name a directory or an object store"
         )
-    return store
-
-
-def _mirror(store: Store, directory: RunDirectory, job: str) -> Uploads:
-    """Uploads the record, the logs and the records of tasks while the job's chief has the lock."""
-    names = ("job.json", "logs", "records")
-    return store.mirror(directory.path, names, lambda: store.job() == job)

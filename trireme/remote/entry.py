@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from trireme.location import StoreType
 
-STORE = StoreType("trireme.remote.store:RemoteStore")
-MEMORY = StoreType("trireme.remote.store:RemoteStore", shared=False)
+_OPEN, _PLACE = "trireme.remote.object_store:ObjectStore", "trireme.remote.place:RemotePlace"
+
+STORE = StoreType(_OPEN, _PLACE)
+MEMORY = StoreType(_OPEN, _PLACE, shared=False)

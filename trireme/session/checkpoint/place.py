@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from pkgutil import resolve_name
 
 from trireme.files import make_directory, sync_directory
 from trireme.location import Location, location, open_store
@@ -155,7 +156,8 @@ def place_of(run_dir: RunDir) -> Place:
     where = location(run_dir)
     if isinstance(where, Path):
         return LocalPlace(where)
-    found = open_store(where).place()
+    kind, store = open_store(where)
+    found = resolve_name(kind.place)(store)
     assert isinstance(found, Place)
     return found
 

@@ -11,7 +11,6 @@ import psutil
 
 from trireme.cluster.messages import MAX_LINE
 from trireme.errors import NonFiniteError
-from trireme.location import RemotePath, Uploads, open_store
 from trireme.monitor.exporter import expose
 from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
 from trireme.plugins import not_installed
@@ -100,19 +99,9 @@ class Recorder:
             worker.warn_as_chief(
                 not_installed("TensorBoard, to which curves are written,", "dashboards")
             )
-        self._mirror = None if settings.remote is None else self._mirrored(settings.remote)
         self._exposition = expose((self.numbers,), task)
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
-
-    def _mirrored(self, remote: RemotePath) -> Uploads:
-        """Uploads what the chief writes; the launcher uploads the records of its tasks."""
-        assert self._settings.run_dir is not None
-        names = ["tensorboard", "traces", "pipeline.png"]
-        if self._worker.task.records is None:
-            names.append("records")
-        lifecycle = self._worker.lifecycle
-        return open_store(remote).mirror(self._settings.run_dir, names, lambda: lifecycle.is_chief)
 
     # -- each step ------------------------------------------------------------------------------
 
@@ -314,8 +303,7 @@ class Recorder:
     def close(self) -> None:
         for each in (
             *self._worker.observers.values(),
-            *(self._journal, self._mirror, self._exposition),
+            *(self._journal, self._exposition),
         ):
             if each is not None:
                 each.close()
-        self._mirror = None
