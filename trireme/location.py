@@ -52,8 +52,7 @@ class RemotePath:
     def scratch(self) -> Path:
         """The local directory of what a job keeps on its own host, below `runs/`.
 
-        Logs, records and event files are written there and uploaded; secrets, locks and sockets
-        stay there.
+        Logs, records, event files, secrets, locks and sockets.
         """
         scheme, _, rest = self.url.partition("://")
         parts = [quote(part, safe="", errors="surrogatepass") for part in rest.split("/")]
