@@ -76,8 +76,6 @@ class LocalSgd(ParameterServer):
         self._known_requests: set[int] = set()  # the content that this worker saw last
         self._begin_period(1)
 
-    # -- the steps of a period ------------------------------------------------------------------
-
     def _begin_period(self, length: int) -> None:
         self._length = length
         self._made = 0  # steps in this period so far
@@ -170,8 +168,6 @@ class LocalSgd(ParameterServer):
         """As `Backend.stop`; in synchronous jobs a local period ends with its next step."""
         self._hurries = True
         return super().stop(reason)
-
-    # -- the optimizer's state in checkpoints ---------------------------------------------------
 
     def _save_requested(self, began: int) -> bool:
         """Returns whether the chief saves after this exchange; without rounds, by a new request."""

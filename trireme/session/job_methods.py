@@ -77,8 +77,6 @@ class JobMethods(ABC):
         """
         self.worker.save()
 
-    # -- records for TensorBoard -----------------------------------------------------------------
-
     @property
     def model(self) -> nn.Module:
         """The whole model, as the job knows it."""

@@ -71,8 +71,6 @@ class Local(Backend):
         self._unclaimed: Mapping[str, torch.Tensor] = {}  # a checkpoint's, of parameters to come
         self.grows = isinstance(held, FlatModel)
 
-    # -- joining --------------------------------------------------------------------------------
-
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule, self._end = rule, rule.max_steps
         if self.group is None and isinstance(self._held, FlatModel):
@@ -124,8 +122,6 @@ class Local(Backend):
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Returns the parameters that the job trains, also those that the program froze later."""
         return [(n, p) for n, p in self._held.parameters.items() if n in self._names]
-
-    # -- training -------------------------------------------------------------------------------
 
     @property
     def _ended(self) -> bool:
@@ -190,8 +186,6 @@ class Local(Backend):
 
     def drain(self) -> int:
         return self.step  # there is no other worker
-
-    # -- states ---------------------------------------------------------------------------------
 
     def snapshot(self, *, state: bool) -> ModelState:
         tensors, lacks = self._tensors(state=state)

@@ -46,8 +46,6 @@ class Storage:
         self.scheduled = self._saver is not None
         self._schedule: Schedule | None = None
 
-    # -- the right to write ---------------------------------------------------------------------
-
     def open(self, view: int) -> None:
         if self._place is None:
             return
@@ -87,8 +85,6 @@ class Storage:
         if self._place is not None:
             self._place.lock.release()
 
-    # -- when to save ---------------------------------------------------------------------------
-
     def begin(self, step: int, *, restored: bool) -> None:
         if self._options is not None and self._place is not None:
             self._schedule = Schedule(self._options, time.monotonic(), step)
@@ -101,8 +97,6 @@ class Storage:
         """Notes that this worker, or the chief, saves a step."""
         if self._schedule is not None:
             self._schedule.saved(time.monotonic(), step)
-
-    # -- saving ---------------------------------------------------------------------------------
 
     def submit(self, data: CheckpointData, view: int, *, last: bool = False) -> None:
         """Writes a checkpoint in the background; the last one before it returns, with retries."""
@@ -165,8 +159,6 @@ class Storage:
             f"{self.alarm}. Training goes on, and the next save is tried within "
             f"{RETRY_SECONDS:.0f} s"
         )
-
-    # -- what is lost ---------------------------------------------------------------------------
 
     def loss(self, lost: str, step: int, copies: int) -> str:
         """Returns what a job loses that has ended because a task was lost, in a sentence."""

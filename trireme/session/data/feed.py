@@ -60,8 +60,6 @@ class DataFeed:
         # Positions that were leased and not handed out, by the data set's name and size.
         self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
-    # -- epochs ---------------------------------------------------------------------------------
-
     def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
         """Iterates over the epochs that are not finished; see `Session.epochs`.
 
@@ -86,8 +84,6 @@ class DataFeed:
     def _asked_to_stop(self) -> bool:
         worker = self._worker
         return worker.last_iteration.asked(worker.backend.stopping)
-
-    # -- batches --------------------------------------------------------------------------------
 
     def batches(
         self,
@@ -142,8 +138,6 @@ class DataFeed:
             loading=request.loading,
         )
         return loader, dealer
-
-    # -- iterating ------------------------------------------------------------------------------
 
     def _iteration(
         self, loader: SpanLoader, dealer: Dealer, per_epoch: int, epochs: float | None
@@ -281,8 +275,6 @@ class DataFeed:
                 if worker.lifecycle.dismissed is not None:
                     self._idle.make()  # with its answer the worker leaves
         return False
-
-    # -- updates --------------------------------------------------------------------------------
 
     def spans_of(self, batch: Any) -> list[Span]:
         return self._handed.spans_of(batch)

@@ -35,8 +35,6 @@ class Buffers:
         self._alone = not self._task.coordinator and setup.process_group is None
         self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
 
-    # -- at the beginning ---------------------------------------------------------------------
-
     def constants(self) -> dict[str, torch.Tensor]:
         model = self._setup.model
         # By identity: a tied parameter has several names, and is trained under one of them.
@@ -69,8 +67,6 @@ class Buffers:
         if (group := self._worker_group) is not None:
             data = group.broadcast(save_bytes(self.constants()) if group.is_chief else None)
             self.set_constants(load_bytes(data))
-
-    # -- while training goes on ---------------------------------------------------------------
 
     def publish(self) -> None:
         if self._alone or not self._changing():
@@ -107,8 +103,6 @@ class Buffers:
             data = save_bytes(self._last) if group.is_chief else None
             self._last = load_bytes(group.broadcast(data))
         self._put_buffers(self._last)
-
-    # -- the values of one step -----------------------------------------------------------------
 
     @contextmanager
     def consistent_values(self) -> Iterator[int]:

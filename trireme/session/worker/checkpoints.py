@@ -48,8 +48,6 @@ class WorkerCheckpoints:
         self._copied: CheckpointData | None = None  # not written yet: see `step_made`
         self._view: View | None = None  # the last view that was handled
 
-    # -- at the beginning -----------------------------------------------------------------------
-
     def first_state(self) -> ModelState:
         """Returns the chief's initial values, or those of the checkpoint to begin from."""
         self._storage.open(self._lifecycle.view_number)
@@ -179,8 +177,6 @@ class WorkerCheckpoints:
                 f"{count}: each worker's optimizer begins with fresh state"
             )
 
-    # -- while training goes on -----------------------------------------------------------------
-
     def follow_view(self) -> None:
         """Takes the run directory if this worker is chief, and releases it otherwise."""
         self._view = self._lifecycle.view
@@ -257,8 +253,6 @@ class WorkerCheckpoints:
         data = replace(data, local=self._backend.states(data.step))
         self._storage.submit(data, self._lifecycle.view_number, last=last)
 
-    # -- at the end -----------------------------------------------------------------------------
-
     def finish(self) -> None:
         self.buffers.settle()
         if self._lifecycle.is_chief and self._setup.settings.run_dir is not None:
@@ -281,8 +275,6 @@ class WorkerCheckpoints:
             error.loss = self._storage.loss(lost, self._backend.global_step, copies)
             if lifecycle.is_chief:
                 self._progress.warn(error.loss)
-
-    # -- describing -----------------------------------------------------------------------------
 
     def _checkpoint_of(self, state: ModelState) -> CheckpointData:
         """Returns a checkpoint of a state, complete but for the workers' own optimizers."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import psutil
 
 from trireme.cluster.messages import MAX_LINE
-from trireme.errors import NonFiniteError
 from trireme.monitor.exporter import expose
 from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
 from trireme.plugins import not_installed
@@ -21,9 +20,6 @@ from trireme.session.worker.worker import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MOST_SKIPS = 100
-"""A run ends after this many steps in a row whose loss is not finite."""
 
 _SERVED = ("data", "compute", "push", "wait")
 """The phases of a step with parameter servers or other processes: waiting for a batch; forward and
@@ -77,7 +73,6 @@ class Recorder:
         self._steps = 0
         self._examples = 0
         self._staleness = 0
-        self._in_a_row = 0  # consecutive skipped steps
         self._last: StepResult | None = None
         self.began = time.monotonic()
         self._ended: float | None = None
@@ -103,8 +98,6 @@ class Recorder:
         if self._exposition is not None:
             self._progress.message(f"metrics: {self._exposition.address}")
 
-    # -- each step ------------------------------------------------------------------------------
-
     def step(self, result: StepResult, began: float, computed: float) -> None:
         self._steps += 1
         self._last = result
@@ -112,9 +105,7 @@ class Recorder:
         self._staleness += result.staleness
         if result.verdict is not None:
             self.count(result.verdict, result.steps)
-        if result.examples:
-            self._in_a_row = 0
-        elif self._settings.options.nan == "skip":
+        if not result.examples and self._settings.options.nan == "skip":
             self._skip(result)
         self.phase("compute", began, computed)
         times = self._worker.update_times
@@ -145,17 +136,10 @@ class Recorder:
 
     def _skip(self, result: StepResult) -> None:
         self.skipped += 1
-        self._in_a_row += 1
         if self.skipped == 1:
             self._progress.warn(
                 f"the loss of local step {self._steps} is {result.loss}: its update is left out "
                 '(nan="skip"); their number is shown at the end'
-            )
-        if self._in_a_row >= MOST_SKIPS:
-            raise NonFiniteError(
-                f"{self._in_a_row} steps in a row had a loss that is not finite, and made no "
-                "update. Lower the learning rate, clip the gradient (clip_norm=1.0), look for bad "
-                "examples, or go on from an earlier checkpoint (resume=PATH)"
             )
 
     def count(self, verdict: Verdict, steps: int) -> None:
@@ -244,8 +228,6 @@ class Recorder:
             record = Record(time=time.time(), status=status, seconds=dict(self.seconds))
             self._journal.write(record, due=last)
 
-    # -- records of the program -----------------------------------------------------------------
-
     def log(self, values: Mapping[str, float | Tensor], run: str, step: int | None = None) -> None:
         """Records numbers at a global step; None for the present one."""
         for observer in self._worker.observers.values():
@@ -255,8 +237,6 @@ class Recorder:
         self.log(results, name, step)
         shown = " ".join(f"{key} {value:.4f}" for key, value in results.items())
         self._progress.message(f"{name} at global step {step}: {shown}")
-
-    # -- the end --------------------------------------------------------------------------------
 
     def training_ended(self) -> None:
         """Ends the measurement of training; saving and evaluation follow."""
