@@ -102,22 +102,12 @@ def test_images(page: Page) -> None:
     wait_for_tag(page, "images/inputs")
     tags = set(page.fetch("data/plugin/images/tags")["train"])
     # The digits come as rows of 64 numbers: pictures, as 64 is a square.
-    assert tags == {
-        "images/inputs",
-        "conv1/filters",
-        "conv1/feature_maps",
-        "conv2/feature_maps",
-        "relu1/feature_maps",
-        "relu2/feature_maps",
-    }
+    assert tags == {"images/inputs", "conv1/filters"}
     for tag in tags:
         found = page.fetch("data/plugin/images/images", tag=tag, run="train", sample="0")
         assert [image["step"] for image in found] == STEPS
     wait_for_images(page, 2)
     page.picture("images")
-    page.open("images", tags="conv1|relu1")
-    wait_for_images(page, 3)
-    page.picture("feature_maps")
 
 
 def wait_for_images(page: Page, count: int) -> None:

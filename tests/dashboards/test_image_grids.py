@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trireme.dashboards.image_grids import as_images, feature_maps, filters, grid
+from trireme.dashboards.image_grids import as_images, filters, grid
 
 
 def test_a_grid_has_each_image_where_it_belongs() -> None:
@@ -62,14 +62,3 @@ def test_filters_have_zero_in_the_middle_and_one_scale() -> None:
     assert filters(torch.randn(8, 64, 3, 3)) is None  # not over images
     assert filters(torch.randn(8, 10)) is None
     assert filters(torch.randn(8, 3, 1, 1)) is None
-
-
-def test_feature_maps_are_of_the_first_example() -> None:
-    outputs = torch.zeros(2, 4, 150, 150)
-    outputs[0, 1], outputs[1] = 5.0, 100.0
-    picture = feature_maps(outputs)
-    assert picture is not None
-    assert picture[0, 0, 151] == 1.0
-    assert picture[0, 0, 0] == 0.0
-    assert feature_maps(torch.zeros(2, 4)) is None
-    assert feature_maps(torch.zeros(2, 4, 1, 1)) is None

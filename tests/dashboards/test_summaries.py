@@ -131,7 +131,7 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
 
 def test_pictures(recorded: Path) -> None:
     events = read(recorded)
-    tags = {"images/inputs", "0/filters", "0/feature_maps", "1/feature_maps"}
+    tags = {"images/inputs", "0/filters"}
     assert set(events.Tags()["images"]) == tags
 
 

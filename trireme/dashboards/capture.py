@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from trireme.dashboards.distribution import distribution_of
 from trireme.dashboards.forward_tracer import Graph
-from trireme.dashboards.image_grids import as_images, feature_maps, filters, grid
+from trireme.dashboards.image_grids import as_images, filters, grid
 from trireme.tensors import tensors_in, to_local
 
 if TYPE_CHECKING:
@@ -80,15 +80,11 @@ class Capture:
                 events.add_distribution(writer, tag, found, step, self.walltime)
 
     def write_images(self, writer: SummaryWriter, step: int) -> None:
-        """Writes inputs, first-layer filters and feature maps."""
+        """Writes inputs and first-layer filters."""
         shown = {} if self.inputs is None else {"images/inputs": as_images(self.inputs)}
         pictures = {tag: None if i is None else grid(i) for tag, i in shown.items()}
         if self.first is not None:
             pictures[f"{self.first[0]}/filters"] = filters(self.first[1])
-        for tag, value in self.values.items():
-            scope, _, kind = tag.rpartition("/")
-            if kind in ("pre_activation", "activation"):
-                pictures[f"{scope}/feature_maps"] = feature_maps(value)
         for tag, picture in pictures.items():
             if picture is not None:
                 writer.add_image(tag, picture, step, walltime=self.walltime)

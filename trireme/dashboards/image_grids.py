@@ -1,4 +1,4 @@
-"""Pictures of tensors: batches of images, filters and feature maps as one grid each."""
+"""Pictures of tensors: batches of images, and filters, as one grid each."""
 
 from __future__ import annotations
 
@@ -42,19 +42,6 @@ def filters(weight: torch.Tensor) -> torch.Tensor | None:
     # All on one scale, with zero in the middle: so strong units can be told from weak ones.
     largest = images.abs().amax().clamp_min(1e-12)
     return grid(images / (2 * largest) + 0.5)
-
-
-def feature_maps(outputs: torch.Tensor) -> torch.Tensor | None:
-    """Returns a layer's outputs for the first example as a grid; None if they are not images.
-
-    The outputs have the shape (N, channels, height, width). At most 64 channels are shown in grey,
-    all on one scale.
-    """
-    if outputs.dim() != 4 or not outputs.numel() or outputs.shape[2:].numel() < 4:
-        return None
-    maps = outputs[0, :_SHOWN].detach().float()
-    low, high = torch.aminmax(maps)
-    return grid(((maps - low) / (high - low).clamp_min(1e-12)).unsqueeze(1))
 
 
 def grid(images: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Summaries(Hook):
     have names of modules and parameters, such as `conv1/weight`, `conv1/weight/gradient`,
     `conv1/pre_activation` and `relu1/activation`: histograms, and mean, standard deviation, least
     and greatest value as scalars. Pictures of the inputs, of what the loader's transform made of
-    them, of the first layer's filters and of feature maps. The model's graph.
+    them, and of the first layer's filters. The model's graph.
 
     Where processes hold a model in parts, the chief records the parts of the parameters that it
     holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
