@@ -5,5 +5,5 @@ from __future__ import annotations
 from trireme.session.worker.observer import ObserverType
 
 LOST_UPDATES = ObserverType("trireme.advice.lost_updates:LostUpdates")
-LABELS = ObserverType("trireme.advice.labels:UncountedLabels")
-SCHEDULES = ObserverType("trireme.advice.schedules:PassedSchedules")
+LABELS = ObserverType("trireme.advice.programs:UncountedLabels")
+SCHEDULES = ObserverType("trireme.advice.programs:PassedSchedules")

@@ -67,8 +67,6 @@ class LoopJob:
         if self._averages_here or self._averages_on_servers:
             self._watch = GradientWatch(parameter for each in self.parameters for parameter in each)
 
-    # -- training -------------------------------------------------------------------------------
-
     def may_update(self) -> bool:
         self._end.goes_on()
         return self.job.may_update()
@@ -204,8 +202,6 @@ class LoopJob:
         mean = total / count if count else 0.0
         return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
 
-    # -- gradients that the loop changes ---------------------------------------------------------
-
     @property
     def _averages_here(self) -> bool:
         """Whether `step` averages gradients over processes. FSDP does so in backward."""
@@ -263,8 +259,6 @@ class LoopJob:
                 parameter.grad = gradient
             if self._watch is not None:
                 self._watch.moved(others)
-
-    # -- the end --------------------------------------------------------------------------------
 
     def _end_together(self) -> None:
         """Takes part, after this loop has ended, until those of the worker's other processes have.
