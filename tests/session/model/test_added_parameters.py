@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -257,6 +258,51 @@ def test_what_one_replica_adds_is_refused_by_all(way: str) -> None:
     assert len(ran.raised) == 2
     for said in ran.raised.values():
         assert "1 of 2 processes have given their optimizer other parameters" in said
+
+
+def worker_index() -> int:
+    from trireme.launch.environment import current_task
+
+    return current_task().index
+
+
+def by_one_worker(way: str) -> tuple[list[float], int]:
+    return distributed(way, at=2 if worker_index() else 99)
+
+
+def at_different_steps(way: str) -> tuple[list[float], int]:
+    model = made()
+    optimizer = trireme.distribute(model, first_optimizer(model, way))
+    for step in range(6):
+        if step == (4 if worker_index() else 2):
+            WAYS[way](optimizer, model[0])
+        optimizer.zero_grad()
+        model(INPUTS).square().mean().backward()
+        optimizer.step()
+    optimizer.close()
+    values = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return values.tolist(), optimizer.global_step
+
+
+@pytest.mark.parametrize("way", ["add_param_group", "unfreeze"])
+def test_what_one_worker_adds_is_refused_in_rounds(way: str) -> None:
+    raised = run_process_group(GROWING["sync"], by_one_worker, way).raised
+    apart = "worker:1 has added parameter '0.weight' to its optimizer, and worker:0 makes an update"
+    assert any(apart.replace("weight", each) in s for s in raised.values() for each in NAMES)
+
+
+NAMES = ("weight", "bias")
+
+
+@pytest.mark.parametrize("way", ["add_param_group", "unfreeze"])
+@pytest.mark.parametrize("strategy", ["async", "ssp"])
+def test_workers_add_them_one_after_the_other(strategy: str, way: str) -> None:
+    group = ProcessGroup(workers=2, servers=2, strategy=strategy)
+    (first, step), (second, other) = run_process_group(group, at_different_steps, way).values
+    assert (step, other) == (12, 12)
+    assert first == second and all(map(math.isfinite, first))
+    before = torch.cat([p.detach().reshape(-1) for p in made().parameters()]).tolist()
+    assert all(value != untrained for value, untrained in zip(first, before, strict=True))
 
 
 def test_new_layers_that_differ_are_refused() -> None:
