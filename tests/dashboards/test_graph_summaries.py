@@ -83,10 +83,10 @@ def test_the_graph_of_a_placed_model_has_the_devices_of_the_tasks(
     found = devices(tmp_path / "run", "train")
     wanted = {
         "left/0/weight": first,
-        "left/0/linear": first,
+        "left/0/addmm": first,
         "left/1/relu": first,
         "right/0/weight": second,
-        "right/0/linear": second,
+        "right/0/addmm": second,
         "right/1/tanh": second,
     }
     assert wanted.items() <= found.items()
