@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # `make test` and `make test-all`: the option --hypothesis-profile has precedence over this.
 hypothesis.settings.register_profile("work", max_examples=30, deadline=None)
-hypothesis.settings.register_profile("all", max_examples=100, deadline=None)
+hypothesis.settings.register_profile("all", max_examples=50, deadline=None)
 hypothesis.settings.load_profile("work")
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")

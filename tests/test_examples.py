@@ -224,49 +224,22 @@ def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_towers_need_no_launcher(tmp_path: Path) -> None:
-    output = run(tmp_path, EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
-    assert "by 0.0e+00, parameters after 20 steps by at most 0.0e+00" in output
-    assert reached(output) >= 0.5
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "launch",
-    [
-        (),
-        pytest.param(
-            ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "ssp"),
-            marks=pytest.mark.thorough,
-        ),
-    ],
-    ids=["one process", "two workers"],
-)
-def test_the_topics(launch: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_topics(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     corpus = tmp_path / "corpus.txt"
     kinds = [[f"{kind}{thing}" for thing in ("one", "two", "six")] for kind in "abcdef"]
     corpus.write_text("".join(f"{' '.join(kind)} {' '.join(kind)}\n" for kind in kinds * 20))
     program = (EXAMPLES / "topics.py", "--file", corpus, "--topics", "8", "--sweeps", "40")
-    output = run(tmp_path, *launch, *program, "--block-tokens", "200", "--initial-sweeps", "0")
+    output = run(tmp_path, *program, "--block-tokens", "200", "--initial-sweeps", "0")
     perplexities = [float(n) for n in re.findall(r"held-out perplexity (\d+\.\d)", output)]
-    assert launch or len(perplexities) == 40
+    assert len(perplexities) == 40
     assert perplexities[-1] < 5 < perplexities[0] < 18, "three words of a kind, of eighteen"
     shown = [set(line.split("%")[1].split()[:3]) for line in re.findall(r"^.*\d%.*$", output, re.M)]
     assert len(shown) == 8
     assert sum(kind in shown for kind in map(set, kinds)) >= 5
 
 
-SPARSE_LAUNCHES = pytest.mark.parametrize(
-    "launch",
-    [
-        (),
-        ("-m", "trireme", "run", "--ps", "2", "--workers", "2"),
-        ("-m", "trireme", "run", "--ps", "2", "--workers", "2", "--strategy", "ssp"),
-        ("-m", "trireme", "run", "--ps", "2", "--workers", "2", "--strategy", "sync"),
-    ],
-    ids=["one process", "async", "ssp", "sync"],
-)
+SPARSE = ("-m", "trireme", "run", "--ps", "2", "--workers", "2")
 
 
 def auc(output: str) -> tuple[float, float]:
@@ -281,14 +254,11 @@ def auc(output: str) -> tuple[float, float]:
     return float(said[0][0]), float(said[0][1])
 
 
-@pytest.mark.slow(but=("async", "sync"))
-@pytest.mark.thorough(but=("async",))
-@SPARSE_LAUNCHES
-def test_the_logistic_regression(tmp_path: Path, launch: tuple[str, ...]) -> None:
+def test_the_logistic_regression(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     pytest.importorskip("pyarrow")
     program = (EXAMPLES / "logistic_regression.py", "--rows", "100000", "--batch-size", "500")
-    found, best = auc(run(tmp_path, *launch, *program, "--l1", "1"))
+    found, best = auc(run(tmp_path, *SPARSE, *program, "--l1", "1"))
     assert best - 0.035 < found < best + 0.003
 
 
@@ -310,13 +280,11 @@ def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("async", "ssp"))
-@SPARSE_LAUNCHES
-def test_the_click_prediction(tmp_path: Path, launch: tuple[str, ...]) -> None:
+def test_the_click_prediction(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     pytest.importorskip("pyarrow")
     program = (EXAMPLES / "click_prediction.py", "--rows", "100000", "--batch-size", "250")
-    found, best = auc(run(tmp_path, *launch, *program, "--admit-after", "20"))
+    found, best = auc(run(tmp_path, *SPARSE, *program, "--admit-after", "20"))
     assert best - 0.07 < found < best + 0.005
 
 

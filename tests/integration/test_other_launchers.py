@@ -94,16 +94,9 @@ def tensorflow(kind: str, index: int, **hosts: list[int]) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("slurm", "TF_CONFIG"))
-@pytest.mark.parametrize("launcher", ["slurm", "mpi", "TF_CONFIG"])
-def test_processes_that_others_start_train_together(shell: Shell, launcher: str) -> None:
+def test_processes_that_others_start_train_together(shell: Shell) -> None:
     (port,) = free_ports(1)
-    if launcher == "TF_CONFIG":
-        hosts = {"chief": [port], "worker": [port + 1]}
-        environs = [tensorflow("chief", 0, **hosts), tensorflow("worker", 0, **hosts)]
-    else:
-        of = {"slurm": slurm, "mpi": mpi}[launcher]
-        environs = [of(rank) | {"MASTER_PORT": str(port)} for rank in range(2)]
+    environs = [slurm(rank) | {"MASTER_PORT": str(port)} for rank in range(2)]
     chief, other = start_all(shell, environs, *DIGITS)
     assert (chief.status, other.status) == (0, 0), chief.text + other.text
     assert "test accuracy: " in chief.out

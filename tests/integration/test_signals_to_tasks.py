@@ -27,8 +27,8 @@ LOADERS = PROGRAMS / "loaders.py"
 class ByHand:
     """Two servers and two workers, each started by hand."""
 
-    def __init__(self, shell: Shell, program: tuple[object, ...] = TRAIN) -> None:
-        self.shell, self.program = shell, program
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
         one, two = free_ports(2)
         self.hosts = (
             f"--ps_hosts=127.0.0.1:{one},127.0.0.1:{two}",
@@ -45,7 +45,7 @@ class ByHand:
 
     def worker(self, index: int) -> Running:
         """Starts a worker."""
-        return self.start("worker", index, "--run-dir", "run", *self.program)
+        return self.start("worker", index, "--run-dir", "run", *TRAIN)
 
     def ended(self) -> dict[str, Ended]:
         """How each task that is there now ends."""
@@ -171,28 +171,19 @@ def test_a_worker_that_is_process_1_and_waits_for_its_job_ends(shell: Shell) -> 
     assert worker.ended().status == 143
 
 
-@pytest.mark.thorough(but=("run",))
-@pytest.mark.parametrize("launcher", ["run", "by hand"])
-def test_sigterm_to_all_processes_saves_whole(shell: Shell, launcher: str) -> None:
+def test_sigterm_to_all_processes_saves_whole(shell: Shell) -> None:
     """As `scancel` and systemd do: also loader processes, the launcher, and its helpers."""
-    program = (LOADERS, "--save-seconds", 4)
-    if launcher == "run":
-        words = ("run", "--ps", 2, "--workers", 2, "--run-dir", "run")
-        tasks = {"launcher": shell.start(*words, *program)}
-        step_of(tasks["launcher"], 10)
-    else:
-        tasks = ByHand(shell, program).tasks
-        for name in ("worker:0", "worker:1"):
-            step_of(tasks[name], 10)
+    words = ("run", "--ps", 2, "--workers", 2, "--run-dir", "run")
+    launcher = shell.start(*words, LOADERS, "--save-seconds", 4)
+    step_of(launcher, 10)
     everybody = shell.processes()
     assert sum("loaders.py" in " ".join(each.cmdline()) for each in everybody) > 4
     for process in everybody:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
-    ends = {name: task.ended() for name, task in tasks.items()}
-    for name, end in ends.items():
-        assert end.status == (0 if name.startswith("ps") else 130), end.text
-        assert "Traceback" not in end.text and "killed by" not in end.text
+    end = launcher.ended()
+    assert end.status == 130, end.text
+    assert "Traceback" not in end.text and "killed by" not in end.text
     check_saved(shell.directory, 10)
 
 

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from tests.harness import Cluster, run_job
 from tests.tracing import arrows, check_nesting, read_trace, tasks_of
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, UsageError
+from trireme.launch.config.sources import read_config
 from trireme.ps.messages import Applied, Stale
 from trireme.session.session import Session
 from trireme.tracking.profile import Profile, _steps
@@ -124,6 +125,12 @@ def test_nothing_is_traced_before_the_steps_and_after_them(tmp_path: Path) -> No
 def test_what_is_no_range_of_steps_is_refused(steps: str) -> None:
     with pytest.raises(ConfigurationError, match=r"first:end, such as 10:15"):
         Profile(steps)
+
+
+@pytest.mark.parametrize("steps", ["8", "8:8"])
+def test_a_launch_refuses_what_is_no_range_of_steps(steps: str) -> None:
+    with pytest.raises(UsageError, match=rf"profile is '{steps}' \(command line\): it must be"):
+        read_config({"profile": steps}, {}, None)
 
 
 def test_a_trace_needs_a_place() -> None:

@@ -41,8 +41,6 @@ def test_an_empty_variable_is_none() -> None:
         ("join-timeout", "inf"),
         ("progress-timeout", "-1"),
         ("metrics-port", "65536"),
-        ("profile", "8"),
-        ("profile", "8:8"),
         ("compress", "fp61"),
         ("schedule", "none"),
     ],
