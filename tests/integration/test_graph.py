@@ -61,18 +61,6 @@ def _fail(path: Path, error: Exception) -> Any:
     raise AssertionError(f"{path}: {error}")
 
 
-@pytest.mark.thorough
-def test_a_model_that_fits_on_no_task_is_refused_with_what_it_needs(shell: Shell) -> None:
-    program = (PROGRAMS / "big.py", "--out", "out", "--width", WIDTH)
-    ended = shell.run(
-        *("run", "--workers", 1, "--strategy", "graph", "--run-dir", "run"),
-        *("--memory-limit", "200MB", *program),
-    )
-    assert ended.status == 2, ended.text
-    assert "Traceback" not in ended.text
-    assert re.search(r"needs at least 3\d{8} bytes and the devices have 200000000", ended.err)
-
-
 # Faults ----------------------------------------------------------------------------------------
 
 

@@ -80,7 +80,7 @@ def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
 
 
 @pytest.mark.thorough(but=("ps sync over tp=2",))
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "fsdp=2,tp=2", "ps sync over tp=2"])
+@pytest.mark.parametrize("way", ["fsdp", "fsdp=2,tp=2", "ps sync over tp=2"])
 def test_tied_weights_stay_one(way: str, plain: Any) -> None:
     wanted = plain.setdefault(("tied", "sgd", None), train_plain("tied weights"))
     for values in spread(way, "tied weights"):
@@ -219,7 +219,7 @@ def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_p
 @pytest.mark.thorough(but=("tp=2,pp=2",))
 @pytest.mark.parametrize(
     "way",
-    ["fsdp", "tensor", "dp=2,pp=2", "tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"],
+    ["tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"],
 )
 def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
     # Steps of Adam are of one size however small the gradient, so rounding weighs more.
@@ -229,7 +229,7 @@ def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
 
 
 @pytest.mark.thorough(but=("fsdp",))
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "dp=2,tp=2", "ps sync over dp=2"])
+@pytest.mark.parametrize("way", ["fsdp", "dp=2,tp=2", "ps sync over dp=2"])
 def test_gradients_may_be_added_up_before_they_are_averaged(way: str) -> None:
     wanted = train_plain("MLP")
     for values in spread(way, "MLP", accumulate=2):
@@ -237,9 +237,7 @@ def test_gradients_may_be_added_up_before_they_are_averaged(way: str) -> None:
 
 
 @pytest.mark.thorough(but=("fsdp",))
-@pytest.mark.parametrize(
-    "way", ["allreduce", "fsdp", "pipeline 1f1b", "tensor", "ps sync over dp=2"]
-)
+@pytest.mark.parametrize("way", ["fsdp", "pipeline 1f1b", "ps sync over dp=2"])
 def test_a_moving_average_is_kept_of_every_part(way: str) -> None:
     wanted = train_averaged("MLP", decay=0.9)
     options = {"ema": Average(0.9, warm_up=False)}
@@ -253,7 +251,7 @@ def test_a_moving_average_is_kept_of_every_part(way: str) -> None:
 
 
 @pytest.mark.thorough(but=("allreduce",))
-@pytest.mark.parametrize("way", ["allreduce", "fsdp", "tensor", "pipeline 1f1b"])
+@pytest.mark.parametrize("way", ["allreduce", "fsdp", "pipeline 1f1b"])
 def test_half_precision_comes_near(way: str) -> None:
     wanted = train_plain("MLP")
     for values in spread(way, "MLP", precision="bfloat16"):
