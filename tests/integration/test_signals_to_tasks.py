@@ -16,7 +16,6 @@ from tests.integration.shell import PROGRAMS, PYTHON, TRIREME, Ended, Running, S
 from tests.integration.test_counting import BATCH, consumed, notes, saved, updates
 from trireme.launch.run_directory import read_record
 from trireme.session.checkpoint import latest
-from trireme.session.worker.checkpoints import LACKS
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -56,7 +55,7 @@ def check_saved(directory: Path, least: int) -> int:
     """Checks that the newest checkpoint is a whole one; returns its step."""
     data = latest(directory / "run", lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None and data.step >= least
-    assert not data.state.get(LACKS)
+    assert not data.state.get("lacks")
     return data.step
 
 
