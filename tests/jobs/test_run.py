@@ -175,7 +175,7 @@ def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
     with pytest.raises(trireme.JobFailed) as failed:
         trireme.run(fails, verbose=False)
     report, _, lines = str(failed.value).partition("\n\nIn the program:\n")
-    assert "First worker:0 failed: the loss is None" in report
+    assert "First worker:0 failed: Session(Linear, NoneType, NoneType): write" in report
     assert "trireme.Session(torch.nn.Linear(1, 1), None, None)" in lines and "in fails" in lines
     assert "session.py" not in lines
 
