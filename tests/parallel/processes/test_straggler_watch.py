@@ -24,16 +24,17 @@ def test_who_is_not_as_far_is_waited_for() -> None:
     mine = StepPosition(7, True, 1)
     places = [(7, True), (6, True), (7, False), (8, False)]
     others = {
-        rank: Seen(StepPosition(step, inside, 1), 0.0, 0.0)
+        rank: Seen(StepPosition(step, inside, 1), 0.0, 0.0, 0.0)
         for rank, (step, inside) in enumerate(places)
     }
     assert stragglers(mine, others) == {
         1: "has made 6 steps of 7",
         2: "has not begun this step",
     }
-    assert stragglers(mine, {0: Seen(others[0].position, 12.0, 0.0)}) == {
-        0: "has not reported for 12 s"
-    }
+    for lifeless, computes in ((12.0, ""), (1.0, ", and uses the processor")):
+        assert stragglers(mine, {0: Seen(others[0].position, 12.0, 0.0, lifeless)}) == {
+            0: f"has not reported for 12 s{computes}"
+        }
 
 
 class Member:
@@ -57,6 +58,8 @@ class Three:
         self.clock = VirtualClock()
         self.said: list[tuple[int, str, tuple[str, ...]]] = []
         self.doing = {rank: ("", "") for rank in range(3)}
+        self.hosts = {0: "a", 1: "b", 2: "b"}
+        self.used = dict.fromkeys(range(3), 0.0)
         self.members = [Member(rank, self.store) for rank in range(3)]
         self.watches = [
             StragglerWatch(
@@ -64,6 +67,7 @@ class Three:
                 self.say(rank),
                 patience=patience,
                 doing=partial(self.doing.__getitem__, rank),
+                used=partial(self.used_by, rank),
                 clock=self.clock,
             )
             for rank in range(3)
@@ -74,6 +78,9 @@ class Three:
             self.said.append((rank, reason, tuple(names)))
 
         return said
+
+    def used_by(self, rank: int, other: int) -> float | None:
+        return self.used[other] if self.hosts[other] == self.hosts[rank] else None
 
     def live(self, seconds: int, *ranks: int) -> None:
         """Lets time pass, in which only some processes live."""
@@ -203,13 +210,15 @@ FAR_OPENS = StepPosition(8, True, 1, action="begins to read a data set")
 def test_when_a_process_waits_in_vain(
     mine: StepPosition, waited: float, other: StepPosition, silent: float, still: float, words: str
 ) -> None:
-    found = broken_by(0, mine, waited, {1: Seen(other, silent, still)}, Patience(10.0, 600.0))
+    found = broken_by(
+        0, mine, waited, {1: Seen(other, silent, still, silent)}, Patience(10.0, 600.0)
+    )
     assert (found is not None) == bool(words)
     assert found is None or words in found.text
 
 
 def test_no_progress_is_waited_for_without_end_where_that_is_wanted() -> None:
-    others = {1: Seen(OUT, 0.0, 1e6)}
+    others = {1: Seen(OUT, 0.0, 1e6, 0.0)}
     assert broken_by(0, IN, 1e6, others, Patience(10.0, 0.0)) is None
 
 
@@ -232,6 +241,46 @@ def test_one_that_is_stopped_breaks_the_group_with_one_reason_for_all_others() -
     assert three.broken(1) == three.broken(0)
     with pytest.raises(JobFailed):
         three.watches[1].step_began(1)
+
+
+def in_a_long_call(share: float, seconds: int, patience: Patience) -> Three:
+    """Three processes, the second of which publishes nothing, and uses a share of a core."""
+    three = Three(patience)
+    for watch in three.watches:
+        watch.step_began(0)
+    three.live(3, 0, 1, 2)
+    for _ in range(seconds):
+        three.used[1] += share
+        three.live(1, 2, 0)  # both wait; only the first of them runs on the silent one's host
+    return three
+
+
+def test_one_that_holds_the_interpreter_lock_and_computes_is_not_lost() -> None:
+    three = in_a_long_call(0.5, 60, Patience(heartbeat=10.0, progress=100.0))
+    assert [three.broken(rank) for rank in range(3)] == [""] * 3
+    assert three.said[-1][1].endswith(", and uses the processor")
+    three.live(9, 0, 2)  # and now it is stopped
+    assert not three.broken(0)
+    three.live(4, 0, 2)
+    assert three.broken(0).startswith("JobFailed: worker:1 sent nothing for 10 s")
+
+
+def test_one_that_computes_for_ever_makes_no_progress() -> None:
+    three = in_a_long_call(1.0, 110, Patience(heartbeat=10.0, progress=100.0))
+    assert "(--progress-timeout)" in three.broken(0)
+
+
+def test_one_whose_threads_only_wait_for_the_interpreter_lock_is_lost() -> None:
+    three = in_a_long_call(0.03, 14, Patience(heartbeat=10.0))
+    assert three.broken(0).startswith("JobFailed: worker:1 sent nothing for 10 s")
+
+
+def test_work_before_the_silence_is_no_sign_of_life() -> None:
+    three = in_a_long_call(1.0, 5, Patience(heartbeat=10.0))
+    three.live(60, 0, 1, 2)
+    three.used[1] += 60.0
+    three.live(12, 0, 2)
+    assert three.broken(0).startswith("JobFailed: worker:1 sent nothing for 1")
 
 
 def test_a_process_that_was_stopped_itself_accuses_nobody() -> None:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from trireme.errors import ConfigurationError
+from trireme.parallel.backends.neighbours import Neighbours
 from trireme.parallel.backends.tensor_stream import Described, TensorStream, described, metas
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import TorchProcessGroup
@@ -80,6 +81,7 @@ class Collective(Local):
                 setup.settings.task.config.timeouts.progress_timeout,
             ),
             doing=doing,
+            used=Neighbours(group.rank, group.put, group.get).used,
         )
         group.explain_by(self._watch.reason)
         self._shared = LargeValues(group.put, group.get)

@@ -2,9 +2,10 @@
 
 Collectives do not report which process they wait for, and no exception of this process interrupts
 them. Each process publishes its position once a second. A process that has waited for long looks
-for those that are behind, or have published nothing new. Where the wait is
-in vain the process group is broken: all processes learn the same reason, and the caller interrupts
-their collectives.
+for those that are behind, or have published nothing new. A process that holds the interpreter lock
+publishes nothing; the others of its host see that it uses the processor, and say so for it. Where
+the wait is in vain the process group is broken: all processes learn the same reason, and the caller
+interrupts their collectives.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ JOIN_SECONDS = 2.0
 END_SECONDS = 2.0
 """How long a process is in a step that another one does not make, until that is an error."""
 _SOON = 0.02
+_SHARE = 0.1
+"""The share of a core above which a silent process computes. Each thread that waits for the
+interpreter lock wakes up 200 times a second, and uses up to a hundredth."""
 
 
 class StepPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +61,7 @@ class Seen:
     position: StepPosition  # the position
     silent: float  # the seconds since it was published
     still: float  # the seconds that it has been in that place without an excuse
+    lifeless: float  # the seconds since it was published, or the process was seen to compute
 
 
 @dataclass
@@ -66,6 +71,8 @@ class _Known:
     place: StepPosition  # its last position
     seen: float  # when that was first seen
     still: float  # since when it is in that place without an excuse
+    alive: float  # when it gave the last sign of life
+    used: tuple[float, float] | None = None  # the processor's seconds, and when
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +100,8 @@ def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]
     for rank, seen in sorted(others.items()):
         place = seen.position
         if seen.silent >= SILENCE_SECONDS:
-            found[rank] = f"has not reported for {seen.silent:.0f} s"
+            computes = ", and uses the processor" if seen.lifeless < SILENCE_SECONDS else ""
+            found[rank] = f"has not reported for {seen.silent:.0f} s{computes}"
         elif place.ended:
             found[rank] = "has ended its training"
         elif place.step < mine.step:
@@ -120,13 +128,13 @@ def broken_by(
         if apart and place.step == mine.step and min(waited, seen.still) >= END_SECONDS:
             first, second = (rank, other) if mine.action else (other, rank)
             return _unequal(first, mine.step, second, mine.step, mine.action or place.action)
-    silent = {n: seen.silent for n, seen in others.items() if seen.silent >= patience.heartbeat}
+    silent = {n: seen.lifeless for n, seen in others.items() if seen.lifeless >= patience.heartbeat}
     if silent and waited >= patience.heartbeat:
         names = ", ".join(f"worker:{other}" for other in sorted(silent))
         longest = max(silent.values())
         return Broken(
             f"{names} sent nothing for {longest:.0f} s (--heartbeat-timeout): stopped, hanging, on "
-            "a host that is cut off, or in a call that holds the interpreter lock"
+            "a host that is cut off, or alone on its host in a call that holds the interpreter lock"
         )
     excused = bool(mine.excuse) and not mine.ended
     if not patience.progress or excused or waited < patience.progress:
@@ -170,12 +178,14 @@ class StragglerWatch:
         *,
         patience: Patience = Patience(),  # frozen
         doing: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        used: Callable[[int], float | None] = lambda rank: None,
         clock: Clock | None = None,
     ) -> None:
         self._group = group
         self._say = say
         self._patience = patience
         self._doing = doing
+        self._used = used
         self._clock = clock or MonotonicClock()
         self._step, self._inside, self._since = 0, False, self._clock.now()
         self._action = ""
@@ -280,15 +290,32 @@ class StragglerWatch:
         now, known = self._clock.now(), self._seen.get(rank)
         if known is None:
             with self._lock:
-                self._seen[rank] = _Known(place, now, now)
+                self._seen[rank] = _Known(place, now, now, now)
             return
         before = known.place
         if place.beat == before.beat:
+            if now - known.seen > BEAT_SECONDS:
+                self._ask(rank, known)
             return
         moved = before.place_in_loop != place.place_in_loop
         with self._lock:
             still = now if moved or place.excuse else known.still
-            self._seen[rank] = _Known(place, now, still)
+            self._seen[rank] = _Known(place, now, still, now)
+
+    def _ask(self, rank: int, known: _Known) -> None:
+        """Learns whether a silent process computes: of the kernel, or of others on its host."""
+        used, key = self._used(rank), f"used/{rank}"
+        if used is not None:
+            self._group.put(key, msgspec.msgpack.encode(used))
+        elif (data := self._group.get(key)) is not None:
+            used = msgspec.msgpack.decode(data, type=float)
+        if used is None:
+            return
+        now, before = self._clock.now(), known.used
+        with self._lock:
+            known.used = used, now
+            if before is not None and used - before[0] >= _SHARE * (now - before[1]):
+                known.alive = now
 
     def _read_reason(self) -> None:
         """Tells the others why the process group is broken, or learns it from them."""
@@ -310,7 +337,7 @@ class StragglerWatch:
             return  # this process was stopped itself, and has not looked since
         with self._lock:
             seen = {
-                rank: Seen(at.place, now - at.seen, now - at.still)
+                rank: Seen(at.place, now - at.seen, now - at.still, now - at.alive)
                 for rank, at in self._seen.items()
             }
         waited, asked = now - self._since, self._asked
