@@ -73,13 +73,6 @@ def run(shell: Shell, size: int, batch: int, lives: int) -> None:
     )
     assert deaths >= 2
     assert counts.unique().tolist() == [EPOCHS]
-    starts = [
-        int(line.split()[2])
-        for worker in range(2)
-        for line in (shell.directory / "out" / f"reads-{worker}").read_text().splitlines()
-    ]
-    print(f"reading began at {starts}")
-    assert max(starts) > 0, "a state was used"
 
 
 @pytest.mark.thorough

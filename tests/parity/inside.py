@@ -61,10 +61,10 @@ def train_and_record() -> tuple[list[float], list[float]]:
     own: list[float] = []
     recorded: list[float] = []
 
-    def record(values: Mapping[str, float], run: str) -> None:
+    def record(values: Mapping[str, float], run: str, step: int) -> None:
         recorded.append(values["loss"])
 
-    with session, mock.patch.object(session.recorder, "log", record):
+    with session, mock.patch.object(session.worker.observers["curves"], "log", record):
         for batch in session.loader(data_of("MLP"), BATCH // 2, shuffle=False):
             own.append(session.step(batch).loss)
     return own, recorded

@@ -1,4 +1,4 @@
-"""Programs whose model is placed by an example, so that no process keeps the whole of it."""
+"""Programs whose model is placed by an example, so that no process ever holds the whole of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that no process keeps as a whole trains to what one plain process makes of it."""
+"""A model that no process ever holds as a whole trains to what one plain process makes of it."""
 
 from __future__ import annotations
 

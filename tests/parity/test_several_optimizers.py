@@ -112,7 +112,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        ({"a": adam, "c": adam}, r"optimizer 'c' is a function.*the model has 'a', 'b'"),
+        ({"a": adam, "c": adam}, r"optimizer 'c' is <function adam.*the model has 'a', 'b'"),
         ([adam, adam], "optimizers and functions by name"),
         ({}, "give a function that builds one"),
         ("Adam", "give a function that builds one"),

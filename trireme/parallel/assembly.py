@@ -20,6 +20,7 @@ from trireme.mesh import Mesh
 from trireme.parallel.backends.collective import Collective
 from trireme.parallel.backends.worker_processes import WorkerProcess, WorkerProcesses
 from trireme.parallel.config import pipeline_config
+from trireme.parallel.deferred import Deferred
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ShardedMean
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
@@ -79,22 +80,22 @@ class Parallel(Together):
             )
         )
         try:
-            lean = None if given is None else self.lean_model(settings, given)
-            model = make_model() if lean is None else lean
+            deferred = None if given is None else self.deferred(settings, given)
+            model = make_model() if deferred is None else deferred.model
             for layer in extension_layers(model).values():
                 layer.check_job(model, settings)
             optimizer = build_optimizer(make_optimizer, model)
             return self._split(
-                settings, process_group, model, optimizer, in_place=in_place, lean=lean is not None
+                settings, process_group, model, optimizer, deferred, in_place=in_place
             )
         except BaseException:
             process_group.close(together=False)
             raise
 
-    def lean_model(
+    def deferred(
         self, settings: Settings, given: nn.Module | Callable[[], nn.Module]
-    ) -> nn.Module | None:
-        """Returns a model of which no process keeps the whole; None where each process does."""
+    ) -> Deferred | None:
+        """Returns a model without memory for its parameters; None where each process builds it."""
         return None
 
     def _split(
@@ -103,9 +104,9 @@ class Parallel(Together):
         process_group: TorchProcessGroup,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        deferred: Deferred | None,
         *,
         in_place: bool,
-        lean: bool,
     ) -> TrainingSetup:
         """Builds the flat buffers, and splits the model."""
         task = settings.task
@@ -121,13 +122,12 @@ class Parallel(Together):
         every = named_groups(model, optimizer, frozen=True)
         names = [[name for name, _ in group] for group in every]
         whole, cut = model, None
-        if in_place or lean:
-            metas = {id(each): _meta(each) for each in model.parameters()} if lean else {}
-            whole, cut = copy.deepcopy(model, metas), model
+        if in_place or deferred is not None:
+            whole, cut = copy.deepcopy(model), model
             point(optimizer, names, dict(named_parameters(whole)))
         flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
         _check_same(task, process_group, flat)  # before parts of other shapes are cut
-        part = self.part(settings, process_group, whole, optimizer, cut)
+        part = self.part(settings, process_group, whole, optimizer, deferred, cut)
         carry_over(with_hooks, part.parameters, whole=self.sees_whole_batches(settings))
         if not task.servers:
             point(optimizer, names, part.parameters)
@@ -143,6 +143,7 @@ class Parallel(Together):
         process_group: TorchProcessGroup,
         whole: nn.Module,
         optimizer: torch.optim.Optimizer,
+        deferred: Deferred | None,
         cut: nn.Module | None,
     ) -> MeshPart:
         """Returns this process's part of the model; cuts `cut` where it is given, else a copy."""
@@ -186,10 +187,6 @@ class Parallel(Together):
 
     def other_process(self, setup: TrainingSetup) -> Backend:
         return WorkerProcess(WorkerProcesses(_group(setup), setup))
-
-
-def _meta(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
 def _group(setup: TrainingSetup) -> TorchProcessGroup:

@@ -1,7 +1,5 @@
 """`--strategy halved`: as `allreduce`, with gradients that travel as float16."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from trireme.errors import ConfigurationError
 from trireme.graph.config import graph_config
 from trireme.graph.placed.decision import Decider, Example
 from trireme.graph.placed.drawing_computation import DrawingComputation
 from trireme.graph.placed.graph_computation import GraphComputation
 from trireme.graph.placed.graph_part import GraphPart
 from trireme.parallel.assembly import Parallel
+from trireme.parallel.deferred import Deferred
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.session.loss import Loss
@@ -30,24 +32,29 @@ _log = logging.getLogger(__name__)
 class Placed(Parallel):
     """Processes that hold one model as a dataflow graph, in one or several replicas."""
 
-    def lean_model(
+    def deferred(
         self, settings: Settings, given: nn.Module | Callable[[], nn.Module]
-    ) -> nn.Module | None:
-        """Returns a session's model on the CPU, if it is placed, and divided, before it trains.
+    ) -> Deferred | None:
+        """Returns a session's model without memory for its parameters, if it can be placed so.
 
         That is the case with an example, without parameter servers, if the program gives a function
-        that builds the model.
+        that builds the model. Values follow from the seed, as where each process builds it.
         """
         if graph_config(settings).example is None or settings.task.servers:
             return None
-        if isinstance(given, nn.Module):
+        try:
+            if isinstance(given, nn.Module):
+                raise ConfigurationError(
+                    "give the session a function that builds it, not the model"
+                )
+            found = Deferred(given, lambda: seed_model(settings))
+        except ConfigurationError as error:
             _log.warning(
-                "every process keeps the whole model, also the parts of others: give the session a "
-                "function that builds it, not the model"
+                "every process builds the whole model, also the parts of others: %s", error
             )
             return None
-        seed_model(settings)
-        return given().train()
+        found.model.train()
+        return found
 
     def part(
         self,
@@ -55,11 +62,12 @@ class Placed(Parallel):
         process_group: TorchProcessGroup,
         whole: nn.Module,
         optimizer: torch.optim.Optimizer,
+        deferred: Deferred | None,
         cut: nn.Module | None,
     ) -> MeshPart:
         graph = graph_config(settings)
         decider = Decider.of(graph, optimizer, settings.task.servers)
-        return GraphPart(process_group, whole, graph, decider, cut)
+        return GraphPart(process_group, whole, graph, decider, deferred)
 
     def ready(self, settings: Settings, part: MeshPart) -> None:
         assert isinstance(part, GraphPart)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
@@ -25,6 +25,7 @@ from trireme.graph.measure.links import measure_links
 from trireme.graph.place.costs import Device, Hardware
 from trireme.graph.placed.decision import Decider, Decision, Example, captured_graph, plain_inputs
 from trireme.parallel.config import PipelineConfig
+from trireme.parallel.deferred import Deferred, with_untouched_memory
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.session.model.module_names import named_buffers, named_parameters
@@ -73,12 +74,14 @@ class GraphPart(MeshPart):
         model: nn.Module,
         config: GraphConfig,
         decider: Decider,
-        cut: nn.Module | None = None,
+        deferred: Deferred | None = None,
     ) -> None:
+        cut = None if deferred is None else deferred.model
         super().__init__(process_group, model, PipelineConfig(), None, cut=cut)
         self._known = dict(named_parameters(model))
         self._thawed = {name: known.requires_grad for name, known in self._known.items()}
-        self.lean = cut is not None
+        self.lean = deferred is not None
+        self._deferred = deferred
         self._unsaid: list[Decision] = []
         self.microbatches = config.pieces
         self._config = config
@@ -131,9 +134,8 @@ class GraphPart(MeshPart):
     def _placed(self, example: Example) -> PlacedGraph:
         self.say("graph: capturing, measuring and placing the model")
         inputs = plain_inputs(example.args, example.kwargs)
-        whole = not any(each.is_meta for each in self.modules[0].parameters())
-        with _with_untouched_memory(self.modules[0]):
-            captured = captured_graph(self.modules[0], *inputs, verify=whole)
+        with with_untouched_memory(self.modules[0]):
+            captured = captured_graph(self.modules[0], *inputs, verify=not self.lean)
         if not self._places:
             self._find_places(captured)
         decision = self._decided(captured, example)
@@ -262,32 +264,10 @@ class GraphPart(MeshPart):
         self._buffers = frozenset(
             name for name, place in buffers.items() if self._places[place].rank == rank
         )
-        for name, parameter in named_parameters(model) if self.lean else ():
-            if name not in mine:
-                meta = torch.empty_like(
-                    parameter, device="meta", requires_grad=parameter.requires_grad
-                )
-                torch._C._swap_tensor_impl(parameter, meta)  # it stays the same object
+        if self._deferred is not None:
+            self._deferred.materialise(mine)
         for name in mine:
             parameter = self.parameters[name]
             parameter.data = parameter.data.to(self._places[self._homes[name]].device)
         self._homes |= buffers
         self.on_placed()
-
-
-@contextmanager
-def _with_untouched_memory(model: nn.Module) -> Iterator[None]:
-    """Gives the meta parameters of a model memory on the CPU that is neither read nor written.
-
-    The system lends such memory without having it: so a model can be traced, which needs shapes,
-    dtypes and devices, in a process that could not hold its values.
-    """
-    meta = [each for each in model.parameters() if each.is_meta]
-    lent = [torch.empty_like(each, device="cpu", requires_grad=each.requires_grad) for each in meta]
-    for parameter, memory in zip(meta, lent, strict=True):
-        torch._C._swap_tensor_impl(parameter, memory)
-    try:
-        yield
-    finally:
-        for parameter, memory in zip(meta, lent, strict=True):
-            torch._C._swap_tensor_impl(parameter, memory)
