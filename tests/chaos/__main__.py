@@ -120,7 +120,10 @@ def run(
             assert ended.status in (0, 130), f"status {ended.status}: {ended.text[-3000:]}"
             assert "the whole job starts again" not in ended.err, "the job began anew"
             others = sum(job.server_starts.values()) - before
-            return judge(options, job, (start, stop), others, struck)
+            outcome = judge(options, job, (start, stop), others, struck)
+            if outcome.problems:
+                show_logs(job)
+            return outcome
         except BaseException:
             show_logs(job)
             raise
