@@ -197,7 +197,7 @@ class ModelOptions(_Options, frozen=True):
         run_only=True)] = None
     microbatches: Annotated[Positive | None, Option("N",
         "of a pipeline or graph: the number of micro-batches of each batch (default: of a pipeline "
-        "twice the stages, of a graph the fastest by its cost model)", run_only=True)] = None
+        "twice the stages, of a graph one)", run_only=True)] = None
     memory_limit: Annotated[Size | None, Option("SIZE",
         "graph: what the model may take in each task, such as 500MB or 2GiB (default no limit)",
         expects="a size, such as 500MB or 2GiB", check=_at_least_a_byte, run_only=True)] = None

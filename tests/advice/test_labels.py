@@ -29,7 +29,7 @@ def test_labels_that_a_loss_of_ones_own_leaves_out_are_noticed_once(
 
 
 def labels_left_out_late() -> list[str]:
-    """What a worker is warned of, whose second batch is the first with labels of -100."""
+    """Returns the warnings of a worker whose second batch is the first with labels of -100."""
     lines: list[str] = []
     torch.manual_seed(0)
     model, texts = Language(), Texts()

@@ -1,4 +1,4 @@
-"""The secret of a job by hand: where it comes from, and what is refused."""
+"""The secret of a job whose tasks are started by hand: sources, and what is refused."""
 
 from __future__ import annotations
 

@@ -8,10 +8,13 @@ Two hosts are cut from each other alone by a wrong hardware address in both.
 from __future__ import annotations
 
 import secrets
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+
+import psutil
 
 NOWHERE = "02:00:00:00:de:ad"
 """A hardware address that nobody has."""
@@ -136,7 +139,7 @@ def network(names: Sequence[str]) -> Iterator[Network]:
     Raises:
         NoHosts: this machine has no network namespaces, or this user may not make any.
     """
-    number = secrets.randbelow(256)  # other tests of this machine make networks too
+    number = secrets.choice(_free_numbers())  # other tests of this machine make networks too
     prefix = f"{NETWORK}.{number}"
     made = Network(f"tr{number:x}-{secrets.token_hex(1)}", f"{prefix}.{OWN}")
     try:
@@ -148,6 +151,17 @@ def network(names: Sequence[str]) -> Iterator[Network]:
         yield made
     finally:
         _remove(made)
+
+
+def _free_numbers() -> list[int]:
+    """Returns the numbers of networks that no interface here has an address in."""
+    taken = {
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == socket.AF_INET
+    }
+    return [number for number in range(256) if f"{NETWORK}.{number}.{OWN}" not in taken]
 
 
 def _build(made: Network, prefix: str, names: Sequence[str]) -> None:

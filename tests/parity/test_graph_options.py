@@ -236,3 +236,8 @@ def test_hooks_are_called(tmp_path: Path) -> None:
     for calls in ran.values:
         assert calls == {"start": 1, "before": STEPS, "after": STEPS, "stop": 1}
     assert list((tmp_path / "tensorboard").rglob("*tfevents*"))
+
+
+def test_a_schedule_of_pipelines_is_refused() -> None:
+    error = refused(train_spread, "MLP", "sgd", {}, spread=replace(GRAPH, schedule="gpipe"))
+    assert "schedule is gpipe, and the strategy is graph" in error

@@ -73,7 +73,7 @@ def test_it_tells_how_it_was_at_the_end_whenever_that_is() -> None:
 
 
 def test_a_wait_that_is_over_is_said_to_be_so() -> None:
-    """What is reported stays, at the coordinator, until it is reported anew."""
+    """The coordinator keeps a reported value until the server reports it again."""
     watched = Watched()
     bench = watched.bench
     bench.push(0, 1, 2.0)

@@ -1,1 +1,1 @@
-"""`trireme scale` and `trireme stop`: what a running job is asked from outside."""
+"""`trireme scale` and `trireme stop`, which resize or end a running job."""

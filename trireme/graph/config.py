@@ -94,4 +94,10 @@ def graph_config(settings: Settings) -> GraphConfig:
     given = settings.options.graph or GraphConfig()
     if not isinstance(given, GraphConfig):
         raise ConfigurationError(f"graph={given!r}: it must be a trireme.GraphConfig")
-    return replace(given, **settings.task.config.model.given(GraphConfig))
+    launched = settings.task.config.model
+    if launched.schedule is not None:
+        raise ConfigurationError(
+            f"schedule is {launched.schedule}, and the strategy is graph, which has one schedule: "
+            "leave out --schedule"
+        )
+    return replace(given, **launched.given(GraphConfig))

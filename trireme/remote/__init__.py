@@ -1,1 +1,1 @@
-"""Run directories in an object store, such as `s3://bucket/run`, by fsspec."""
+"""Checkpoints in an object store, such as `s3://bucket/run`, by fsspec."""

@@ -1,1 +1,1 @@
-"""Finds what programs write to their values themselves: sent to servers, or refused."""
+"""Finds values that a program writes itself: they are sent to the servers, or refused."""

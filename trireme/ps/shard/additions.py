@@ -27,7 +27,7 @@ class _Wanted(msgspec.Struct, frozen=True):
 class Additions:
     """Holds the requests to add parameters until the leader has decided on one of them.
 
-    A request is kept whoever is lost meanwhile: the leader may have decided on it already.
+    A request stays when its worker is lost: the leader may have decided on it already.
     """
 
     def __init__(
