@@ -1,7 +1,7 @@
 """Seats: what each task of a job holds of a Ray cluster, and on which node it best does.
 
-Pure. The agent of each task holds its seat, so that Ray gets it back as soon as the task has left the
-job.
+Pure. The agent of each task holds its seat, so that Ray gets it back as soon as the task has left
+the job.
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ class Additions:
             state.know(who.worker, known)
             return [Reply(route, ParametersAdded(known.spec.parameters))]
         if state.extension is not None:
-            raise ConfigurationError("parameters cannot be added to a model with sparse tables")
+            raise ConfigurationError(
+                f"{task} has added parameter {more[0]!r} to its optimizer: a model that has values "
+                "besides parameters gets none later; give the optimizer all from the start"
+            )
         if state.synchronous:
             for other, pending in self._pushes.items():
                 if pending.push.weight and not pending.answered:
