@@ -243,13 +243,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.alive = {*SERVICES, "worker:0", "worker:1"}
         self.starts = dict.fromkeys(self.alive, 0)
 
-    def act(self, actions) -> None:
+    def act(self, actions, *, added: bool = False) -> None:
         for action in commands(actions):
-            if isinstance(action, Start | Start):
+            if isinstance(action, Start):
                 assert action.name not in self.alive
                 self.alive.add(action.name)
-                restarted = isinstance(action, Start)
-                self.starts[action.name] = self.starts.get(action.name, 0) + 1 if restarted else 0
+                # What the job is made larger by begins to count from 0.
+                self.starts[action.name] = 0 if added else self.starts[action.name] + 1
                 self.supervision.started(action.name)
         if self.supervision.phase is Phase.STARTING:  # the whole job, as the coordinator is gone
             assert not self.alive
@@ -274,7 +274,8 @@ class AnyOrder(RuleBasedStateMachine):
     def it_is_resized(self, servers: int, workers: int, asked: bool) -> None:
         names = {*(f"ps:{i}" for i in range(servers)), *(f"worker:{i}" for i in range(workers))}
         left = {name for name in self.starts if name not in names}
-        self.act(self.supervision.resized(sorted(names), sorted(left), asked=asked))
+        actions = self.supervision.resized(sorted(names), sorted(left), asked=asked)
+        self.act(actions, added=True)
 
     @rule()
     def it_is_stopped(self) -> None:
