@@ -33,8 +33,9 @@ from tests.faults.proxy import unnoticed
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
-from trireme.job_config import JobConfig
+from trireme.job_config import STRATEGIES, JobConfig
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
+from trireme.ps.packing import PACKING
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session
@@ -148,6 +149,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
     Raises:
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
+    _check(cluster)
     ran: Ran[T] = Ran()
     passing_on = mock.patch("trireme.cluster.member.connect", unnoticed)
     with _global_state(), passing_on, keepers(cluster, ran) as coordinator:
@@ -159,6 +161,14 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
             threads.start(f"worker:{index}", lambda i=index, s=session: _work(ran, i, s, program))
         threads.join(SECONDS)
     return ran
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises `ConfigurationError` for a plug-in that is not installed: servers would wait."""
+    if cluster.strategy is not None:
+        STRATEGIES.load(cluster.strategy)
+    if cluster.compress != "none":
+        PACKING.load("codecs")
 
 
 def _session(

@@ -166,6 +166,6 @@ def assigned(tree: ast.Module) -> set[str]:
 
 
 def test_nobody_asks_whether_a_stream_is_of_shared_memory() -> None:
-    own = PACKAGE / "shm" / "transport.py"
+    own = PACKAGE / "shm" / "transport.py"  # a plug-in
     users = [path for path in FILES if "ShmStream" in path.read_text(encoding="utf-8")]
-    assert users == [own]
+    assert users == ([own] if own.exists() else [])

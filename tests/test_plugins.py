@@ -59,8 +59,8 @@ def test_what_a_package_adds_is_found_beside_our_own(install: Install) -> None:
 
 
 def test_a_name_that_is_not_there_is_said_with_one_that_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"no command stauts \(did you mean status\?\)"):
-        COMMANDS.load("stauts")
+    with pytest.raises(ConfigurationError, match=r"no command rnu \(did you mean run\?\)"):
+        COMMANDS.load("rnu")
 
 
 def test_a_part_of_ours_that_is_not_installed_names_its_extra(install: Install) -> None:
@@ -85,7 +85,7 @@ def test_an_option_of_a_part_that_is_not_installed_names_its_extra() -> None:
 def test_an_option_that_names_a_part_that_is_not_installed_names_its_extra() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plugins._EXTRAS, "trireme.commands", {"weigh": "doctor"})
-        COMMANDS.check("status")
+        COMMANDS.check("run")
         COMMANDS.check("no such name at all")  # which the caller refuses, and lists those there are
         with pytest.raises(UsageError, match=r"pip install 'trireme-train\[doctor\]'"):
             COMMANDS.check("weigh")
@@ -123,9 +123,9 @@ def test_one_of_another_class_is_refused(install: Install) -> None:
 
 
 def test_two_of_one_name_are_refused_and_both_distributions_named(install: Install) -> None:
-    install("first", "status", GOOD)
-    with pytest.raises(ConfigurationError, match=r"status, of first 1\.5 and trireme-train "):
-        COMMANDS.load("status")
+    install("first", "run", GOOD)
+    with pytest.raises(ConfigurationError, match=r"run, of first 1\.5 and trireme-train "):
+        COMMANDS.load("run")
 
 
 def test_one_whose_extra_is_not_installed_is_not_listed_and_says_what_to_install(

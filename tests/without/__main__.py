@@ -1,12 +1,15 @@
 """Runs the core's tests without a plug-in: `make test-without`, or with PLUGIN=graph for one.
 
-    python -m tests.without [PLUGIN ... | all] [-- ARGUMENTS OF PYTEST]
+    python -m tests.without [PLUGIN ... | all] [--quick] [--keep FOLDER] [-- ARGUMENTS OF PYTEST]
 
-`all` runs them once without any plug-in; without a name they run once for each. For each plug-in
+`all` runs them once without any plug-in; without a name they run so, and once for each. With
+`--quick` they run for each but for those that passed without any, see `passed.py`. For each plug-in
 of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's files, its tests,
 its entry points, and the plug-ins that need it, and runs pytest there, in an environment that has
-nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all files that import it.
-A test of the core that has cases of the plug-in skips them, see `tests/without/skips.py`.
+nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all files that import it,
+directly or by a program of `examples/` or another test. A test of the core that has cases of the
+plug-in skips them, see `tests/without/skips.py`. `--keep FOLDER` makes tree and environment there,
+and leaves them: a further run with it tests what is there.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 import venv
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 from sysconfig import get_path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = (
@@ -41,46 +45,66 @@ LINT = ("--deselect", "tests/test_conventions.py::test_imports_point_only_downwa
 def main(arguments: Sequence[str]) -> int:
     """Runs the tests without each plug-in that is named, or without each; returns the status."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    names, options = arguments[:cut], arguments[cut + 1 :]
+    parser = ArgumentParser("python -m tests.without")
+    parser.add_argument("names", nargs="*", metavar="PLUGIN")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    given, options = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
     plugins = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["plugins"]
-    if list(names) == ["all"]:
-        return 0 if _passes(list(plugins), plugins, options) else 1
-    unknown = sorted(set(names) - plugins.keys())
+    names: list[str] = given.names or ["all", *plugins]
+    if given.quick and "all" not in names:
+        names.insert(0, "all")
+    unknown = sorted(set(names) - {"all", *plugins})
     if unknown:
         sys.exit(f"there is no plug-in {unknown[0]}: there are {', '.join(plugins)}")
-    failed = [name for name in names or plugins if not _passes([name], plugins, options)]
-    for name in names or plugins:
+    if given.keep and len(names) != 1:
+        sys.exit("--keep is for one plug-in, or for all at once")
+    failed = []
+    with TemporaryDirectory(prefix="trireme-passed-") as recorded:
+        if given.quick:
+            os.environ["TRIREME_WITHOUT_PASSED"] = os.path.join(recorded, "tests")
+            options = ["-p", "tests.without.passed", *options]
+        for name in names:
+            gone = list(plugins) if name == "all" else [name]
+            with TemporaryDirectory(prefix="trireme-without-") as temporary:
+                if not _passes(gone, plugins, (given.keep or Path(temporary)).resolve(), options):
+                    failed.append(name)
+    for name in names:
         print(f"without {name}: {'FAILED' if name in failed else 'passed'}")
     return 1 if failed else 0
 
 
 def _passes(
-    names: Sequence[str], plugins: dict[str, dict[str, list[str]]], options: Sequence[str]
+    names: Sequence[str],
+    plugins: dict[str, dict[str, list[str]]],
+    folder: Path,
+    options: Sequence[str],
 ) -> bool:
     gone = [
         each
         for each, about in plugins.items()
         if each in names or set(names) & set(about.get("needs", ()))
     ]
-    with tempfile.TemporaryDirectory(prefix="trireme-without-") as temporary:
-        tree = Path(temporary, "tree")
-        _copy(tree)
-        files = [file for each in gone for file in plugins[each]["files"]]
+    tree, python = folder / "tree", folder / "environment" / "bin" / "python"
+    files = [file for each in gone for file in plugins[each]["files"]]
+    modules = list(map(_module, files))
+    if not tree.exists():
         tests = [file for each in gone for file in plugins[each].get("tests", ())]
+        _copy(tree)
+        (folder / "shared").symlink_to(ROOT.parent / "shared")  # real data
         for file in [*files, *tests, *WHOLE]:
             _delete(tree / file)
-        modules = [_module(file) for file in files]
         points = _without_entry_points(tree / "pyproject.toml", modules)
         for file in _importers(tree, [*modules, *map(_module, tests)]):
             _delete(tree / file)
-        python = _environment(Path(temporary, "environment"), tree, points)
-        print(f"without {', '.join(gone)}:", flush=True)
-        words = [*gone, *(word for each in gone for word in plugins[each].get("words", ()))]
-        return not subprocess.call(
-            [python, "-m", "pytest", "-p", "tests.without.skips", *LINT, *options],
-            cwd=tree,
-            env={**os.environ, "TRIREME_WITHOUT": " ".join([*modules, *words])},
-        )
+        _make_environment(folder / "environment", tree, points)
+    print(f"without {', '.join(gone)}:", flush=True)
+    words = [*gone, *(word for each in gone for word in plugins[each].get("words", ()))]
+    return not subprocess.call(
+        [python, "-m", "pytest", "-p", "tests.without.skips", *LINT, *options],
+        cwd=tree,
+        env={**os.environ, "TRIREME_WITHOUT": " ".join([*modules, *words])},
+    )
 
 
 def _copy(tree: Path) -> None:
@@ -110,10 +134,8 @@ def _without_entry_points(project: Path, modules: Sequence[str]) -> dict[str, di
 
 def _importers(tree: Path, modules: Sequence[str]) -> Iterator[str]:
     """Yields the tests and their helpers that import modules, or others that do."""
-    imports = {
-        path.relative_to(tree).as_posix(): set(_imported(path))
-        for path in (tree / "tests").rglob("*.py")
-    }
+    files = [path for name in ("tests", "examples") for path in (tree / name).rglob("*.py")]
+    imports = {path.relative_to(tree): set(_imported(tree, path)) for path in files}
     gone = set(modules)
     while found := [
         path
@@ -122,30 +144,41 @@ def _importers(tree: Path, modules: Sequence[str]) -> Iterator[str]:
     ]:
         for path in found:
             del imports[path]
-            gone.add(_module(path))
-        yield from found
+            gone.add(_name(path))
+        yield from (path.as_posix() for path in found if path.parts[0] == "tests")
 
 
-def _imported(path: Path) -> Iterator[str]:
+def _name(path: Path) -> str:
+    """Returns the name of a module, which is of a folder where it is its `__init__.py`.
+
+    `examples` is itself on Python's path.
+    """
+    text = path.as_posix().removeprefix("examples/").removesuffix("/__init__.py")
+    return _module(text)
+
+
+def _imported(tree: Path, path: Path) -> Iterator[str]:
     """Yields the modules that a file imports when it is imported itself."""
+    own = _module(path.relative_to(tree).as_posix().removeprefix("examples/")).split(".")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = own[: -node.level] if node.level else []
+            name = ".".join([*base, *filter(None, [node.module])])
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
 
 
-def _environment(folder: Path, tree: Path, points: dict[str, dict[str, str]]) -> Path:
-    """Makes an environment with the packages of this one and the copied tree; returns its Python.
-
-    A path in a `.pth` file is searched last, and its own `.pth` files are not read: what is
-    installed there of Trireme is hidden.
-    """
+def _make_environment(folder: Path, tree: Path, points: dict[str, dict[str, str]]) -> None:
+    """Makes an environment with the packages of this one and the copied tree."""
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "tree.pth").write_text(f"{tree}\n{get_path('purelib')}\n")
     own = distribution("trireme-train")
+    for path in Path(get_path("purelib")).iterdir():
+        if "trireme_train" not in path.name and not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+    (packages / "tree.pth").write_text(f"{tree}\n")
     info = packages / f"trireme_train-{own.version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(own.read_text("METADATA") or "")
@@ -163,7 +196,6 @@ def _environment(folder: Path, tree: Path, points: dict[str, dict[str, str]]) ->
         if text.startswith(b"#!" + here):
             copy.write_bytes(text.replace(here, there, 1))
             copy.chmod(0o755)
-    return folder / "bin" / "python"
 
 
 if __name__ == "__main__":
