@@ -39,6 +39,7 @@ from trireme.ps.packing import PACKING
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session
+from trireme.strategies import BACKENDS
 from trireme.wire.refusals import ServiceLimits
 from trireme.wire.service import Service
 from trireme.wire.transport import listen
@@ -149,7 +150,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
     Raises:
         AssertionError: a thread did not end in time, or a server ended by an error.
     """
-    _check(cluster)
+    check_installed(cluster.strategy, cluster.compress)
     ran: Ran[T] = Ran()
     passing_on = mock.patch("trireme.cluster.member.connect", unnoticed)
     with _global_state(), passing_on, keepers(cluster, ran) as coordinator:
@@ -163,12 +164,17 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
     return ran
 
 
-def _check(cluster: Cluster) -> None:
-    """Raises `ConfigurationError` for a plug-in that is not installed: servers would wait."""
-    if cluster.strategy is not None:
-        STRATEGIES.load(cluster.strategy)
-    if cluster.compress != "none":
+def check_installed(strategy: str | None, compress: str, processes: int = 1) -> None:
+    """Raises `ConfigurationError` if a job needs a plug-in that is not installed.
+
+    It would find that by itself, but others would wait for the tasks that fail.
+    """
+    if strategy is not None:
+        STRATEGIES.load(strategy)
+    if compress != "none":
         PACKING.load("codecs")
+    if processes > 1:  # that hold a model together
+        BACKENDS.load("parallel")
 
 
 def _session(

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness import JOB, SECRET, Cluster, Ran, keepers
+from tests.harness import JOB, SECRET, Cluster, Ran, check_installed, keepers
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import (
     TASK_VARIABLE,
@@ -162,6 +162,7 @@ def run_process_group(
     Raises:
         AssertionError: a process did not end in time.
     """
+    check_installed(process_group.strategy, process_group.compress, process_group.processes)
     ran: Ran[Any] = Ran()
     served = Cluster(
         process_group.workers, process_group.servers, process_group.strategy, scheme="tcp"
