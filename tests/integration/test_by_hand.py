@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import re
 import socket
-import struct
-from contextlib import suppress
 
 import pytest
 
 from benchmarks.processes import free_ports
+from tests.faults.garbage import send_garbage
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
-from trireme.wire.message import MAGIC, PROTOCOL_VERSION
 
 pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(600)]
 
@@ -60,24 +58,6 @@ def ends(module_shell: Shell) -> dict[str, Ended]:
             play[name].ended()
         play["late"] = task("worker", 1, *SYNC, *TRAIN)
         return {name: running.ended() for name, running in play.items()}
-
-
-def send_garbage(port: int) -> None:
-    """Says what is no frame: each connection is closed by the server without a word."""
-    header = struct.Struct("!4sBBHIQQ")
-    hello = header.pack(MAGIC, PROTOCOL_VERSION, 1, 0, 40, 0, 0)
-    for said in (
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        header.pack(MAGIC, PROTOCOL_VERSION, 1, 0, 1 << 31, 0, 0),
-        header.pack(MAGIC, PROTOCOL_VERSION, 1, 0, 16, 1 << 60, 0),
-        hello + b"\xff" * 40,
-        hello + b"\x95",  # and no more of it
-    ):
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(said)
-            connection.shutdown(socket.SHUT_WR)
-            with suppress(ConnectionResetError):  # there was more to read when it was closed
-                assert connection.recv(100) == b""
 
 
 def only_error(ended: Ended) -> str:

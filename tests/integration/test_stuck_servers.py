@@ -10,10 +10,10 @@ import os
 import pytest
 
 from benchmarks.processes import free_ports
+from tests.faults.garbage import send_garbage
 from tests.faults.processes import Tasks
 from tests.faults.threads import CannotStop, stopped_thread
 from tests.integration.shell import PROGRAMS, TRIREME, Shell
-from tests.integration.test_by_hand import send_garbage
 from tests.integration.test_counting import saved, updates
 from tests.integration.test_lost_servers import counting, counts, release, until
 

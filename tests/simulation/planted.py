@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from trireme.ps.leader.example_ledgers import ExampleLedgers
 from trireme.ps.leader.leader import Leader, Live
 from trireme.ps.messages import (
     Applied,
-    Attach,
     Done,
     FencedVerdict,
     FromServer,
@@ -51,7 +49,6 @@ from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import Load, TakeSnapshot
-from trireme.tables.job.shard_tables import ShardTables
 from trireme.wire.message import Message
 
 
@@ -826,45 +823,3 @@ class MovesNoRows(Shard):
 
     def resume(self, now: float, view: View, quiet: Quiet) -> list[Instruction]:
         return super().resume(now, view, msgspec.structs.replace(quiet, extra=quiet.extra and ()))
-
-
-class _PullsOnce(ShardTables):
-    def pull(self, wanted: Any) -> Any:
-        self.kept = getattr(self, "kept", None) or super().pull(wanted)
-        return self.kept
-
-
-class _WithTables(Shard):
-    """A shard whose tables are of another class."""
-
-    kind: type[ShardTables] = ShardTables
-
-    def attach(self, who: Participant, request: Attach, _: None = None) -> Message:
-        out = super().attach(who, request)
-        if (extension := self.state.extension) is not None:
-            extension.__class__ = self.kind
-            watch = vars(extension)["apply"].func  # the simulator's, around what was the method
-            extension.apply = partial(watch, self.kind.apply.__get__(extension))
-        return out
-
-
-class AnswersWithOldRows(_WithTables):
-    """Answers carry the rows of the first one."""
-
-    kind = _PullsOnce
-
-
-class _CopiesFirst(ShardTables):
-    def apply(self, extra: Any, step: int) -> None:
-        self.before = super().copy()
-        super().apply(extra, step)
-
-    def copy(self) -> Any:
-        now = super().copy()
-        return getattr(self, "before", now)
-
-
-class CopiesRowsLater(_WithTables):
-    """A copy has the rows of the update before."""
-
-    kind = _CopiesFirst

@@ -27,7 +27,6 @@ from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.quiet_state import Quiet, united
 from trireme.ps.shard.rounds import Mean
-from trireme.tables.job.shard_tables import ShardTables, arrays_in, tensors_of, within
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -217,36 +216,6 @@ def forgets_that_it_has_stopped() -> AbstractContextManager[Any]:
         return [e for e in told if not (isinstance(e, ReadyToSwitch) and e.view == quiet)]
 
     return patch.multiple(Replica, follow=follows, reports=quietly)
-
-
-def waits_with_updates_until_it_is_filled() -> AbstractContextManager[Any]:
-    """A replica that is filled leaves out updates, also of rows that it has."""
-    apply = ShardTables.apply
-
-    def waits(self: Any, updates: Any, step: int) -> None:
-        apply(self, () if self.lacks else updates, step)
-
-    return patch.object(ShardTables, "apply", waits)
-
-
-def updates_rows_that_come_later() -> AbstractContextManager[Any]:
-    """A replica that is filled takes rows as they were before the entries that it has."""
-    piece = ShardTables.piece
-    first: dict[int, Any] = {}
-
-    def early(self: Any, lacks: int) -> Any:
-        slots = range(*self.slots)
-        if lacks == len(slots):
-            first[id(self)] = self._tensors(slots)
-        (start, end), _ = piece(self, lacks)
-        kept = [
-            entry
-            for name, arrays in arrays_in(first[id(self)])
-            for entry in tensors_of(name, within(arrays, (start, end)))
-        ]
-        return (start, end), kept
-
-    return patch.object(ShardTables, "piece", early)
 
 
 def counts_on_who_lacks_rows() -> AbstractContextManager[Any]:

@@ -25,6 +25,7 @@ from tests.simulation import (
 )
 from tests.simulation.__main__ import main
 from tests.simulation.schedule import Schedule
+from trireme.ps.extension import EXTENSIONS
 
 PART = 10
 """A test runs so many schedules of a mode; `make test` one such test of each."""
@@ -187,8 +188,6 @@ BUGS: list[tuple[str, Makers]] = [
     ("async", Makers(last_chief=planted_membership.LeavesBeforeTheChief)),
     ("sync", Makers(last_chief=planted_membership.NeverTakesOver)),
     ("rows", Makers(shard=planted.MovesNoRows)),
-    ("rows", Makers(shard=planted.AnswersWithOldRows)),
-    ("rows", Makers(shard=planted.CopiesRowsLater)),
 ]
 
 
@@ -244,11 +243,22 @@ REPLICATION_BUGS: list[tuple[str, planted_replication.Patch, Callable[[Schedule]
     ("async", planted_replication.late_openers_count, of_servers),
     ("backup", planted_replication.forgets_that_it_has_stopped, of_size),
     ("async", planted_replication.answers_with_later_values, of_servers),
-    ("rows", planted_replication.waits_with_updates_until_it_is_filled, of_servers),
-    ("rows", planted_replication.updates_rows_that_come_later, of_servers),
     ("rows", planted_replication.counts_on_who_lacks_rows, of_servers),
     ("sync-rows", planted_replication.counts_rows_of_the_empty, of_empty_pushes),
 ]
+
+
+if "tables" in EXTENSIONS:
+    from tests.simulation import planted_tables
+
+    BUGS += [
+        ("rows", Makers(shard=planted_tables.AnswersWithOldRows)),
+        ("rows", Makers(shard=planted_tables.CopiesRowsLater)),
+    ]
+    REPLICATION_BUGS += [
+        ("rows", planted_tables.waits_with_updates_until_it_is_filled, of_servers),
+        ("rows", planted_tables.updates_rows_that_come_later, of_servers),
+    ]
 
 
 def of_pairs(schedule: Schedule) -> bool:

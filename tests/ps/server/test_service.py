@@ -38,12 +38,12 @@ from trireme.ps.server.service import (
 )
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
-from trireme.shm.memory import available
-from trireme.shm.transport import shm_address
 from trireme.wire.service import Service
-from trireme.wire.transport import connect, listen
+from trireme.wire.transport import connect, listen, local_memory
 
 JOB, SECRET = "job", b"s" * 32
+
+lends_memory = pytest.mark.skipif(local_memory() is None, reason="lent memory needs shm and Linux")
 
 
 class Fixed:
@@ -123,15 +123,7 @@ def plain(steps: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(
-    "shared",
-    [
-        False,
-        pytest.param(
-            True, marks=pytest.mark.skipif(not available(), reason="lent memory needs Linux")
-        ),
-    ],
-)
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=lends_memory)])
 def test_the_values_are_those_of_one_process(count: int, shared: bool) -> None:
     with servers(count) as view:
         client, flat = joined(view, shared=shared, rule=Rule())
@@ -143,7 +135,7 @@ def test_the_values_are_those_of_one_process(count: int, shared: bool) -> None:
         torch.testing.assert_close(values[name], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(not available(), reason="lent memory needs Linux")
+@lends_memory
 def test_over_lent_memory_a_step_sends_a_few_bytes() -> None:
     with servers(1) as view:
         client, flat = joined(view, shared=True, rule=Rule())
@@ -168,7 +160,7 @@ def test_a_snapshot_crosses_whatever_was_lent() -> None:
         assert state.optimizer[f"{name}/exp_avg"].shape == value.shape
 
 
-@pytest.mark.skipif(not available(), reason="lent memory needs Linux")
+@lends_memory
 def test_an_answer_of_the_size_of_the_values_leaves_the_lent_ones_alone() -> None:
     with servers(1) as view:
         client, flat = joined(view, shared=True, rule=Rule())
@@ -292,8 +284,9 @@ def test_servers_join_a_job_serve_it_and_end_with_it() -> None:
         threads[-1].start()
         coordinator = coordinator or listening.get(timeout=10)
     assert coordinator is not None
-    with pytest.raises(WireError):
-        connect(shm_address(coordinator), timeout=1.0)
+    if (memory := local_memory()) is not None:
+        with pytest.raises(WireError):
+            connect(memory.address(coordinator), timeout=1.0)
     member = Member(MemberConfig(coordinator, JOB, "worker", 0, SECRET))
     member.join(timeout=10)
     view = member.wait_for_view(timeout=10)
