@@ -361,7 +361,7 @@ REPRESENTATIVES = (
     "ssp-AcknowledgesTooEarly",
     "backup-TakesNoLaterView",
     "sync-NeverTakesOver",
-    "rows-AnswersWithOldRows",
+    *(["rows-AnswersWithOldRows"] if "tables" in EXTENSIONS else []),
 )
 """One bug of each kind of part, in `make test`: does the simulation still notice anything?"""
 REPLICATION_REPRESENTATIVES = (
