@@ -125,6 +125,10 @@ def write(name: str, text: str) -> str:
         (["run", "--workers", "2", "--compress", "fp16", "a.py"], "add --ps 1"),
         (["run", "--on", "slurm", "a.py"], "on is slurm (command line): there is no engine slurm"),
         (["run", "--config", "no.toml", "a.py"], "no.toml cannot be read"),
+        (
+            ["run", "--job_name=worker", "a.py"],
+            "no option --job_name; `trireme task` has it, and starts one task by hand; `trireme",
+        ),
         (["task"], "--job-name is missing"),
         (
             ["task", "--job_name=works", "--ps_hosts=a:1", "--worker_hosts=b:1"],

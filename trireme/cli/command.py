@@ -16,6 +16,8 @@ from trireme.launch.hooks import LAUNCH_HOOKS
 from trireme.launch.process_setup.program import MODULE
 from trireme.plugins import Plugins
 
+_OF_TASKS = ("--job-name", "--task-index", "--ps-hosts", "--worker-hosts")
+
 
 class Parser(argparse.ArgumentParser):
     """The parser of one command. It raises `UsageError`, and finds where the program begins.
@@ -104,9 +106,10 @@ class Parser(argparse.ArgumentParser):
         if dashed not in known:
             if dashed[2:] in plugins.known(LAUNCH_HOOKS.group):
                 LAUNCH_HOOKS.load(dashed[2:])  # raises where its plug-in is not installed
+            by_hand = "`trireme task` has it, and starts one task by hand; " * (dashed in _OF_TASKS)
             raise UsageError(
                 f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "
-                f"`{self.prog} --help` lists them"
+                f"{by_hand}`{self.prog} --help` lists them"
             )
         return dashed, known[dashed].nargs is None
 
