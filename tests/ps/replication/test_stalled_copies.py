@@ -128,20 +128,37 @@ def test_a_copy_to_which_bytes_still_leave_is_kept() -> None:
     assert primary.replicas.reports() == [LOST]
 
 
-def test_a_joining_copy_that_lacks_too_much_is_waited_for_until_it_is_dropped() -> None:
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_joining_copy_that_lacks_too_much_is_waited_for_or_soon_dropped(connected: bool) -> None:
     primary = Primary(JOINING)
     log = primary.replica.log
     assert log is not None
+    if connected:
+        primary.follow()
+    primary.wait(1.2)
     piece = [memoryview(bytearray(1000))]
     with patch.object(log_module, "BACKLOG_BYTES", 5000):
-        for _ in range(10):
+        for _ in range(4):
+            primary.ask(raw=piece)
+        assert len(primary.replies) == 4 and primary.replicas.reports() == []
+        for _ in range(6):
             primary.ask(raw=piece)
         assert len(primary.replies) == 4
-        primary.wait(3.3)
-        assert primary.replicas.reports() == [LOST]
+        assert primary.replicas.reports() == ([] if connected else [LOST])
         alone = View(2, SERVERS, WORKERS, (ShardEntry(0, 1, 0),))
         primary.view(alone)
         assert len(primary.replies) - len(primary.notices) == 10 and log._bytes == 0
+
+
+def test_a_joining_copy_has_time_to_connect_however_large_the_first_entries_are() -> None:
+    primary = Primary(JOINING)
+    with patch.object(log_module, "BACKLOG_BYTES", 500):
+        primary.ask(raw=[memoryview(bytearray(1000))])
+        primary.wait(0.5)
+        assert len(primary.replies) == len(primary.notices) and primary.replicas.reports() == []
+        primary.follow()
+        primary.wait(2.0)
+        assert primary.replicas.reports() == []
 
 
 def test_a_copy_that_takes_its_first_state_over_is_waited_for_while_it_is_connected() -> None:

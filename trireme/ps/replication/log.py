@@ -39,6 +39,7 @@ WINDOW_BYTES = 1 << 27
 BACKLOG_BYTES = 1 << 30
 """With so many bytes of entries that a joining replica lacks, the primary waits for it."""
 
+_CONNECT_SECONDS = 1.0  # in which a joining replica has connected before it lacks so much
 _CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there
 
 EVENTS = Catalog((*PS_MESSAGES, ViewChanged))
@@ -137,7 +138,11 @@ class ReplicationLog(Generic[_L]):
 
     @property
     def overdue(self) -> frozenset[int]:
-        return self._stalls.overdue
+        """The servers whose replicas make no progress, or do not connect and lack too much."""
+        if self._bytes <= BACKLOG_BYTES:
+            return self._stalls.overdue
+        linked = {s for s, each in self._followers.items() if each.link is not None}
+        return self._stalls.overdue | self.joining & self._stalls.after(_CONNECT_SECONDS) - linked
 
     @property
     def active(self) -> bool:

@@ -29,5 +29,8 @@ class StallClock:
         for server, mark in marks.items():
             same = server in before and before[server][0] == mark
             self._stalled[server] = mark, before[server][1] + passed if same else 0.0
-        late = (s for s, (_, seconds) in self._stalled.items() if seconds >= self._patience)
-        self.overdue = frozenset(late)
+        self.overdue = self.after(self._patience)
+
+    def after(self, seconds: float) -> frozenset[int]:
+        """Returns the servers that had made no progress for so long at the last look."""
+        return frozenset(s for s, (_, stalled) in self._stalled.items() if stalled >= seconds)
