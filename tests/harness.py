@@ -20,9 +20,10 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 from unittest import mock
@@ -161,6 +162,7 @@ def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T
         for index, session in sessions.items():
             threads.start(f"worker:{index}", lambda i=index, s=session: _work(ran, i, s, program))
         threads.join(SECONDS)
+        check_none_is_missing(map(str, ran.raised.values()))
     return ran
 
 
@@ -175,6 +177,16 @@ def check_installed(strategy: str | None, compress: str, processes: int = 1) -> 
         PACKING.load("codecs")
     if processes > 1:  # that hold a model together
         BACKENDS.load("parallel")
+
+
+def check_none_is_missing(errors: Iterable[str]) -> None:
+    """Raises at once where a program asked for a plug-in that is not installed.
+
+    Servers would wait for a worker that fails before it has joined.
+    """
+    for error in errors:
+        if "is in a plug-in that is not installed" in error or "No module named 'tri" in error:
+            raise AssertionError(error)
 
 
 def _session(
@@ -223,6 +235,16 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
     try:
         yield address
         threads.join(SECONDS)
+    except BaseException:  # servers that go on would disturb the tests after this one
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline and any(
+            server.state == "expected" for server in coordinator.state.of("ps")
+        ):
+            time.sleep(0.02)  # else they would look for a coordinator that has gone
+        service.call_soon(partial(coordinator.stop_job, "the test has failed", final=True))
+        with suppress(AssertionError):
+            threads.join(10.0)
+        raise
     finally:
         service.stop()
         ran.over = coordinator.state.over

@@ -21,7 +21,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness import JOB, SECRET, Cluster, Ran, check_installed, keepers
+from tests.harness import (
+    JOB,
+    SECRET,
+    Cluster,
+    Ran,
+    check_installed,
+    check_none_is_missing,
+    keepers,
+)
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import (
     TASK_VARIABLE,
@@ -171,7 +179,9 @@ def run_process_group(
         keepers(served, ran) if process_group.servers else nullcontext("")
     )
     with servers as coordinator:
-        return _run(process_group.tasks(coordinator), program, args, dict(kill or {}))
+        result = _run(process_group.tasks(coordinator), program, args, dict(kill or {}))
+        check_none_is_missing(result.raised.values())
+        return result
 
 
 def _run(
