@@ -5,8 +5,8 @@
 #                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make test-all what continuous integration runs: each promise in each way, some twenty minutes
-#   make test-without   the core's tests without any plug-in, and without each, some two hours; QUICK=1
-#                 runs without each only what did not pass without any
+#   make test-without   the core's tests without any plug-in, and without each: some two hours; with
+#                 QUICK=1 each test once, with as few plug-ins as it needs
 #                                                make test-without PLUGIN=graph TESTS=tests/session
 #   make test-slow   further cases of the same, more random schedules, every page's commands
 #   make parity   a table: how far every way to spread a model is from one plain process

@@ -3,18 +3,21 @@
     python -m tests.without [PLUGIN ... | all] [--quick] [--keep FOLDER] [-- ARGUMENTS OF PYTEST]
 
 `all` runs them once without any plug-in; without a name they run so, and once for each. With
-`--quick` they run for each but for those that passed without any, see `passed.py`. For each plug-in
-of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's files, its tests,
-its entry points, and the plug-ins that need it, and runs pytest there, in an environment that has
-nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all files that import it,
-directly or by a program of `examples/` or another test. A test of the core that has cases of the
-plug-in skips them, see `tests/without/skips.py`. `--keep FOLDER` makes tree and environment there,
-and leaves them: a further run with it tests what is there.
+`--quick` each test runs until it has passed once: without any, or only with one plug-in and those
+that this one needs, see `passed.py`.
+
+For each plug-in of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's
+files, its tests, its entry points, and the plug-ins that need it, and runs pytest there, in an
+environment that has nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all
+files that import it, directly or by a program of `examples/` or another test. A test of the core
+that has cases of the plug-in skips them, see `tests/without/skips.py`. `--keep FOLDER` makes tree
+and environment there, and leaves them: a further run with it tests what is there.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -23,6 +26,7 @@ import sys
 import tomllib
 import venv
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
@@ -52,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     given, options = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
     plugins = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["plugins"]
     names: list[str] = given.names or ["all", *plugins]
-    if given.quick and "all" not in names:
-        names.insert(0, "all")
+    if given.quick:
+        names = ["all", *(name for name in names if name != "all")]
     unknown = sorted(set(names) - {"all", *plugins})
     if unknown:
         sys.exit(f"there is no plug-in {unknown[0]}: there are {', '.join(plugins)}")
@@ -66,12 +70,25 @@ def main(arguments: Sequence[str]) -> int:
             options = ["-p", "tests.without.passed", *options]
         for name in names:
             gone = list(plugins) if name == "all" else [name]
+            if given.quick and name != "all":
+                gone = sorted(plugins.keys() - _with_needs(name, plugins))
             with TemporaryDirectory(prefix="trireme-without-") as temporary:
                 if not _passes(gone, plugins, (given.keep or Path(temporary)).resolve(), options):
                     failed.append(name)
+        for file in Path(recorded).iterdir():
+            known = Counter(json.loads(file.read_text(encoding="utf-8")).values())
+            more = known.total() - known["passed"]
+            print(f"{known['passed']} tests passed; {more} failed, or lacked what is not here")
     for name in names:
-        print(f"without {name}: {'FAILED' if name in failed else 'passed'}")
+        which = "only with" if given.quick and name != "all" else "without"
+        print(f"{which} {name}: {'FAILED' if name in failed else 'passed'}")
     return 1 if failed else 0
+
+
+def _with_needs(name: str, plugins: dict[str, dict[str, list[str]]]) -> set[str]:
+    """Returns a plug-in and all that it needs."""
+    needs = plugins[name].get("needs", ())
+    return {name}.union(*(_with_needs(each, plugins) for each in needs))
 
 
 def _passes(
@@ -99,11 +116,14 @@ def _passes(
             _delete(tree / file)
         _make_environment(folder / "environment", tree, points)
     print(f"without {', '.join(gone)}:", flush=True)
-    words = [*gone, *(word for each in gone for word in plugins[each].get("words", ()))]
+    words = {
+        each: [each, *map(_module, plugins[each]["files"]), *plugins[each].get("words", ())]
+        for each in gone
+    }
     return not subprocess.call(
         [python, "-m", "pytest", "-p", "tests.without.skips", *LINT, *options],
         cwd=tree,
-        env={**os.environ, "TRIREME_WITHOUT": " ".join([*modules, *words])},
+        env={**os.environ, "TRIREME_WITHOUT": json.dumps(words)},
     )
 
 

@@ -1,48 +1,57 @@
-"""Which tests passed without any plug-in: without a single one they need not run again.
+"""Runs each test until it has passed once, with as few plug-ins as it needs.
 
-They need no plug-in, and `make test` shows that they pass with all. That one plug-in is missing
-where the others are there would change them only if another needed it, and which need which is
-known: `needs` of `[tool.plugins]`, of which import-linter checks that it is all.
+A test that passes where a plug-in is not installed does not need it. That it passes where others
+are installed too, `make test` shows; together they could change it only if one needed another, and
+which need which is known: `needs` of `[tool.plugins]`, which import-linter checks.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.without.skips import GONE, REASON
+
 _FILE = Path(os.environ["TRIREME_WITHOUT_PASSED"])
 
 
 class _Recorder:
-    """Writes the names of the tests that passed."""
+    """Adds to what is known of tests: "passed", or the plug-in that they lacked."""
 
     def __init__(self) -> None:
-        self._passed: set[str] = set()
-        self._not: set[str] = set()
+        self._known: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
-            self._not.add(report.nodeid)
-        elif report.when == "call":
-            self._passed.add(report.nodeid)
+        if report.when == "call" and report.passed:
+            self._known.setdefault(report.nodeid, "passed")
+        elif report.skipped and isinstance(report.longrepr, tuple):
+            why = report.longrepr[2]
+            self._known[report.nodeid] = why.removeprefix(REASON) if REASON in why else ""
+        elif not report.passed:
+            self._known[report.nodeid] = ""
 
     def pytest_sessionfinish(self) -> None:
-        _FILE.write_text("\n".join(sorted(self._passed - self._not)), encoding="utf-8")
+        _FILE.write_text(json.dumps({**_read(), **self._known}), encoding="utf-8")
+
+
+def _read() -> dict[str, str]:
+    known: dict[str, str] = json.loads(_FILE.read_text("utf-8")) if _FILE.exists() else {}
+    return known
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Records the tests of this run, if no run before it has."""
-    if not _FILE.exists() and not hasattr(config, "workerinput"):
+    """Records what comes of tests, in the process that hears of all."""
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Recorder())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests that passed."""
-    if _FILE.exists():
-        passed = set(_FILE.read_text(encoding="utf-8").splitlines())
-        left_out = [item for item in items if item.nodeid in passed]
-        items[:] = [item for item in items if item.nodeid not in passed]
-        config.hook.pytest_deselected(items=left_out)
+    """Leaves out the tests that have passed, and those that lack the same plug-in again."""
+    known = _read()
+    left_out = [item for item in items if known.get(item.nodeid) in ("passed", *GONE)]
+    items[:] = [item for item in items if known.get(item.nodeid) not in ("passed", *GONE)]
+    config.hook.pytest_deselected(items=left_out)

@@ -7,6 +7,7 @@ one, as does one of a test that names nothing of the part: the core needs it the
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Generator
@@ -14,10 +15,18 @@ from typing import Any
 
 import pytest
 
-_WORDS = os.environ["TRIREME_WITHOUT"].split()
+GONE: dict[str, list[str]] = json.loads(os.environ["TRIREME_WITHOUT"])
+"""The modules and the words of each plug-in that is not installed."""
+
+REASON = "a case of a plug-in that is not installed: "
+
+_WORDS = [word for words in GONE.values() for word in words]
 _NAMES = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in _WORDS))
-_MODULES = "|".join(re.escape(word) for word in _WORDS if word.startswith("trireme."))
-_MISSING = re.compile(rf"is in a plug-in that is\s+not installed|No module named '({_MODULES})\b")
+_MODULES = {word: name for name in GONE for word in GONE[name] if word.startswith("trireme.")}
+_MISSING = re.compile(
+    r"is in a plug-in that is not installed here(?:: pip install 'trireme-train\[(?P<extra>\w+))?"
+    rf"|No module named '(?P<module>{'|'.join(map(re.escape, _MODULES))})\b"
+)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -27,9 +36,10 @@ def pytest_runtest_makereport(
     """Turns such a failure into a skip."""
     report = yield
     said = [str(report.longrepr), *(text for _, text in report.sections)]
-    if report.failed and _MISSING.search(" ".join(" ".join(said).split())):
+    if report.failed and (missing := _MISSING.search(" ".join(" ".join(said).split()))):
         text = item.path.read_text(encoding="utf-8")
         if _NAMES.search(item.nodeid) or _NAMES.search(text):
+            name = missing["extra"] or _MODULES.get(missing["module"], "")
             report.outcome = "skipped"
-            report.longrepr = (str(item.path), 0, "a case of a plug-in that is not installed")
+            report.longrepr = (str(item.path), 0, f"{REASON}{name}")
     return report
