@@ -189,8 +189,16 @@ class Shell:
         return Running(process, {"out": os.dup(ours)}), ours
 
     def run(self, *words: object, environ: dict[str, str] | None = None) -> Ended:
-        """Runs `trireme` with these words to its end."""
-        return self.start(*words, environ=environ).ended()
+        """Runs `trireme` with these words to its end.
+
+        Raises:
+            AssertionError: it needs a plug-in that is not installed; whatever runs here is ended.
+        """
+        ended = self.start(*words, environ=environ).ended()
+        if "is in a plug-in that is not installed" in " ".join(ended.err.split()):
+            self.close()
+            raise AssertionError(ended.err)
+        return ended
 
     def processes(self) -> list[psutil.Process]:
         """Returns what runs of what was started here, down to the last descendant."""
@@ -217,9 +225,9 @@ class Shell:
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        for terminal in self._terminals:
+        while self._terminals:
             with suppress(OSError):
-                os.close(terminal)
+                os.close(self._terminals.pop())
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

@@ -9,7 +9,7 @@ that this one needs, see `passed.py`.
 For each plug-in of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's
 files, its tests, its entry points, and the plug-ins that need it, and runs pytest there, in an
 environment that has nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all
-files that import it, directly or by a program of `examples/` or another test. A test of the core
+files that import it, directly or by an example, a benchmark or another test. A test of the core
 that has cases of the plug-in skips them, see `tests/without/skips.py`. `--keep FOLDER` makes tree
 and environment there, and leaves them: a further run with it tests what is there.
 """
@@ -34,13 +34,11 @@ from sysconfig import get_path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE = (
-    *("tests/docs", "tests/release.py", "tests/test_docs.py", "tests/test_documentation_site.py"),
-    *("tests/test_distribution.py", "tests/test_release.py", "tests/test_translations.py"),
-    *("tests/browser", "tests/recipes", "tests/benchmarks", "tests/mutants"),
-)
-"""Tests of pages, of the wheel and of other libraries, which are about all parts together."""
+WHOLE = ("tests/docs", "tests/test_docs.py")
+"""Tests of pages, which are about all parts together."""
 
+PROGRAMS = ("tests", "examples", "benchmarks", "recipes")
+"""Where tests are, and what they import beside the package."""
 
 LINT = ("--deselect", "tests/test_conventions.py::test_imports_point_only_downwards")
 """The contracts of import-linter name all parts."""
@@ -154,7 +152,7 @@ def _without_entry_points(project: Path, modules: Sequence[str]) -> dict[str, di
 
 def _importers(tree: Path, modules: Sequence[str]) -> Iterator[str]:
     """Yields the tests and their helpers that import modules, or others that do."""
-    files = [path for name in ("tests", "examples") for path in (tree / name).rglob("*.py")]
+    files = [path for name in PROGRAMS for path in (tree / name).rglob("*.py")]
     imports = {path.relative_to(tree): set(_imported(tree, path)) for path in files}
     gone = set(modules)
     while found := [
