@@ -32,10 +32,14 @@ def test_ctrl_c_saves_and_ends_with_130(shell: Shell) -> None:
     assert f"saved run/checkpoints/step-{data.step:09d}-writer-1" in ended.text
 
 
-@pytest.mark.slow
-def test_a_loop_of_its_own_that_is_stopped_ends_with_130(shell: Shell) -> None:
+@pytest.mark.thorough
+@pytest.mark.slow(but=("allreduce",))
+@pytest.mark.parametrize("servers", [(), ("--ps", 1)], ids=["allreduce", "async"])
+def test_a_loop_of_its_own_that_is_stopped_ends_with_130(
+    shell: Shell, servers: tuple[object, ...]
+) -> None:
     """The program goes on after its loop, and its processes end with 0."""
-    words = ("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run")
+    words = ("run", *servers, "--workers", 2, "--run-dir", "run")
     running = shell.start(*words, PROGRAMS / "loop.py", "--max-steps", 10**9)
     running.until(r"worker:0 \| training")
     stopped = shell.run("stop", "run")
