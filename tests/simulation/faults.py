@@ -11,7 +11,7 @@ from trireme.cluster.messages import Message, Scale, Scaled
 
 _MOST_SERVERS, _MOST_WORKERS = 5, 6
 _STAY_CUT = 3.0  # seconds, where a schedule says for ever
-_PAIR_STAYS_CUT = 20.0  # likewise; longer than most jobs take
+_STAYS_BROKEN = 20.0  # likewise, of a link or a loop; longer than most jobs take
 
 
 class Place(Home, Protocol):
@@ -118,14 +118,18 @@ class Faults:
             self._part(f"ps:{server}", f"worker:{workers[fault.other % len(workers)]}", fault)
 
     def _part(self, one: str, other: str, fault: Fault) -> None:
-        self._place.network.part(one, other, fault.seconds or _PAIR_STAYS_CUT)
+        self._place.network.part(one, other, fault.seconds or _STAYS_BROKEN)
 
     def _stick_server(self, fault: Fault) -> None:
         """The loop of a server is stuck in a call, and its heart beats."""
         server = self._server(fault)
         if server is not None:
             self._may_lose()
-            self._place.launcher.servers[server].process.stop(fault.seconds or _STAY_CUT)
+            alone = len(self._place.launcher.servers) == 1
+            hit = sum("server" in each.kind for each in self._place.schedule.faults)
+            # Nobody kills it here: a job with no other server would fail.
+            forever = _STAY_CUT if alone or hit > 1 else _STAYS_BROKEN
+            self._place.launcher.servers[server].process.stop(fault.seconds or forever)
 
     def _ends(self, fault: Fault) -> tuple[str, str]:
         servers = [f"ps:{index}" for index in sorted(self._place.launcher.servers)] or ["ps:0"]

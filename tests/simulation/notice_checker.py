@@ -19,6 +19,7 @@ _LOOK_SECONDS = 0.1
 _PATIENCES = 3.0
 _SLACK_SECONDS = 3.0  # for what is slow on its way
 _MOST_TRIES = 5
+_TO_KNOW = 2.0  # patiences after which a server knows that its loop stands still
 
 Pair = tuple[Server, Server]
 
@@ -40,7 +41,9 @@ class NoticeChecker:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._since: dict[Hashable, float] = {}  # what should be noticed, and is not
-        self._stuck: dict[Server, int] = {}  # and its incarnation when that was seen
+        self._stuck: dict[
+            Server, tuple[float, int]
+        ] = {}  # since when, and its incarnation soon after
         self._needed: set[Pair] = set()
         self._tries: Counter[Pair] = Counter()  # how often a copy was placed that a cut pair needs
 
@@ -106,14 +109,20 @@ class NoticeChecker:
         return counts and silence < state.policy.heartbeat_timeout / 2
 
     def _check_who_is_admitted(self) -> None:
-        """A server does not come back before its loop goes on."""
+        """A server does not come back before its loop goes on, once it can know of that."""
+        now, tasks = self._place.loop.now, self._place.coordinator.state.tasks
         stuck = [server for server in self._place.launcher.servers.values() if server.stuck]
-        tasks = self._place.coordinator.state.tasks
-        self._stuck = {each: self._stuck.get(each, each.member.state.incarnation) for each in stuck}
-        for server, before in self._stuck.items():
+        patience = _TO_KNOW * self._place.policy.heartbeat_timeout
+        found: dict[Server, tuple[float, int]] = {}
+        for server in stuck:
+            since, before = self._stuck.get(server, (now, 0))
+            known = now - since > patience
+            found[server] = since, before if known else server.member.state.incarnation
             task = tasks[server.name]
-            if task.state == "live" and task.pid == server.pid and task.incarnation > before > 0:
+            live = task.state == "live" and task.pid == server.pid
+            if known and live and task.incarnation > before > 0:
                 raise Violation(f"{server.name} was admitted again though it is stuck")
+        self._stuck = found
 
     def _count_tries(self) -> None:
         """A link that has cost a copy serves none for a while, which grows."""

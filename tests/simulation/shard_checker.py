@@ -387,7 +387,8 @@ class ShardChecker:
             account.dealing.give_back(who[:2], made.spans)
         if who in account.applied:
             account.fail(f"push {who} is told to be stale and was applied")
-        if not self._rule.synchronous and who[:2] in account.live:
+        there = who[:2] in account.live and who[:2] not in self._job.lost
+        if not self._rule.synchronous and there:
             account.fail(f"push {who} is stale, though each is applied that was let begin")
         if not self._ended and not (self._rule.synchronous and made.push.pulled < account.step):
             account.fail(f"push {who} is told to be stale, and its round is open")

@@ -320,7 +320,7 @@ SEEN_AT = {
     "links-places_copies_there_at_once": 458,
     "links-reports_no_copy_without_progress": 107,
     "links-reports_no_missing_connection_to_shard_0": 17,
-    "links-takes_a_stuck_loop_for_live": 507,
+    "links-takes_a_stuck_loop_for_live": 74,
     "rows-CopiesRowsLater": 271,
     "rows-counts_on_who_lacks_rows": 218,
     "rows-updates_rows_that_come_later": 209,
