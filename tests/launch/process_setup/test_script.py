@@ -103,6 +103,8 @@ def test_tells_the_launcher_whose_fault_it_was(script, capsys, error: str, kind:
     _, exit_reason = script(f"from trireme.errors import {error}\nraise {error}('why\\nmore')\n")
     assert exit_reason is not None
     assert (exit_reason.kind, exit_reason.summary) == (kind, "why")
+    over = capsys.readouterr().err == "ends: the job is over; the launcher says how\n"
+    assert over == (error == "JobFailed")  # it may have finished
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> i
     own = _without_launcher(error.__traceback__)
     _FAILED.append(error)
     if launcher is not None and isinstance(error, JobFailed):
-        print("ends: the job failed elsewhere", file=sys.stderr)  # the launcher reports where
+        print("ends: the job is over; the launcher says how", file=sys.stderr)
     elif isinstance(error, TriremeError):
         text = printable(str(error), keep="\n")
         print(f"{task}: error: {text}" if task else f"error: {text}", file=sys.stderr)
