@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         for file in Path(recorded).iterdir():
             known = Counter(json.loads(file.read_text(encoding="utf-8")).values())
             more = known.total() - known["passed"]
-            print(f"{known['passed']} tests passed; {more} failed, or lacked what is not here")
+            print(f"{known['passed']} tests passed; {more} failed, or were skipped each time")
     for name in names:
         which = "only with" if given.quick and name != "all" else "without"
         print(f"{which} {name}: {'FAILED' if name in failed else 'passed'}")
