@@ -103,7 +103,9 @@ class NoticeChecker:
     def _is_heard(self, server: Server) -> bool:
         """Whether the coordinator counts on this very process, and hears it."""
         state = self._place.coordinator.state
-        task = state.tasks[server.name]
+        task = state.tasks.get(server.name)
+        if task is None:  # it has not joined, or the job is smaller now
+            return False
         silence = self._place.loop.now - task.heard
         counts = task.state == "live" and task.pid == server.pid and state.view is not None
         return counts and silence < state.policy.heartbeat_timeout / 2
@@ -118,9 +120,10 @@ class NoticeChecker:
             since, before = self._stuck.get(server, (now, 0))
             known = now - since > patience
             found[server] = since, before if known else server.member.state.incarnation
-            task = tasks[server.name]
-            live = task.state == "live" and task.pid == server.pid
-            if known and live and task.incarnation > before > 0:
+            task = tasks.get(server.name)
+            if task is None or not known or (task.state, task.pid) != ("live", server.pid):
+                continue
+            if task.incarnation > before > 0:
                 raise Violation(f"{server.name} was admitted again though it is stuck")
         self._stuck = found
 
