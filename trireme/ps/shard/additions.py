@@ -104,7 +104,7 @@ class Additions:
         state.hyper = (*groups, *wanted.shown.optimizer.groups[len(groups) :])
         state.values, state.shown = self._values(wanted.shown, wanted.tensors), wanted.shown
         state.values.optimizer.set_hyper(state.hyper)
-        for each in state.participants.incarnations:
+        for each in state.attached:  # a lost worker may come back without showing its model again
             state.know(each, state.layout_of(each, before))
         for pending in self._pushes.values():
             pending.push, pending.gradients = state.extended(pending.push, pending.gradients)

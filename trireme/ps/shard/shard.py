@@ -209,8 +209,7 @@ class Shard:
         shown = state.shown_by(f"worker:{who.worker}", request)
         if state.shown is None:
             self._create(shown)
-        else:
-            state.know(who.worker, state.check_known(shown))
+        state.know(who.worker, state.check_known(shown))
         return messages.Attached(state.loaded, state.step, state.participants.view.number)
 
     def _create(self, shown: ModelDescription) -> None:

@@ -81,6 +81,7 @@ class ShardState:
         # how many pushes had each verdict, and other counts
         self.counters: Counter[str] = Counter()
         self.over = False  # whether training has ended, by the leader's decision
+        self.attached: set[int] = set()  # the workers that have shown their model, also the lost
         self._behind: dict[int, Layout] = {}  # of the workers that lack what others have added
         self.participants = Participants()  # the workers of the newest view
         self.table = PushTable()  # the exactly-once table
@@ -108,6 +109,7 @@ class ShardState:
 
     def know(self, worker: int, layout: Layout | None) -> None:
         """Notes the layout that a worker has."""
+        self.attached.add(worker)
         self._behind.pop(worker, None)
         if layout is not None and layout is not self.layout:
             self._behind[worker] = layout
