@@ -114,6 +114,17 @@ def test_a_coordinator_that_is_started_again_tries_the_link() -> None:
     assert state.shunned == {1: (5.0, 1)}
 
 
+def test_a_server_that_went_with_the_coordinator_costs_the_other_no_copy() -> None:
+    job = Job(servers=2)
+    before = job.view
+    job.state = resumed(job.now, job.state)  # in the next process of ps:0, which has yet to join
+    job.held = {"ps:1": job.join("ps:1", incarnation=1, term=1)}
+    report(job, 1, 0)
+    job.held["ps:0"] = job.join("ps:0", pid=8)
+    assert [shard.primary for shard in job.view.shards] == [1, 1]
+    assert (job.view.life, job.view.generation) == (before.life, before.generation)
+
+
 @pytest.mark.parametrize("late", ["generation", "incarnation", "shard", "backup"])
 def test_what_comes_too_late_is_ignored(late: str) -> None:
     job = Job()

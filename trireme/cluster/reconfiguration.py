@@ -104,8 +104,9 @@ def take_link_lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> N
     if shard is None or message.server not in (*shard.backups, *shard.joining, leader):
         return
     other = state.tasks[task_name("ps", message.server)]
-    if builder.now - other.heard > _SILENT_INTERVALS * state.policy.heartbeat_interval:
-        return  # it is about to be lost
+    silence = builder.now - other.heard
+    if other.state != "live" or silence > _SILENT_INTERVALS * state.policy.heartbeat_interval:
+        return  # it does not reach the coordinator either: it comes back, or is about to be lost
     if BUSY in other.status:
         return  # no matter of a link either: the primary repeats it with its next heartbeats
     loser = task if message.server == leader else other
