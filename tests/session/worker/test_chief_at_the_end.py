@@ -443,14 +443,14 @@ def test_nobody_waits_for_long_for_a_coordinator_that_is_gone(
     monkeypatch.setattr(lifecycle, "_REJOIN_SECONDS", 0.2)
     monkeypatch.setattr(lifecycle, "_WAIT_SHOWN", 0.05)
     away = property(lambda member: 0.0, lambda member, since: None)
-    monkeypatch.setattr(Member, "away_since", away, raising=False)
     batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
     ended, shown = Event(), list[str]()
 
     def program(session: Session) -> None:
         if session.is_chief:
             before_the_last_save(session, wait)
-        else:
+        else:  # the server has joined by now
+            monkeypatch.setattr(Member, "away_since", away, raising=False)
             session.worker.progress.warn = shown.append  # type: ignore[method-assign]
             session.worker.lifecycle.exits.callback(ended.set)
         session.step(batch)
