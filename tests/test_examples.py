@@ -180,6 +180,7 @@ def perplexities(output: str) -> list[dict[str, float]]:
     return [{name: float(value) for name, value in part} for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_recurrent_language_model_on_two_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "sync")
@@ -254,6 +255,7 @@ def auc(output: str) -> tuple[float, float]:
     return float(said[0][0]), float(said[0][1])
 
 
+@pytest.mark.thorough
 def test_the_logistic_regression(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     pytest.importorskip("pyarrow")
@@ -262,6 +264,7 @@ def test_the_logistic_regression(tmp_path: Path) -> None:
     assert best - 0.035 < found < best + 0.003
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
     pytest.importorskip("numba")
@@ -279,6 +282,7 @@ def test_the_logistic_regression_of_files(tmp_path: Path) -> None:
         assert "test AUC 1.0000, log loss 0." in output
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_click_prediction(tmp_path: Path) -> None:
     pytest.importorskip("numba")

@@ -133,8 +133,8 @@ def was_hit(shell: Shell) -> bool:
     return (shell.directory / "out" / "died").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("SIGKILL",))
-@pytest.mark.thorough(but=("SIGKILL",))
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
 def test_another_worker_saves_the_end_that_a_chief_did_not(shell: Shell, number: str) -> None:
     ended = shell.run(

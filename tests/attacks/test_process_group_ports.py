@@ -49,7 +49,7 @@ STARTERS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("torchrun", "with servers"))
+@pytest.mark.slow(but=("with servers",))
 @pytest.mark.skipif(not can_be_named(), reason="needs an address, and leave to name a host")
 @pytest.mark.parametrize("starter", STARTERS)
 def test_a_process_group_on_one_host_listens_on_loopback_alone(shell: Shell, starter: str) -> None:

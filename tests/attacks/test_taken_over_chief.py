@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 STEPS = 900
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_chief_that_wakes_after_its_eviction_takes_part_again(shell: Shell) -> None:
     (port,) = free_ports(1)

@@ -348,6 +348,7 @@ def test_status_and_stop_of_a_running_job(capsys) -> None:
     assert "does not run: interrupted" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_job_is_found_by_the_directory_of_its_program_and_by_its_own() -> None:
     write(

@@ -150,6 +150,7 @@ def _wait(engine: HostEngine, ran: Ran, until: Any) -> None:
                 ran.ended[event.name] = event
 
 
+@pytest.mark.thorough
 def test_a_task_is_a_child_of_the_launcher_in_a_session_of_its_own(ran: Ran) -> None:
     told = ran.told(0)
     assert (told["parent"], told["pid"]) == (os.getpid(), ran.pids["worker:0"])

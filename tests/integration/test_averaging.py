@@ -146,6 +146,7 @@ def test_a_job_that_is_stopped_in_a_period_exchanges_it_saves_and_goes_on(shell:
         assert report["applied"] == [step for step in (32, 48, 60) if step > at]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_run_says_how_many_bytes_it_took(shell: Shell) -> None:
     program = (PROGRAMS / "spread.py", "--out", "out/values", "--max-steps", 64)

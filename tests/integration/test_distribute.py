@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 LOOP = PROGRAMS / "loop.py"
 
 
-@pytest.mark.thorough(but=("command2-words2",))
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -66,8 +66,8 @@ def test_a_schedule_past_its_end_is_explained_below_torch_s_error(shell: Shell) 
     assert "each update of any worker is a global step" in note
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("async",))
-@pytest.mark.thorough(but=("async",))
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_worker_that_is_killed_in_a_loop_of_its_own_comes_back_where_the_job_is(
     shell: Shell, strategy: str

@@ -26,6 +26,7 @@ def late(shell: Shell, steps: int) -> list[float]:
     return counted
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("sync",))
 @pytest.mark.parametrize("strategy", ["async", "sync", "ssp"])
 def test_a_server_is_killed_as_the_model_grows(shell: Shell, strategy: str) -> None:
@@ -47,6 +48,7 @@ def test_a_server_is_killed_as_the_model_grows(shell: Shell, strategy: str) -> N
     assert steps - AT - 2 <= sum(added) <= steps - AT
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("sync-1",))
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("strategy", ["async", "sync"])

@@ -33,6 +33,7 @@ def start_all(
     return tuple(process.ended() for process in running)
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     ended = shell.start("--nproc-per-node", 2, *DIGITS, command=TORCHRUN).ended()
     assert ended.status == 0, ended.text
@@ -42,6 +43,7 @@ def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: Shell) -> None:
     ended = shell.start(
@@ -56,6 +58,7 @@ def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: S
     assert [report(shell, index)["global_step"] for index in range(2)] == [30, 30]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_others_end_soon_and_name_the_rank_that_is_gone(shell: Shell) -> None:
     ended = shell.start(
@@ -117,6 +120,7 @@ def test_tf_config_with_servers_is_a_job_with_servers(shell: Shell) -> None:
     assert [report(shell, index)["global_step"] for index in range(2)] == [40, 40]
 
 
+@pytest.mark.thorough
 def test_variables_that_make_no_sense_are_one_line_and_status_2(shell: Shell) -> None:
     (ended,) = start_all(shell, [{"WORLD_SIZE": "2"}], *DIGITS)
     assert ended.status == 2, ended.text

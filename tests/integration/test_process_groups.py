@@ -41,6 +41,7 @@ def result(shell: Shell, worker: int = 0) -> tuple[dict[str, Any], dict[str, tor
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("allreduce",))
 @pytest.mark.parametrize("job", JOBS)
 def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> None:

@@ -170,6 +170,7 @@ def test_a_worker_that_is_process_1_and_waits_for_its_job_ends(shell: Shell) -> 
     assert worker.ended().status == 143
 
 
+@pytest.mark.thorough
 def test_sigterm_to_all_processes_saves_whole(shell: Shell) -> None:
     """As `scancel` and systemd do: also loader processes, the launcher, and its helpers."""
     words = ("run", "--ps", 2, "--workers", 2, "--run-dir", "run")

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
     ("servers", "strategy"),
     [
         pytest.param(1, ("ssp", "--staleness", 2)),
-        pytest.param(2, ("async",), marks=pytest.mark.thorough),
+        pytest.param(2, ("async",)),
     ],
     ids=["ssp", "async on two servers"],
 )
@@ -47,6 +47,7 @@ def test_a_worker_that_is_killed_goes_on_with_what_it_had_assigned(
         assert np.array_equal(counts, expected), "the counts are those of the assignments"
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_without_a_restart_the_assignments_of_a_worker_that_is_lost_still_count(
     shell: Shell,
@@ -64,6 +65,7 @@ def test_without_a_restart_the_assignments_of_a_worker_that_is_lost_still_count(
         assert done[1::2].sum() == 12, "those of worker 1 stay as they were"
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_checkpoints_are_of_one_step_although_a_server_is_killed(shell: Shell) -> None:
     """In each the counts are those of the assignments, and so they are where it goes on."""

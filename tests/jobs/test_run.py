@@ -151,6 +151,7 @@ def test_a_function_trains_and_returns_and_can_be_looked_at() -> None:
     assert not is_running(Path("run"))
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_an_exception_in_the_function_is_one_error_with_the_task_and_its_traceback() -> None:
     def fails() -> None:

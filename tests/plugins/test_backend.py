@@ -11,6 +11,7 @@ from tests.plugins.installed import ROOT, trireme
 DIGITS = ROOT / "examples" / "digits.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_job_trains_by_it(directory: Path) -> None:
     job = ("run", "--workers", 2, "--strategy", "halved", "--run-dir", "run")

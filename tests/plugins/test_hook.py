@@ -22,6 +22,7 @@ with session:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_an_option_adds_it_to_the_sessions_of_a_job(directory: Path) -> None:
     (directory.parent / "far.py").write_text(PROGRAM)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.plugins.installed import environ
 
 PROGRAM = """
@@ -19,6 +21,7 @@ with trireme.ps.connect() as connection:
 """
 
 
+@pytest.mark.thorough
 def test_a_table_is_trained_by_it(directory: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -14,6 +14,7 @@ from trireme.job_config import STRATEGIES
 DIGITS = ROOT / "examples" / "digits.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_job_trains_by_it(directory: Path) -> None:
     job = ("run", "--ps", 1, "--workers", 2, "--strategy", "lookahead", "--every", 4)

@@ -72,6 +72,7 @@ def test_the_door_is_closed_when_it_is_closed() -> None:
         assert again.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.thorough
 def test_a_job_that_nobody_scrapes_does_not_import_the_client() -> None:
     code = (
         "import sys, trireme, trireme.session.session, trireme.ps.server.service\n"

@@ -252,6 +252,7 @@ def learn(cluster: Cluster, seed: int, sweeps: int = 60) -> tuple[float, float]:
     return run_job(cluster, make, program).values[0]  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_two_workers_find_planted_topics_as_one_does() -> None:
     found, reached = learn(SSP, 0)
