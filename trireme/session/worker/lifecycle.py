@@ -104,7 +104,7 @@ class Lifecycle:
             host=self.task.host,
             connect_timeout=self.task.connect_timeout,
         )
-        self.member = Member(config)
+        self.member = member = Member(config)
         self.liveness.watch()
         with self.member.change():
             self.member.extra_status = self._status
@@ -122,6 +122,7 @@ class Lifecycle:
             incarnation=incarnation,
             epoch=self.member.epoch,
             rejoin_seconds=self.task.config.timeouts.rejoin_timeout,
+            informed=lambda: member.away_since is None,
             share_memory=self.task.config.shares_memory,
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
