@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -466,6 +466,48 @@ def test_a_class_of_our_own_needs_none_of_torchs_private_methods(
         "Plain",
         None,
     ]
+
+
+class Warmed(torch.optim.Optimizer):
+    """Another package's: it keeps one number of each parameter, in its own way."""
+
+    def __init__(self, params: Any, lr: float = 0.1, warm: int = 20) -> None:
+        super().__init__(params, {"lr": lr, "warm": warm})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].update(self.keeps)
+
+    keeps: ClassVar[dict[str, Any]] = {}
+
+
+@pytest.mark.parametrize(
+    ("hyper", "keeps", "reason"),
+    [
+        (
+            "lr",
+            {},
+            r"Warmed's warm is 50, and servers would take 20: its entry does not name 'warm'",
+        ),
+        ("lr warm", {"count": 0}, "Warmed keeps 'count', which is 0, and no tensor"),
+        ("lr warm", {"count": torch.zeros(())}, r"'count', which has shape \(\) instead of \(2,\)"),
+        ("lr warm", {"step": torch.zeros(()), "mean": torch.ones(2), "last": None}, None),
+    ],
+)
+def test_what_servers_would_do_otherwise_of_another_packages_is_refused(
+    hyper: str, keeps: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry(Warmed, hyper)
+    monkeypatch.setattr(OPTIMIZERS, "find", {"Warmed": entry}.get)
+    monkeypatch.setattr(OPTIMIZERS, "load", lambda name: entry)
+    monkeypatch.setattr(Warmed, "keeps", keeps)
+    optimizer = Warmed([torch.nn.Parameter(torch.zeros(3))], warm=50)
+    if reason is None:
+        assert spec_of(optimizer).groups[0].values == {"lr": 0.1, "warm": 50}
+        return
+    with pytest.raises(UnsupportedOptimizerError, match=reason):
+        spec_of(optimizer)
 
 
 def test_nobody_is_told_to_go_where_it_is_refused_too() -> None:

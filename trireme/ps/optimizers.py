@@ -189,7 +189,39 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             f"{', '.join(OPTIMIZERS)}, and classes derived from them that leave `step` as it is. "
             f"{_SPARSE if sparse else _ELSEWHERE}"
         )
-    return OptimizerSpec(name, groups_of(optimizer, name))
+    groups = groups_of(optimizer, name)
+    check_entry(optimizer, OPTIMIZERS.load(name), groups)
+    return OptimizerSpec(name, groups)
+
+
+def check_entry(
+    optimizer: torch.optim.Optimizer, entry: Entry, groups: Sequence[GroupSpec]
+) -> None:
+    """Checks that servers would compute as another package's optimizer does, and can save it."""
+    if entry.make.__module__.startswith("torch.optim"):
+        return
+    name = entry.make.__name__
+    arguments = inspect.signature(entry.make).parameters
+    for key in arguments.keys() - entry.hyper - {"params"}:
+        argument = arguments[key]
+        for given in (group[key] for group in optimizer.param_groups if key in group):
+            if given != argument.default:
+                raise UnsupportedOptimizerError(
+                    f"{name}'s {key} is {given!r}, and servers would take {argument.default!r}: "
+                    f"its entry does not name {key!r} among its hyper-parameters"
+                )
+    tried = torch.zeros(2, requires_grad=True)
+    tried.grad = torch.ones(2)
+    trial = entry.make([tried], **dict[str, Any](groups[0].values))
+    trial.step()
+    for key, value in trial.state[tried].items():
+        tensor = isinstance(value, torch.Tensor)
+        why = state_mismatch(key, value, (2,)) if tensor else f"is {value!r}, and no tensor"
+        if why is not None and value is not None:
+            raise UnsupportedOptimizerError(
+                f"{name} keeps {key!r}, which {why}: servers keep tensors of the parameter's "
+                f"shape, and single numbers as tensors named {', '.join(COUNTERS)}"
+            )
 
 
 _ELSEWHERE = (

@@ -41,7 +41,7 @@ def end_with_parent(parent: int) -> None:
             raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     # If the parent died before the call, this process has another parent by now.
     if os.getppid() != parent:
-        raise SystemExit(1)
+        raise SystemExit(f"process {parent} is not the parent: a command that starts must exec")
 
 
 class OrphanReaper:
