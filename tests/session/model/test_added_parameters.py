@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,17 @@ def data(replica: int, replicas: int) -> torch.Tensor:
     return INPUTS[replica::replicas]
 
 
+@contextmanager
+def failing(optimizer: Any) -> Iterator[None]:
+    """Tells the job of an error: a process that only ends is waited for until it counts as lost."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(optimizer, "worker"):
+            optimizer.worker.fail(error)
+        raise
+
+
 def trained(
     way: str, wrap: Callable[[nn.Module, torch.optim.Optimizer], Any], steps: int, at: int
 ) -> tuple[list[float], Any]:
@@ -125,17 +137,18 @@ def trained(
     given = first_optimizer(model, way)
     optimizer = wrap(model, given)
     replica = getattr(optimizer, "replica", 0), getattr(optimizer, "replicas", 1)
-    for step in range(getattr(optimizer, "global_step", 0), steps):
-        if step == at:
-            torch.manual_seed(1)
-            if way == "a new layer":
-                model[3] = nn.Linear(2, 2)
-                optimizer.add_param_group({"params": list(model[3].parameters())})
-            else:
-                WAYS[way](given, model[0])
-        optimizer.zero_grad()
-        model(data(*replica)).square().mean().backward()
-        optimizer.step()
+    with failing(optimizer):
+        for step in range(getattr(optimizer, "global_step", 0), steps):
+            if step == at:
+                torch.manual_seed(1)
+                if way == "a new layer":
+                    model[3] = nn.Linear(2, 2)
+                    optimizer.add_param_group({"params": list(model[3].parameters())})
+                else:
+                    WAYS[way](given, model[0])
+            optimizer.zero_grad()
+            model(data(*replica)).square().mean().backward()
+            optimizer.step()
     values: list[float] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
     return values, optimizer
 
