@@ -312,7 +312,7 @@ SEEN_AT = {
     "backup-HearsOfOldRounds": 279,
     "backup-LoadsTwice": 350,
     "backup-NamesOldStep": 304,
-    "backup-TakesAll": 27,
+    "backup-TakesAll": 49,
     "backup-forgets_that_it_has_stopped": 15,
     "clip-ReadsOverwrittenGradients": 342,
     "links-hears_of_no_broken_link": 17,
@@ -333,11 +333,11 @@ SEEN_AT = {
     "sync-AnswersNobodyDropped": 6,
     "sync-ClosesAnotherRound": 7,
     "sync-CutsWithoutHold": 34,
-    "sync-NeverRepeats": 2,
+    "sync-NeverRepeats": 22,
     "sync-NeverTakesOver": 105,
     "sync-RemembersTheRoundBefore": 19,
     "sync-TakesAnyFence": 5,
-    "sync-WaitsInOrder": 2,
+    "sync-WaitsInOrder": 22,
     "sync-gives_gradients_back_before_its_backups_confirm": 26,
     "sync-grow-AnswersRequestsOfTheLost": 42,
     "sync-goes_on_alone_after_it_was_replaced": 489,
@@ -345,7 +345,7 @@ SEEN_AT = {
     "sync-links-takes_the_copies_alone": 141,
     "sync-never_loses_anybody": 3,
     "sync-restarts_without_its_view": 72,
-    "sync-tells_newcomers_nothing": 2,
+    "sync-tells_newcomers_nothing": 41,
 }
 """The first seeds that show the bugs which few schedules show; a warning names one that moved."""
 

@@ -99,6 +99,18 @@ def plain(change: str, at: tuple[int, ...]) -> list[float]:
     return trained(model)
 
 
+@pytest.mark.thorough(
+    but=(
+        "alone-load_state_dict",
+        "allreduce-load_state_dict",
+        "allreduce-clamp",
+        "fsdp-in place",
+        "sync-in place",
+        "sync-other memory",
+        "sync, with lent memory-clamp",
+        "sync, with lent memory-load_state_dict",
+    )
+)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     "group",
@@ -300,6 +312,15 @@ def swap(model: nn.Module) -> None:
     model.load_state_dict(kept)
 
 
+@pytest.mark.thorough(
+    but=(
+        "async-later",
+        "a mesh of shards in a worker-from the first step on",
+        "allreduce-later",
+        "fsdp-from the first step on",
+        "sync-later",
+    )
+)
 @pytest.mark.parametrize("at", [(0, 1, 3, 4), (4,)], ids=["from the first step on", "later"])
 @pytest.mark.parametrize(
     "group",

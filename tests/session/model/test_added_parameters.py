@@ -171,6 +171,20 @@ def removes_with_servers(name: str, way: str) -> bool:
     return name in SERVERS and way == "remove"
 
 
+@pytest.mark.thorough(
+    but=(
+        "alone-extend",
+        "alone-remove",
+        "allreduce-add_param_group",
+        "allreduce-unfreeze",
+        "allreduce-a new layer",
+        "async-append",
+        "async-remove",
+        "sync-extend",
+        "sync-a new layer",
+        "sync through memory-unfreeze",
+    )
+)
 @pytest.mark.parametrize("way", ALL_WAYS)
 @pytest.mark.parametrize("name", GROWING)
 def test_a_loop_trains_what_it_adds_as_plain_pytorch_does(name: str, way: str) -> None:
@@ -183,6 +197,14 @@ def test_a_loop_trains_what_it_adds_as_plain_pytorch_does(name: str, way: str) -
         assert found == pytest.approx(want, abs=1e-5)
 
 
+@pytest.mark.thorough(
+    but=(
+        "alone-add_param_group",
+        "allreduce-unfreeze",
+        "async-add_param_group",
+        "sync-unfreeze",
+    )
+)
 @pytest.mark.parametrize("way", ["unfreeze", "add_param_group"])
 @pytest.mark.parametrize("name", GROWING)
 def test_a_checkpoint_has_what_was_added(name: str, way: str, tmp_path: Path) -> None:
@@ -230,6 +252,17 @@ def plain_session(way: str) -> list[float]:
     return values
 
 
+@pytest.mark.thorough(
+    but=(
+        "alone-append",
+        "allreduce-extend",
+        "allreduce-remove",
+        "async-unfreeze",
+        "sync-add_param_group",
+        "sync-remove",
+        "sync through memory-append",
+    )
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", GROWING)
 def test_a_session_trains_what_it_adds(name: str, way: str) -> None:
