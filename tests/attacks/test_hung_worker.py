@@ -147,6 +147,7 @@ def test_another_worker_saves_the_end_that_a_chief_did_not(shell: Shell, number:
     assert re.search(r"WARNING: worker:0 was ", ended.err), ended.err
 
 
+@pytest.mark.slow(but=("when the chief is back",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "when the chief is back"])
 def test_where_restarts_are_allowed_the_end_is_saved_by_one_of_them(

@@ -54,7 +54,7 @@ def refusals(ended: Ended) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("run-run", "python-run"))
+@pytest.mark.slow(but=("run-run",))
 @pytest.mark.parametrize(
     ("first", "second"),
     [(BY_TRIREME, BY_TRIREME), (BY_TRIREME, BY_PYTHON), (BY_PYTHON, BY_TRIREME)],

@@ -64,8 +64,6 @@ def test_as_in_one_process(shell: Shell, strategy: str, case: str) -> None:
 
 @pytest.mark.slow(
     but=(
-        "ssp-break",
-        "averaging-two-steps",
         "async-skips",
         "sync-break",
     )

@@ -101,6 +101,7 @@ def test_a_model_that_differs_is_refused_by_name(shell: Shell) -> None:
     assert "the models differ: parameter 0 is '0.weight' (32x20 float32" in report(ended)
 
 
+@pytest.mark.slow(but=("pipeline",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("job", ["pipeline", "ps over dp"])
 def test_asked_to_stop_they_agree_on_a_step_and_the_chief_saves(job: str, shell: Shell) -> None:

@@ -65,8 +65,18 @@ def step_of(running: Running, least: int) -> int:
     return int(found[1])
 
 
+ENDS = {
+    "Ctrl-C at one worker": (signal.SIGINT, ("worker:1",)),
+    "SIGTERM to all": (signal.SIGTERM, ("ps:0", "ps:1", "worker:0", "worker:1")),
+}
+
+
+@pytest.mark.slow(but=("Ctrl-C at one worker",))
 @pytest.mark.thorough
-def test_one_worker_leaves_and_the_others_go_on_until_all_are_asked(shell: Shell) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_one_worker_leaves_and_the_others_go_on_until_the_job_is_interrupted(
+    end: str, shell: Shell
+) -> None:
     job = ByHand(shell)
     for name in ("worker:0", "worker:1"):
         step_of(job.tasks[name], 10)
@@ -77,31 +87,20 @@ def test_one_worker_leaves_and_the_others_go_on_until_all_are_asked(shell: Shell
     assert "leaves" in left.out and "Traceback" not in left.text
     job.tasks["worker:0"] = job.worker(0)  # another process takes its place
     step_of(job.tasks["worker:0"], 10)
-    for task in job.tasks.values():
-        task.send(signal.SIGTERM)
+    number, names = ENDS[end]
+    for name in names:
+        job.tasks[name].send(number)
     ends = job.ended()
     assert {name: end.status for name, end in ends.items()} == {
         "ps:0": 0, "ps:1": 0, "worker:0": 130, "worker:1": 130,
     }, [end.text[-1500:] for end in ends.values()]  # fmt: skip
+    assert not any("finished" in ends[name].out for name in ("worker:0", "worker:1"))
     assert ends["ps:1"].out.splitlines()[-1] == "ps:1 ends: the job is interrupted"
     step = check_saved(shell.directory, 10)
     assert (
         f"saved run/checkpoints/step-{step:09d}-writer-"
         in ends["worker:0"].text + ends["worker:1"].text
     )
-
-
-@pytest.mark.thorough
-def test_ctrl_c_at_one_worker_interrupts_all(shell: Shell) -> None:
-    job = ByHand(shell)
-    for name in ("worker:0", "worker:1"):
-        step_of(job.tasks[name], 10)
-    job.tasks["worker:1"].send(signal.SIGINT)
-    ends = job.ended()
-    for name in ("worker:0", "worker:1"):
-        assert ends[name].status == 130, ends[name].text
-        assert "finished" not in ends[name].out
-    check_saved(shell.directory, 10)
 
 
 def test_who_leaves_loses_no_update_and_no_example(shell: Shell) -> None:

@@ -30,7 +30,7 @@ def run(shell: Shell, strategy: str, way: str, fault: str, *options: object) -> 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("end-allreduce-loop", "end-fsdp-loop", "skip-allreduce-session"))
+@pytest.mark.slow(but=("end-fsdp-loop", "skip-allreduce-session"))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
