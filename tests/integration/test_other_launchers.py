@@ -43,7 +43,6 @@ def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: Shell) -> None:
     ended = shell.start(
@@ -53,6 +52,7 @@ def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: S
         command=TORCHRUN,
     ).ended()
     assert ended.status == 0, ended.text
+    assert len(re.findall(r"^rank 0: error: rank 1 of 2 is gone", ended.err, re.MULTILINE)) == 1
     # Of step 15 perhaps only a part was on the disk, and then that of step 10 is taken.
     assert report(shell, 0)["restored_from"] in (10, 15)
     assert [report(shell, index)["global_step"] for index in range(2)] == [30, 30]
