@@ -1,4 +1,4 @@
-"""What is no frame, said to a service by a stranger."""
+"""Bytes that are not frames, sent to a service by a process that has not authenticated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trireme.wire.message import MAGIC, PROTOCOL_VERSION
 
 
 def send_garbage(port: int) -> None:
-    """Says what is no frame: each connection is closed by the server without a word."""
+    """Sends bytes that are not frames: the service closes each connection without an answer."""
     header = struct.Struct("!4sBBHIQQ")
     hello = header.pack(MAGIC, PROTOCOL_VERSION, 1, 0, 40, 0, 0)
     for said in (

@@ -11,7 +11,7 @@ files, its tests, its entry points, and the plug-ins that need it, and runs pyte
 environment that has nothing else of Trireme. Tests of a plug-in are its folder in `tests/` and all
 files that import it, directly or by an example, a benchmark or another test. A test of the core
 that has cases of the plug-in skips them, see `tests/without/skips.py`. `--keep FOLDER` makes tree
-and environment there, and leaves them: a further run with it tests what is there.
+and environment in a folder and keeps them: the next run with this option uses them as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WHOLE = ("tests/docs", "tests/test_docs.py")
 """Tests of pages, which are about all parts together."""
 
 PROGRAMS = ("tests", "examples", "benchmarks", "recipes")
-"""Where tests are, and what they import beside the package."""
+"""The folders of tests, and of the programs that tests import."""
 
 LINT = ("--deselect", "tests/test_conventions.py::test_imports_point_only_downwards")
 """The contracts of import-linter name all parts."""

@@ -19,7 +19,7 @@ _FILE = Path(os.environ["TRIREME_WITHOUT_PASSED"])
 
 
 class _Recorder:
-    """Adds to what is known of tests: "passed", or the plug-in that they lacked."""
+    """Writes each test's result to a file: "passed", or the plug-in that the test lacked."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -43,7 +43,7 @@ def _read() -> dict[str, str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Records what comes of tests, in the process that hears of all."""
+    """Registers the recorder in the main process, which receives the results of all tests."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Recorder())
 

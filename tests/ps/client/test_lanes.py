@@ -28,11 +28,11 @@ def view(number: int, *workers: int) -> View:
 class Trial:
     """A worker that asks servers, and every half second meets an error at one."""
 
-    def __init__(self, *, hurries: bool = False, informed: bool = True) -> None:
+    def __init__(self, *, hurries: bool = False, reaches_coordinator: bool = True) -> None:
         self.view = view(1, 0, 3)
         self.notices: list[Waiting] = []
         self.now = 0.0
-        self.informed = informed
+        self.reaches_coordinator = reaches_coordinator
         options = ClientOptions(
             "job",
             b"",
@@ -41,7 +41,7 @@ class Trial:
             patience_seconds=50.0,
             waiting=lambda *notice: self.notices.append(Waiting(*notice)),
             hurries=lambda: hurries,
-            informed=lambda: self.informed,
+            reaches_coordinator=lambda: self.reaches_coordinator,
         )
         self.lanes = Lanes(options, 2, lambda: self.view)
         self.lanes.ask(0.0, {0: Request(Status())})
@@ -84,10 +84,10 @@ def test_a_server_whose_host_refuses_for_long_is_lost() -> None:
 
 def test_without_its_coordinator_a_worker_waits_for_a_server_that_refuses() -> None:
     """Where both were one process, the next one takes as long as it takes to start."""
-    trial = Trial(informed=False)
+    trial = Trial(reaches_coordinator=False)
     trial.meets(REFUSAL, 500.0)
     assert trial.lanes.waiting, "it gave up"
-    trial.informed = True
+    trial.reaches_coordinator = True
     trial.meets(REFUSAL, 530.0)
     with pytest.raises(ConnectionRefused, match="worker:3 could not reach ps:0 for 30 s"):
         trial.meets(REFUSAL, 532.0)

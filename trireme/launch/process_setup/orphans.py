@@ -41,7 +41,10 @@ def end_with_parent(parent: int) -> None:
             raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     # If the parent died before the call, this process has another parent by now.
     if os.getppid() != parent:
-        raise SystemExit(f"process {parent} is not the parent: a command that starts must exec")
+        raise SystemExit(
+            f"process {parent} is not the parent of this task: it has ended, or the command that "
+            "starts the task forks: it must exec"
+        )
 
 
 class OrphanReaper:

@@ -72,7 +72,7 @@ class ClientOptions:
     retry_seconds: float = 30.0
     rejoin_seconds: float = 600.0  # how long a server may be out of reach before that is an error
     # whether the coordinator is within reach, which names the server that takes a lost one's place
-    informed: Callable[[], bool] = lambda: True
+    reaches_coordinator: Callable[[], bool] = lambda: True
     # how long an answer may be withheld, for instance until a slow worker's update is in, before
     # that is an error
     patience_seconds: float = 1800.0
@@ -217,7 +217,7 @@ class Lanes:
         if lane.request is None:
             return
         silent = isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
-        if silent or not options.informed():
+        if silent or not options.reaches_coordinator():
             lane.refusing_since = None
         elif lane.refusing_since is None:
             lane.refusing_since = now

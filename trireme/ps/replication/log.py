@@ -142,7 +142,8 @@ class ReplicationLog(Generic[_L]):
         if self._bytes <= BACKLOG_BYTES:
             return self._stalls.overdue
         linked = {s for s, each in self._followers.items() if each.link is not None}
-        return self._stalls.overdue | self.joining & self._stalls.after(_CONNECT_SECONDS) - linked
+        late = self._stalls.after(_CONNECT_SECONDS) - linked
+        return self._stalls.overdue | (self.joining & late)
 
     @property
     def active(self) -> bool:

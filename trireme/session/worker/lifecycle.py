@@ -122,7 +122,7 @@ class Lifecycle:
             incarnation=incarnation,
             epoch=self.member.epoch,
             rejoin_seconds=self.task.config.timeouts.rejoin_timeout,
-            informed=lambda: member.away_since is None,
+            reaches_coordinator=lambda: member.away_since is None,
             share_memory=self.task.config.shares_memory,
             waiting=self._say_waiting,
             hurries=lambda: bool(self._signal or self.interrupted),
