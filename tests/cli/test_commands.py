@@ -277,7 +277,7 @@ def test_a_strangers_run_directory_controls_no_terminal(capsys, running: bool) -
         shown += "".join(capsys.readouterr())
     if "report" in COMMANDS:
         shown += Path("run/report.html").read_text()
-    assert not here or r"training\x0a\x1b[2J" in shown
+    assert not here or r"primary_of [0]\x0a\x1b[2J" in shown
     assert not {each for each in shown if not each.isprintable()} - {"\n", "\u200b"}
     if not running:
         assert main(["stop", f"no{EVIL}where"]) == 2

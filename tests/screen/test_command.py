@@ -58,6 +58,7 @@ def test_the_end_is_not_behind_what_was_seen(tmp_path: Path) -> None:
     end = _recorded(tmp_path, seen)
     assert (end.phase, end.seconds) == ("finished", 12.5)
     assert [each.number("global_step") for each in end.tasks] == [50, 40]
+    assert [each.state for each in end.tasks] == ["", ""]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -76,7 +77,7 @@ def test_a_strangers_run_directory_controls_no_terminal(
         console = Console(file=io.StringIO(), width=100, height=40, no_color=True)
         console.print(render(_recorded(tmp_path, None), 100))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert r"training\x0a\x1b[2J" in shown
+        assert r"train.py\x0a\x1b[2J" in shown
     else:
         assert main(["top", str(tmp_path)]) == 0
         shown = capsys.readouterr().out

@@ -42,6 +42,19 @@ def test_the_status_of_a_job_that_is_over_tells_what_happened_to_it(capsys) -> N
     assert lines[12] == "after 9.0 s: event 9"
 
 
+@pytest.mark.parametrize("state", ["finished", "failed", "interrupted"])
+def test_a_task_of_a_job_that_is_over_is_in_no_state(capsys, state: str) -> None:
+    claimed = claim(Path("run"))
+    claimed.write_record(msgspec.structs.replace(FINISHED, state=state, pids={"worker:0": 1}))
+    claimed.release()
+    begin = Begin(task="worker:0", job="abc", time=1.0, host="here", pid=1)
+    writer = RecordWriter(records_directory(Path("run")), begin)
+    writer.write(Record(time=2.0, status={"state": "training", "step": 3}), due=True)
+    writer.close()
+    assert main(["status", "run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("last recorded: step 3")
+
+
 def test_the_status_of_a_worker_says_that_it_makes_no_step_now(capsys) -> None:
     claimed = claim(Path("run"))
     claimed.write_record(msgspec.structs.replace(FINISHED, pids={"worker:0": 1}))

@@ -81,11 +81,14 @@ def _recorded(path: Path, seen: JobSnapshot | None) -> JobSnapshot:
             f"nothing was run in {path}: it has neither {RECORD} nor records of tasks. Give the "
             "directory that `trireme run` named, or the program's run_dir"
         )
+    over = record is not None and record.state != "running"
     tasks: dict[str, TaskSnapshot] = {}
     for start in starts:
         if start.records:
             name, status = start.begin.task, start.records[-1].status
-            tasks[name] = TaskSnapshot(name, str(status.get("state", "")), status=status)
+            # The state that a task recorded last is that of its last step.
+            state = "" if over else str(status.get("state", ""))
+            tasks[name] = TaskSnapshot(name, state, status=status)
     times = [start.begin.time for start in starts]
     times += [each.time for start in starts for each in start.records]
     title, phase = str(path), "recorded"

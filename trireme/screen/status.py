@@ -144,8 +144,10 @@ def _lines(status: dict[str, Any]) -> list[str]:
             n: v
             for n, v in task.get("status", {}).items()
             if (v not in ("", 0) or n == "step") and (over or n != UNSAVED)  # a finding
-            # What a task waited for when it was last heard of says nothing once it is gone.
+            # What a task waited for when it was last heard of says nothing once it is gone, and the
+            # state that it recorded last is that of its last step.
             if n not in ("state", EXCUSE, LOCATION, STUCK) or task.get("state", "live") == "live"
+            if not (over and n == "state")
         }
         report = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
         report = report.replace(f"{EXCUSE} ", "makes no step now: ")
