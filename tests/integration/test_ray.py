@@ -245,7 +245,7 @@ def test_a_job_grows_onto_a_node_that_comes_and_gives_back_what_it_leaves(
 
 
 def until_free(nodes: Nodes, cores: float) -> None:
-    """Waits until nobody holds so many cores. A seat is given back a moment after its task."""
+    """Waits until nobody holds so many cores. A task gives its own back a moment after its end."""
     deadline = time.monotonic() + 30.0
     while (free := nodes.free_cores()) != cores:
         assert time.monotonic() < deadline, f"{free:g} cores are free, and not {cores:g}"

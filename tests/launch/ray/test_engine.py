@@ -52,8 +52,8 @@ class FakeAgent:
         self.ended = True
 
 
-class FakeSeats:
-    """Seats that are always granted; `agents` are those that were started, by task."""
+class FakeReservations:
+    """Reservations that are always granted; `agents` are those that were started, by task."""
 
     def __init__(self) -> None:
         self.agents: dict[str, list[FakeAgent]] = {}
@@ -79,18 +79,18 @@ class Cluster:
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         patch.setattr(module, "time", clock)
         self.err = io.StringIO()
-        self.seats = FakeSeats()
+        self.reserved = FakeReservations()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         console = Console(io.StringIO(), self.err, {})
         self.outputs = TaskOutputs(lambda name: directory / name.replace(":", "-"), console)
         first: Any = FakeAgent()
         home = _Task("worker:0", first, HERE, "10.0.0.1")
-        seats: Any = self.seats
+        reserved: Any = self.reserved
         self.engine = _Engine(
             Job(("program.py",), COMMON),
             self.outputs,
-            seats,
+            reserved,
             HERE,
             "10.0.0.1",
             {home.name: home},
@@ -100,7 +100,7 @@ class Cluster:
 
     def answer(self, method: str, value: object, name: str = "ps:1") -> list[Any]:
         """Answers a call of a task's newest agent; returns the events that follow."""
-        future = self.seats.agents[name][-1].open.pop(method)
+        future = self.reserved.agents[name][-1].open.pop(method)
         if isinstance(value, Exception):
             future.set_exception(value)
         else:
@@ -129,7 +129,7 @@ def run(cluster: Cluster, facts: NodeFacts = THERE) -> None:
 
 def test_a_task_that_joins_has_the_name_of_its_node_as_its_host(cluster: Cluster) -> None:
     run(cluster)
-    (start,) = [asked for asked in cluster.seats.agents["ps:1"][0].asked if asked[0] == "start"]
+    (start,) = [asked for asked in cluster.reserved.agents["ps:1"][0].asked if asked[0] == "start"]
     assert (start[1].host, start[3]) == ("h2/n2", "10.0.0.2")
     assert cluster.engine.host("ps:1") == "h2/n2"
     assert "n2" in cluster.engine.nodes["ps:1"]
@@ -151,7 +151,7 @@ def test_it_says_who_waits_for_room_and_no_more_once_there_is_some(cluster: Clus
     assert cluster.err.getvalue() == said
 
 
-def test_a_task_that_finds_no_room_in_time_is_lost_and_gives_back_its_seat(
+def test_a_task_that_finds_no_room_in_time_is_lost_and_gives_back_its_resources(
     cluster: Cluster,
 ) -> None:
     cluster.engine.start(SERVER)
@@ -162,7 +162,7 @@ def test_a_task_that_finds_no_room_in_time_is_lost_and_gives_back_its_seat(
         "(--join-timeout)"
     )
     assert event.reason.kind == "gone"
-    assert cluster.seats.released == ["ps:1"]
+    assert cluster.reserved.released == ["ps:1"]
 
 
 def test_a_task_that_found_room_at_the_last_moment_has_time_to_start(cluster: Cluster) -> None:
@@ -182,8 +182,8 @@ def test_a_task_that_waits_for_room_ends_at_once(cluster: Cluster, number: signa
     cluster.engine.send_signal("ps:1", number)
     (event,) = cluster.engine.wait(0)
     assert (event.name, event.status) == ("ps:1", -number)
-    assert cluster.seats.agents["ps:1"][0].ended
-    assert cluster.seats.released == ["ps:1"]
+    assert cluster.reserved.agents["ps:1"][0].ended
+    assert cluster.reserved.released == ["ps:1"]
 
 
 def test_a_task_that_is_dismissed_while_it_waits_for_room_never_starts(cluster: Cluster) -> None:
@@ -191,38 +191,38 @@ def test_a_task_that_is_dismissed_while_it_waits_for_room_never_starts(cluster: 
     cluster.engine.dismiss(["ps:1"])
     (event,) = cluster.engine.wait(0)
     assert (event.name, event.reason.summary) == ("ps:1", "had not started yet")
-    assert cluster.seats.agents["ps:1"][0].ended
+    assert cluster.reserved.agents["ps:1"][0].ended
     cluster.engine.dismiss(["ps:1"])  # every report of the coordinator says it again
     assert cluster.engine.wait(0) == []
 
 
-def test_a_dismissed_task_gives_back_its_seat_when_it_has_ended_and_may_return(
+def test_a_dismissed_task_gives_back_its_resources_when_it_has_ended_and_may_return(
     cluster: Cluster,
 ) -> None:
     run(cluster)
     cluster.engine.dismiss(["ps:1"])
-    assert cluster.seats.released == []
+    assert cluster.reserved.released == []
     ended = TaskEnded("ps:1", 0, module.describe_status(0))
     cluster.answer("report", TaskReport((), (ended,), ended.reason.at))
-    assert cluster.seats.released == ["ps:1"]
-    assert cluster.seats.agents["ps:1"][0].ended
+    assert cluster.reserved.released == ["ps:1"]
+    assert cluster.reserved.agents["ps:1"][0].ended
     cluster.engine.dismiss([])
     run(cluster, HERE)
-    assert len(cluster.seats.agents["ps:1"]) == 2
+    assert len(cluster.reserved.agents["ps:1"]) == 2
 
 
-def test_a_task_that_is_kept_after_all_keeps_its_seat(cluster: Cluster) -> None:
+def test_a_task_that_is_kept_after_all_keeps_its_resources(cluster: Cluster) -> None:
     run(cluster)
     cluster.engine.dismiss(["ps:1"])
     cluster.engine.dismiss([])
     ended = TaskEnded("ps:1", -9, module.describe_status(-9))
     cluster.answer("report", TaskReport((), (ended,), ended.reason.at))
-    assert cluster.seats.released == []
+    assert cluster.reserved.released == []
     cluster.engine.start(SERVER)
-    assert len(cluster.seats.agents["ps:1"]) == 1
+    assert len(cluster.reserved.agents["ps:1"]) == 1
 
 
-def test_a_task_that_is_lost_gets_another_seat_and_its_process_is_forgotten(
+def test_a_task_that_is_lost_gets_another_agent_and_its_process_is_forgotten(
     cluster: Cluster,
 ) -> None:
     """Else the coordinator's word about the lost process would count for the one in its place."""
@@ -230,10 +230,10 @@ def test_a_task_that_is_lost_gets_another_seat_and_its_process_is_forgotten(
     (event,) = cluster.answer("report", LossError("the node died"))
     assert event.reason.summary == "lost with its agent on node 10.0.0.2 (n2): the node died"
     assert cluster.engine.pids["ps:1"] == 77  # the launcher tells the coordinator of its end
-    assert cluster.seats.released == ["ps:1"]
+    assert cluster.reserved.released == ["ps:1"]
     cluster.engine.start(SERVER)
     assert "ps:1" not in cluster.engine.pids
-    assert len(cluster.seats.agents["ps:1"]) == 2
+    assert len(cluster.reserved.agents["ps:1"]) == 2
 
 
 def test_the_end_of_the_job_does_not_wait_for_who_waits_for_room(cluster: Cluster) -> None:
@@ -250,5 +250,5 @@ def test_the_end_of_the_job_does_not_wait_for_who_waits_for_room(cluster: Cluste
     first.call = shut_down  # type: ignore[method-assign]
     cluster.engine.close()
     assert ("shut_down",) in first.asked
-    assert ("shut_down",) not in cluster.seats.agents["ps:1"][0].asked
-    assert cluster.seats.agents["ps:1"][0].ended
+    assert ("shut_down",) not in cluster.reserved.agents["ps:1"][0].asked
+    assert cluster.reserved.agents["ps:1"][0].ended

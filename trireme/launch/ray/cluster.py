@@ -21,7 +21,7 @@ from trireme.launch.engines import engine_options
 from trireme.launch.launcher import Job, tasks_of_job
 from trireme.launch.ray.agent import NodeFacts, TaskAgent
 from trireme.launch.ray.options import RayOptions
-from trireme.launch.ray.seats import choose_nodes, seat_of, total
+from trireme.launch.ray.reservations import choose_nodes, resources_of, total
 
 CONCURRENT_CALLS = 4  # that an agent answers at a time: one waits for news, others end the task
 NODE_DIGITS = 8  # of a node's id that are shown, enough to tell nodes apart
@@ -83,10 +83,11 @@ class Agent:
             load_ray().kill(self._actor)
 
 
-class Seats:
-    """What the tasks of a job hold of a cluster: cores and GPUs, by their agents.
+class Reservations:
+    """What the tasks of a job reserve of a cluster: cores and GPUs, held by each task's agent.
 
-    So each is given back by itself. The coordinator is in the launcher's process.
+    Ray gets them back as soon as the task has left the job. The coordinator is in the launcher's
+    process.
     """
 
     def __init__(self, ray: Any, job: Job) -> None:
@@ -102,7 +103,7 @@ class Seats:
         return {name: self._start_agent(name) for name in names}
 
     def _start_agent(self, name: str) -> Agent:
-        seat = seat_of(name, self._options)
+        needs = resources_of(name, self._options)
         where: Any = "DEFAULT"
         if node := self._nodes.get(name):
             strategies = self._ray.util.scheduling_strategies
@@ -110,8 +111,8 @@ class Seats:
                 node, soft=True, _spill_on_unavailable=True
             )
         agent = self._ray.remote(NodeAgent).options(
-            num_cpus=seat["CPU"],
-            num_gpus=seat.get("GPU", 0),
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
             max_concurrency=CONCURRENT_CALLS,
             max_restarts=0,
             scheduling_strategy=where,
@@ -124,28 +125,28 @@ class Seats:
 
     def shortage(self, names: Iterable[str]) -> str:
         """Returns what tasks ask for, and what the cluster has."""
-        seats = [seat_of(name, self._options) for name in names]
-        wanted, largest = total(seats), max(seats, key=lambda seat: seat["CPU"])
+        needs = [resources_of(name, self._options) for name in names]
+        wanted, largest = total(needs), max(needs, key=lambda each: each["CPU"])
         has, free = self._ray.cluster_resources(), self._ray.available_resources()
         there = [f"{has.get('CPU', 0):g} cores ({free.get('CPU', 0):g} free)"]
         if "GPU" in wanted:
             there.append(f"{has.get('GPU', 0):g} GPUs ({free.get('GPU', 0):g} free)")
-        one = "" if len(seats) == 1 else f", {_amounts(largest)} of them"
+        one = "" if len(needs) == 1 else f", {_amounts(largest)} of them"
         return f"{_amounts(wanted)}{one} on one node; the cluster has {' and '.join(there)}"
 
 
-def _amounts(seat: Mapping[str, float]) -> str:
-    cores = f"{seat['CPU']:g} {'core' if seat['CPU'] == 1 else 'cores'}"
-    return cores + (f" and {seat['GPU']:g} GPUs" if "GPU" in seat else "")
+def _amounts(has: Mapping[str, float]) -> str:
+    cores = f"{has['CPU']:g} {'core' if has['CPU'] == 1 else 'cores'}"
+    return cores + (f" and {has['GPU']:g} GPUs" if "GPU" in has else "")
 
 
 @contextlib.contextmanager
-def join_cluster(job: Job) -> Iterator[Seats]:
+def join_cluster(job: Job) -> Iterator[Reservations]:
     """Joins a Ray cluster, which ends the job's agents when the block ends."""
     ray = load_ray()
     _join(ray, engine_options(job.task.config, RayOptions).address)
     try:
-        yield Seats(ray, job)
+        yield Reservations(ray, job)
     finally:
         ray.shutdown()
 
@@ -156,7 +157,7 @@ def inspect_here(job: Job) -> NodeFacts:
 
 
 def inspect_nodes(
-    seats: Seats, agents: Mapping[str, Agent], timeout: float, say: Callable[[str], None]
+    reserved: Reservations, agents: Mapping[str, Agent], timeout: float, say: Callable[[str], None]
 ) -> dict[str, NodeFacts]:
     """Returns what each agent has found on its node, once there is room for all."""
     began = noticed = time.monotonic()
@@ -177,11 +178,13 @@ def inspect_nodes(
         if now > began + timeout:
             raise WaitTimeout(
                 f"the Ray cluster had no room within {timeout:.0f} s: the job asks for "
-                f"{seats.shortage(agents)}. Ask for less, or add nodes with `ray start`"
+                f"{reserved.shortage(agents)}. Ask for less, or add nodes with `ray start`"
             )
         if now > noticed + NOTICE_SECONDS:
             noticed = now
-            say(f"waiting for room on the Ray cluster: the job asks for {seats.shortage(agents)}")
+            say(
+                f"waiting for room on the Ray cluster: the job asks for {reserved.shortage(agents)}"
+            )
     return found
 
 

@@ -43,7 +43,7 @@ from trireme.launch.ray.agent import NodeFacts, TaskReport
 from trireme.launch.ray.cluster import (
     NOTICE_SECONDS,
     Agent,
-    Seats,
+    Reservations,
     bracketed,
     check_process_groups,
     first_line,
@@ -68,10 +68,10 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     config = job.task.config
     with (
         TaskOutputs(directory.log, console) as outputs,
-        join_cluster(job) as seats,
+        join_cluster(job) as reserved,
     ):
-        agents = seats.start_agents([task.name for task in tasks_of_job(job.task)])
-        facts = inspect_nodes(seats, agents, config.timeouts.join_timeout, console.say)
+        agents = reserved.start_agents([task.name for task in tasks_of_job(job.task)])
+        facts = inspect_nodes(reserved, agents, config.timeouts.join_timeout, console.say)
         if job.task.servers:  # the coordinator is here
             facts = {LAUNCHER: inspect_here(job), **facts}
         may_grow = job.task.servers > 0 and job.task.group.size == 1
@@ -101,7 +101,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
         with (
             signals() as (reader, writer),
             contextlib.closing(
-                _Engine(job, outputs, seats, *home, tasks, reader, writer)
+                _Engine(job, outputs, reserved, *home, tasks, reader, writer)
             ) as engine,
         ):
             launcher = Launcher(job, directory, engine, outputs)
@@ -119,7 +119,7 @@ class _Task:
     host: str  # the address at which the task listens, if it listens
     running: bool = False  # it was started and has not ended
     attempt: int = 0  # how often it was started
-    seated: bool = True  # its agent is known to be on a node
+    placed: bool = True  # its agent is known to be on a node
     answer_due: float = float("inf")  # when its agent must have answered
 
 
@@ -130,7 +130,7 @@ class _Engine:
         self,
         job: Job,
         outputs: TaskOutputs,
-        seats: Seats,
+        reserved: Reservations,
         home: NodeFacts,
         own_host: str,
         tasks: Mapping[str, _Task],
@@ -143,7 +143,7 @@ class _Engine:
         self._home = home
         self._job = job
         self._outputs = outputs
-        self._seats = seats
+        self._reserved = reserved
         self._tasks = dict(tasks)
         self._dismissed: set[str] = set()
         self._wakeup_reader = wakeup_reader
@@ -159,7 +159,7 @@ class _Engine:
         """Ends every agent and task, even if this launcher itself failed."""
         tasks = self._tasks.values()
         # The end of an agent ends its task, but not the task's children.
-        asked = [task.agent.call("shut_down") for task in tasks if task.agent and task.seated]
+        asked = [task.agent.call("shut_down") for task in tasks if task.agent and task.placed]
         wait_for_all(asked, SHUT_DOWN_SECONDS)
         for task in tasks:
             self._free(task)
@@ -181,8 +181,8 @@ class _Engine:
         if task.agent is not None:
             self._send_start(task, config)
             return
-        task.agent = self._seats.start_agents([task.name])[task.name]  # perhaps on another node
-        task.seated = False
+        task.agent = self._reserved.start_agents([task.name])[task.name]  # perhaps on another node
+        task.placed = False
         if self._notice_due is None:
             self._notice_due = time.monotonic() + NOTICE_SECONDS
         self._ask(task, lambda facts: self._located(task, facts, config), "inspect_node")
@@ -191,7 +191,7 @@ class _Engine:
         task = self._tasks[name]
         if self._waiting_for_rank_0.pop(name, None) is not None:  # it was not started yet
             self._ended(task, -number, describe_status(-number))
-        elif task.running and not task.seated:  # nor was this one
+        elif task.running and not task.placed:  # nor was this one
             self._free(task)
             self._ended(task, -number, describe_status(-number))
         elif task.running and task.agent is not None:
@@ -203,7 +203,7 @@ class _Engine:
             task = self._tasks[name]
             if not task.running:
                 self._free(task)
-            elif not task.seated:
+            elif not task.placed:
                 reason = ExitReason(kind="gone", summary="had not started yet")
                 self._ended(task, -signal.SIGTERM, reason)
 
@@ -219,7 +219,7 @@ class _Engine:
         no_room = f"no node had room for it within {timeout:.0f} s (--join-timeout)"
         for task in self._tasks.values():
             if task.running and now > task.answer_due:
-                self._lose(task, "it does not answer" if task.seated else no_room)
+                self._lose(task, "it does not answer" if task.placed else no_room)
         events, self._events = self._events, []
         return events
 
@@ -227,14 +227,14 @@ class _Engine:
         """Says every now and then which tasks wait until a node has room for them."""
         if self._notice_due is None or now < self._notice_due:
             return
-        waiting = [task.name for task in self._tasks.values() if task.running and not task.seated]
+        waiting = [task.name for task in self._tasks.values() if task.running and not task.placed]
         self._notice_due = now + REPEAT_SECONDS if waiting else None
         if not waiting:
             return
         ask = "asks" if len(waiting) == 1 else "ask"
         self._outputs.console.say(
             f"waiting for room on the Ray cluster: {', '.join(waiting)} {ask} for "
-            f"{self._seats.shortage(waiting)}; a node that is added makes room"
+            f"{self._reserved.shortage(waiting)}; a node that is added makes room"
         )
 
     def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
@@ -251,7 +251,7 @@ class _Engine:
         if problem:
             self._fail(task, f"cannot run on node {facts}: {problem}")
             return
-        task.facts, task.seated = facts, True
+        task.facts, task.placed = facts, True
         task.answer_due = time.monotonic() + self._job.task.config.timeouts.join_timeout
         if task.host != LOOPBACK:
             task.host = bracketed(facts.address)
@@ -333,7 +333,7 @@ class _Engine:
         """Counts a task as killed whose agent is gone: it ends with its agent."""
         self._free(task)
         self._waiting_for_rank_0.pop(task.name, None)
-        lost = f"lost with its agent on node {task.facts}" if task.seated else "never started"
+        lost = f"lost with its agent on node {task.facts}" if task.placed else "never started"
         summary = f"{lost}: {why}"
         self._ended(task, -signal.SIGKILL, ExitReason(kind="gone", summary=summary))
 
@@ -341,7 +341,7 @@ class _Engine:
         if task.agent is not None:
             task.agent.end()
             task.agent = None
-        self._seats.release(task.name)
+        self._reserved.release(task.name)
 
     def _ask(
         self, task: _Task, then: Callable[[Any], None], method: str, *arguments: object

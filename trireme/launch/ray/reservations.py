@@ -1,8 +1,4 @@
-"""Seats: what each task of a job holds of a Ray cluster, and on which node it best does.
-
-Pure. The agent of each task holds its seat, so that Ray gets it back as soon as the task has left
-the job.
-"""
+"""What each task of a job reserves of a Ray cluster, and on which node it best does. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ Resources = Mapping[str, float]
 """Amounts of Ray's resources, such as `CPU` and `GPU`, by name."""
 
 
-def seat_of(name: str, options: RayOptions) -> dict[str, float]:
-    """Returns what a server or a worker holds."""
+def resources_of(name: str, options: RayOptions) -> dict[str, float]:
+    """Returns the resources that a server or a worker reserves."""
     if _role(name) == "ps":
         return {"CPU": 1.0}
     gpus = options.gpus_per_worker
@@ -39,27 +35,27 @@ def choose_nodes(
     tasks: Counter[tuple[str, str]] = Counter((_role(n), node) for n, node in taken.items())
     chosen: dict[str, str] = {}
     for name in names:
-        role, seat = _role(name), seat_of(name, options)
+        role, needs = _role(name), resources_of(name, options)
         sign = -1 if role == "worker" and options.pack_workers else 1
         ranks = {
             node: (sign * tasks[role, node], -has.get("CPU", 0.0), node)
             for node, has in left.items()
-            if all(has.get(kind, 0.0) >= amount for kind, amount in seat.items())
+            if all(has.get(kind, 0.0) >= amount for kind, amount in needs.items())
         }
         if not ranks:
             continue
         node = chosen[name] = min(ranks, key=ranks.__getitem__)
         tasks[role, node] += 1
-        for kind, amount in seat.items():
+        for kind, amount in needs.items():
             left[node][kind] -= amount
     return chosen
 
 
-def total(seats: Iterable[Resources]) -> dict[str, float]:
-    """Returns the sum of seats."""
+def total(resources: Iterable[Resources]) -> dict[str, float]:
+    """Returns the sum of resources."""
     amounts: Counter[str] = Counter()
-    for seat in seats:
-        amounts.update(seat)
+    for each in resources:
+        amounts.update(each)
     return dict(amounts)
 
 

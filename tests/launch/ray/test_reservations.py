@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.launch.ray.options import RayOptions
-from trireme.launch.ray.seats import choose_nodes, seat_of, total
+from trireme.launch.ray.reservations import choose_nodes, resources_of, total
 
 SERVERS = ("ps:0", "ps:1", "ps:2")
 WORKERS = ("worker:0", "worker:1", "worker:2", "worker:3")
@@ -62,11 +62,11 @@ def test_no_node_gets_more_than_it_has_and_nobody_waits_without_need(
         left[node] -= cpus if name.startswith("worker:") else 1
     assert all(cores >= 0 for cores in left.values())
     for name in {*names} - chosen.keys():
-        assert all(cores < seat_of(name, options)["CPU"] for cores in left.values())
+        assert all(cores < resources_of(name, options)["CPU"] for cores in left.values())
 
 
 @pytest.mark.parametrize("gpus", [0.0, 0.5])
-def test_the_sum_of_seats(gpus: float) -> None:
+def test_the_sum_of_resources(gpus: float) -> None:
     options = RayOptions(cpus_per_worker=2, gpus_per_worker=gpus)
-    seats = [seat_of(name, options) for name in ("ps:0", "worker:0", "worker:1")]
-    assert total(seats) == {"CPU": 5.0} | ({"GPU": 1.0} if gpus else {})
+    needs = [resources_of(name, options) for name in ("ps:0", "worker:0", "worker:1")]
+    assert total(needs) == {"CPU": 5.0} | ({"GPU": 1.0} if gpus else {})
