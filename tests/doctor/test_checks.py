@@ -66,7 +66,7 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "local_memory", lambda: None)
     found = list(checks.check_shared_memory(tmp_path))
     assert bad(found) == {"memfd": "warning", "/dev/shm": "warning"}
-    assert found[1].finding.startswith("60 MiB free of 64 MiB")
+    assert found[1].finding.startswith("60.0 MiB free of 64.0 MiB")
     assert bad(checks.check_shared_memory(tmp_path / "none")) == {"memfd": "warning"}
 
 

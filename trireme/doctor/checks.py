@@ -25,12 +25,12 @@ from trireme.errors import TriremeError
 from trireme.files import try_lock
 from trireme.launch.environment import detect
 from trireme.launch.run_directory import is_running, read_record
+from trireme.monitor.numbers import size
 from trireme.session.checkpoint.run_lock import LocalLock
 from trireme.wire.transport import connect, listen, local_memory
 
 GIB, MIB = 1 << 30, 1 << 20
 _SOME_HOST = "192.0.2.1"  # of RFC 5737, which no host has; nothing is sent there
-
 
 Level = Literal["ok", "warning", "problem"]
 Doubt = tuple[object, Level, str, str]
@@ -85,7 +85,7 @@ def check_shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
         advice = "give the container more (docker run --shm-size=1g), or use no num_workers"
         yield judge(
             "/dev/shm",
-            f"{_size(usage.free)} free of {_size(usage.total)}",
+            f"{size(usage.free)} free of {size(usage.total)}",
             (usage.free < 512 * MIB, "warning", more, advice),  # Docker gives containers 64 MiB
         )
 
@@ -134,13 +134,8 @@ def check_addresses(
     one from which this host reaches others; "" if it reaches none.
     """
     finding = f"tasks of `trireme run` announce {LOOPBACK}"
-    missing: Doubt = (
-        LOOPBACK not in own,
-        "problem",
-        ", which this host has not",
-        "ip link set lo up",
-    )
-    yield judge("loopback", finding, missing)
+    more, advice = ", which this host has not", "ip link set lo up"
+    yield judge("loopback", finding, (LOOPBACK not in own, "problem", more, advice))
     finding = f"tasks that other hosts reach announce {outward or 'nothing: there is no route'}"
     advice = "connect it, if the job is to have tasks on several hosts; otherwise nothing"
     yield judge("network", finding, (not outward, "warning", "", advice))
@@ -206,7 +201,7 @@ def check_disk(free: int, path: Path) -> Check:
     advice = "make room, keep fewer checkpoints (Checkpoint(keep=...)), or name another --run-dir"
     return judge(
         "disk",
-        f"{_size(free)} free at {path}",
+        f"{size(free)} free at {path}",
         (free < GIB, "problem" if free < 64 * MIB else "warning", "", advice),
     )
 
@@ -224,7 +219,3 @@ def _check_users(path: Path) -> Check:
         return Check("run lock", "ok", "no job uses it")
     advice = f"to start another job there, first: {entry.stop}"
     return Check("run lock", "warning", f"{entry.words} writes there", advice)
-
-
-def _size(count: float) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
