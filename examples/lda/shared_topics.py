@@ -21,9 +21,9 @@ from typing import Any, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from trireme.clock import Clock, MonotonicClock
 from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
+from trireme.wire.clock import Clock, MonotonicClock
 
 from .counts import Counts, TopicCounts, Words, topic_words
 from .documents import Documents

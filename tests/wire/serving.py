@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 from tests.conformance import PATIENCE
-from trireme.clock import Clock
 from trireme.errors import WireError
+from trireme.wire.clock import Clock
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Catalog, Message

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from trireme.clock import Clock, MonotonicClock
 from trireme.cluster.membership import (
     Closed,
     Event,
@@ -37,6 +36,7 @@ from trireme.cluster.state import (
     initial_state,
 )
 from trireme.errors import FrameError, NetworkLost, WireError
+from trireme.wire.clock import Clock, MonotonicClock
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import new_epoch
 from trireme.wire.service import Link

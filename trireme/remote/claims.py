@@ -15,10 +15,10 @@ from contextlib import suppress
 
 import msgspec
 
-from trireme.clock import Clock, MonotonicClock
 from trireme.location import StoreError
 from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint.run_lock import WRITERS, RunLock, Writer
+from trireme.wire.clock import Clock, MonotonicClock
 
 BEAT_SECONDS = 10.0
 """How often a writer shows that it lives."""

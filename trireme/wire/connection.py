@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
     ConnectionBroken,
     ConnectionClosed,
@@ -24,6 +23,7 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
+from trireme.wire.clock import Clock, MonotonicClock
 from trireme.wire.message import (
     HEADER_SIZE,
     Catalog,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trireme.clock import Clock, MonotonicClock
 from trireme.errors import (
     AuthenticationError,
     ConnectionBroken,
@@ -22,6 +21,7 @@ from trireme.errors import (
     ProtocolMismatch,
     WireError,
 )
+from trireme.wire.clock import Clock, MonotonicClock
 from trireme.wire.connection import Connection, Incoming
 from trireme.wire.handshake import HANDSHAKE_CATALOG, Denied, Identity, ServerHandshake
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message

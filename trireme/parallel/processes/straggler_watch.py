@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trireme.clock import Clock, MonotonicClock
 from trireme.errors import ConfigurationError, JobFailed, TriremeError
 from trireme.parallel.processes.process_group import TorchProcessGroup
+from trireme.wire.clock import Clock, MonotonicClock
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from trireme.clock import Clock, MonotonicClock
+from trireme.wire.clock import Clock, MonotonicClock
 
 if TYPE_CHECKING:
     from trireme.session.result import StepResult
