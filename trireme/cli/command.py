@@ -143,7 +143,6 @@ class Command:
     main: str
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Runs the command and returns its exit status."""
         main: Callable[[Sequence[str]], int] = pkgutil.resolve_name(self.main)
         return main(arguments)
 

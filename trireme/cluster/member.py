@@ -328,7 +328,6 @@ class Observer:
     timeout: float = 5.0
 
     def query_status(self) -> ClusterStatus:
-        """Returns the job's status."""
         return self._ask(StatusQuery(), ClusterStatus)
 
     def scale(self, servers: int | None = None, workers: int | None = None) -> Scaled:

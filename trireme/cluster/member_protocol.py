@@ -86,7 +86,6 @@ class MemberConfig:
 
     @property
     def name(self) -> str:
-        """The task's name, such as `ps:0`."""
         return task_name(self.role, self.index)
 
 

@@ -272,7 +272,6 @@ def _asks_again(known: Task, join: Join) -> bool:
 def _refusal(
     builder: DecisionBuilder, connection: int, known: Task | None, join: Join
 ) -> RequestRefused | None:
-    """Returns why a task may not join, or None if it may."""
     state, holder = builder.state, builder.state.holder(connection)
     code: Refusal
     if known is None:

@@ -81,7 +81,6 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The task's name, such as `ps:0`."""
         return task_name(self.role, self.index)
 
     @property
@@ -285,7 +284,6 @@ class DecisionBuilder:
         self._instructions.append(Close(connection))
 
     def broadcast(self, message: Message) -> None:
-        """Sends to every connected task."""
         for task in self.state.tasks.values():
             if task.connection is not None:
                 self.send(task.connection, message)

@@ -101,7 +101,6 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         return f"ps:{self.primary(shard)}"
 
     def server(self, index: int) -> ServerEntry | None:
-        """Returns a server's entry; None if it is not a member."""
         return next((entry for entry in self.servers if entry.index == index), None)
 
 

@@ -43,7 +43,6 @@ class Loading:
     multiprocessing_context: Any = None
 
     def __post_init__(self) -> None:
-        """Checks the fields that need processes."""
         count: Any = self.num_workers
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigurationError(f"num_workers={count!r}: it must be a whole number, 0 or more")
@@ -70,7 +69,6 @@ class Loading:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of a `DataLoader`."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         if not torch.cuda.is_available():  # torch would warn, and do the same
             named["pin_memory"] = False

@@ -97,7 +97,6 @@ def of_dataloader(loader: DataLoader[Any], by: By = "auto") -> Request:
 
 
 def _with_sampler(request: Request, sampler: Any) -> Request:
-    """Returns a request that takes the order of a `DataLoader`'s sampler."""
     if isinstance(sampler, DistributedSampler):
         note = (
             "the DataLoader's DistributedSampler is not used: it deals fixed parts of an epoch to "

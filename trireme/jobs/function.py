@@ -21,9 +21,9 @@ from typing import IO, Any
 import msgspec
 
 from trireme.errors import ConfigurationError
+from trireme.launch.config.secret import nameless_file
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment import detect
-from trireme.launch.nameless_file import nameless_file
 
 _HEADER = struct.Struct("<qq")
 """The index of the worker that has returned the result, and the length of the pickle after it."""

@@ -19,10 +19,10 @@ from trireme.job_config import LAUNCH_CALL
 from trireme.jobs.function import function_name, new_result, pack_call
 from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
+from trireme.launch.config.secret import nameless_file
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment import check_no_task
-from trireme.launch.nameless_file import nameless_file
 from trireme.launch.output import terminal_console
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 

@@ -195,7 +195,6 @@ class Launcher:
             directory.write_certificate(job.authority.issue(OBSERVER))
 
     def run(self) -> None:
-        """Starts all tasks and returns when the last one has ended."""
         try:
             while self._supervision.phase is not Phase.DONE:
                 if self._supervision.phase is Phase.STARTING:

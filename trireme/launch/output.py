@@ -40,7 +40,6 @@ class Console:
         self._lock = threading.Lock()
 
     def line(self, name: str, text: str, error: bool) -> None:
-        """Shows one line of a task's output."""
         stream = self._error if error else self._out
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._show(stream, f"{self._paint(stream, colour, f'{name} |')} {text}")
@@ -113,7 +112,6 @@ class TaskOutputs:
         self.console.line(name, text, error)
 
     def last_lines(self, name: str) -> list[str]:
-        """Returns the last lines that a task has printed since its start."""
         return list(self._last_lines[name])
 
 
@@ -145,7 +143,6 @@ class LogFile:
             self._missing = 0
 
     def close(self) -> None:
-        """Closes the file, if it is open."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()

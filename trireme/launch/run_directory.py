@@ -71,11 +71,9 @@ class RunDirectory:
         return task_log(self.path, name)
 
     def write_secret(self, secret: str) -> None:
-        """Writes the secret so that only this user can read it."""
         self._write_private(self.secret_file, secret.encode() + b"\n")
 
     def write_certificate(self, pem: str) -> None:
-        """Writes an observer's key and certificate so that only this user can read them."""
         self._write_private(self.certificate_file, pem.encode())
 
     def _write_private(self, path: Path, content: bytes) -> None:
@@ -85,7 +83,6 @@ class RunDirectory:
             raise _unwritable(self.path, error) from error
 
     def write_record(self, record: JobRecord) -> None:
-        """Replaces `job.json`."""
         text = msgspec.json.format(msgspec.json.encode(record), indent=2)
         write_atomically(self.path / RECORD, text + b"\n", PRIVATE)
 

@@ -74,11 +74,9 @@ class Supervision:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of every task that was started."""
         return tuple(self._tasks)
 
     def restarts_left(self, name: str) -> int:
-        """Returns how often a task may still be started again."""
         task = self._tasks[name]
         by_itself = task.worker or self._limits.outlives_servers
         return self._limits.restarts - task.restarts if by_itself else self.whole_restarts_left
@@ -221,7 +219,6 @@ class Supervision:
         return [notice, *stop, *(worker.terminate() for worker in workers), *self._advance(now)]
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
         actions = self._kill_the_given_up(now)
         if self._phase_deadline is None or now < self._phase_deadline or not self._alive:
             return actions

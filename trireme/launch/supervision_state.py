@@ -103,12 +103,10 @@ class SupervisedTask:
     due: float | None = None  # when it is killed for that; after SIGKILL: when it counts as ended
 
     def start(self) -> None:
-        """Marks the task as started, for the first time or again."""
         self.alive, self.terminated, self.killed, self.finished = True, False, False, False
         self.given_up = self.due = None
 
     def restart(self) -> Start:
-        """Starts the task again, and counts that."""
         self.restarts += 1
         self.start()
         return Start(self.name)
@@ -132,5 +130,4 @@ class SupervisedTask:
 
     @property
     def worker(self) -> bool:
-        """Whether the task is a worker."""
         return self.name.startswith("worker:")

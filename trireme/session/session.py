@@ -372,7 +372,6 @@ class Session(DataMethods):
         return result
 
     def _choose(self, name: str | int | None) -> None:
-        """Chooses the optimizer that makes the next step."""
         joint = self._setup.optimizer
         if isinstance(joint, JointOptimizer):
             if name is None or name not in self._places:
@@ -420,7 +419,6 @@ def _weight_of(result: StepResult, batch: Any) -> float:
 
 
 def _with_launched_hooks(options: Options, task: TaskConfig) -> Options:
-    """Returns the options, with the hooks that the launch adds."""
     if task.draw is not None:  # which leaves no trace in a run directory
         return replace(options, hooks=(), checkpoint=None, resume="auto")
     return replace(options, hooks=(*options.hooks, *launched_hooks(task.config)))

@@ -170,7 +170,6 @@ class HostedCoordinator(ServedCoordinator):
         self._service.call_soon(partial(self._coordinator.process_ended, ended))
 
     def close(self) -> None:
-        """Ends it."""
         self._service.stop()
         self._thread.join(_END_SECONDS)
         self._lines.close(_END_SECONDS)
@@ -191,9 +190,7 @@ def membership(state: State, done: bool) -> Membership:
 
 
 def serve_metrics(
-    task: TaskConfig,
-    sources: Sequence[object],
-    say: Callable[[str], None],
+    task: TaskConfig, sources: Sequence[object], say: Callable[[str], None]
 ) -> AbstractContextManager[object]:
     """Serves a task's metrics while the block runs, if --metrics-port is given."""
     exposition = expose(sources, task)

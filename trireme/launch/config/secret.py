@@ -1,6 +1,7 @@
 """The job's secret, which two tasks must share before they talk to each other.
 
-It never appears on a command line, where every user of the machine could read it.
+It never appears on a command line, where every user of the machine could read it. A task gets it
+in a file without a name, which only processes that inherit its descriptor can read.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.nameless_file import nameless_file
 
 SECRET_VARIABLE = "TRIREME_SECRET"
 SECRET_FILE = "job.secret"
@@ -50,6 +52,17 @@ def read_private(path: Path, what: str, advice: str) -> str:
             f"already. {advice[0].upper()}{advice[1:]}"
         )
     return text
+
+
+def nameless_file(what: str) -> IO[bytes]:
+    """Returns an empty file without a name, open for reading and writing, unbuffered.
+
+    It is in memory where the system can do that (Linux), else a temporary file that has been
+    removed already. It is gone when the last process has closed it.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create(f"trireme-{what}"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 @contextlib.contextmanager

@@ -87,7 +87,6 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def name(self) -> str:
-        """The task's name, such as `worker:1`, or `worker:1/2` within a worker of several."""
         within = f"/{self.group.rank}" if self.servers and self.group.rank else ""
         return f"{self.role}:{self.index}{within}"
 
@@ -96,7 +95,6 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, descriptors=self.descriptors | descriptors)
 
     def in_group(self, **values: Any) -> TaskConfig:
-        """Returns the task with some values of its group replaced."""
         group = msgspec.structs.replace(self.group, **values)
         return msgspec.structs.replace(self, group=group)
 

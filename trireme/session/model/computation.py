@@ -116,7 +116,6 @@ class Computation:
         return examples if labels is None else labels
 
     def _compute(self, batch: tuple[Any, Any]) -> StepResult:
-        """Computes the gradient of a batch, piece by piece with `accumulate`."""
         inputs, targets = batch
         plain = type(inputs) is torch.Tensor and inputs.dim()
         examples = inputs.shape[0] if plain else examples_of(inputs, targets)

@@ -27,7 +27,6 @@ class OptimizerParameters:
         self.remember()
 
     def remember(self) -> None:
-        """Takes the present groups as known."""
         self._known = self._now()
 
     def _now(self) -> list[list[int]]:

@@ -173,7 +173,6 @@ class Recorder:
         return mean * steps * self._settings.batches_per_step
 
     def sums(self) -> dict[str, float]:
-        """Returns what was counted since this worker began, by name."""
         backend = self._worker.backend
         return {
             "time": time.monotonic(),
@@ -265,10 +264,7 @@ class Recorder:
             say(f"{self._steps} steps{skipped}")
         if not worker.lifecycle.is_chief:
             return
-        steps, begun = (
-            worker.global_step - self._worker.first_step,
-            worker.checkpoints.restored_from,
-        )
+        steps, begun = worker.global_step - worker.first_step, worker.checkpoints.restored_from
         if not steps and begun is not None and worker.lifecycle.interrupted is None:
             say(
                 f"nothing was left to do: step {begun} is the last one; continue with "
@@ -281,9 +277,6 @@ class Recorder:
         say(f"{steps} global steps in {seconds:.1f} s, {pace}")
 
     def close(self) -> None:
-        for each in (
-            *self._worker.observers.values(),
-            *(self._journal, self._exposition),
-        ):
+        for each in (*self._worker.observers.values(), self._journal, self._exposition):
             if each is not None:
                 each.close()
