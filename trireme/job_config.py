@@ -102,9 +102,8 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.BoolType():
             return "yes or no"
         case msgspec.inspect.IntType(ge=least, le=most):
-            return f"a whole number from {least}" + (
-                f" to {most}" if most not in (None, _MOST) else ""
-            )
+            end = f" to {most}" if most not in (None, _MOST) else ""
+            return f"a whole number from {least}{end}"
         case msgspec.inspect.FloatType(gt=below, ge=least, le=most):
             start = f"above {below}" if least is None else f"from {least}"
             return f"a number {start}" + (f", {most:.0f} at most" if most is not None else "")
@@ -347,11 +346,8 @@ class JobConfig(
 
         Each strategy checks the values of its own options itself.
         """
-        mesh, replicas, compress = (
-            Mesh.parse(self.model.mesh),
-            self.tasks.replicas,
-            self.training.compress,
-        )
+        mesh = Mesh.parse(self.model.mesh)
+        replicas, compress = self.tasks.replicas, self.training.compress
         if replicas > max(1, servers):
             there_are = f"{servers} {'server' if servers == 1 else 'servers'}"
             less = f" or give at most --replicas {servers}" if servers else ""

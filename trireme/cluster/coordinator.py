@@ -19,13 +19,7 @@ from trireme.cluster.membership import (
     is_routine,
     step,
 )
-from trireme.cluster.messages import (
-    CLUSTER_MESSAGES,
-    Join,
-    Leave,
-    Scale,
-    StatusQuery,
-)
+from trireme.cluster.messages import CLUSTER_MESSAGES, Join, Leave, Scale, StatusQuery
 from trireme.cluster.spec import OBSERVER, task_name
 from trireme.cluster.state import (
     Close,

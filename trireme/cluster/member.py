@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trireme.certificates import Certificates
-from trireme.cluster.member_protocol import (
-    ATTEMPT_SECONDS,
-    MemberConfig,
-    MemberProtocol,
-)
+from trireme.cluster.member_protocol import ATTEMPT_SECONDS, MemberConfig, MemberProtocol
 from trireme.cluster.messages import (
     CLUSTER_CATALOG,
     MAX_LINE,

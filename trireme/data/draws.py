@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    Dataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from trireme.data.seeds import derive
 

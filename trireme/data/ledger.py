@@ -65,9 +65,7 @@ class LedgerState(NamedTuple):
     batch: int
     first: int
     end: int = 0
-    lengths: tuple[
-        tuple[int, int], ...
-    ] = ()  # where positions without examples begin, by their end
+    lengths: tuple[tuple[int, int], ...] = ()  # where those without examples begin, by their end
 
 
 class Ledger:

@@ -9,14 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from trireme.errors import ConfigurationError, UsageError
-from trireme.job_config import (
-    COMMAND_LINE,
-    LAUNCH_CALL,
-    OPTIONS,
-    JobConfig,
-    Option,
-    declared,
-)
+from trireme.job_config import COMMAND_LINE, LAUNCH_CALL, OPTIONS, JobConfig, Option, declared
 from trireme.launch.hooks import hook_options
 from trireme.plugins import Plugins
 

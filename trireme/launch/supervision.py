@@ -16,13 +16,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-from trireme.launch.exit_reason import (
-    ENDED_TOO_EARLY,
-    INTERRUPTED,
-    LEFT,
-    NEVER_LEFT,
-    ExitReason,
-)
+from trireme.launch.exit_reason import ENDED_TOO_EARLY, INTERRUPTED, LEFT, NEVER_LEFT, ExitReason
 from trireme.launch.supervision_state import (
     Action,
     Notify,

@@ -68,9 +68,8 @@ class SupervisionLimits:
     often the whole job, when a server died that it does not outlive."""
     outlives_servers: bool = False  # others hold copies of what a server held
     coordinated: bool = False  # a coordinator decides who takes part
-    together: bool = (
-        False  # workers hold the model together: all of them are started again, or none
-    )
+    # workers hold the model together: all of them are started again, or none
+    together: bool = False
     settle: float = 5.0
     """How long the others may take to end by themselves after a failure: longer than the
     coordinator needs to notice that a task is gone."""

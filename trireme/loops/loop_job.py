@@ -157,7 +157,7 @@ class LoopJob:
 
     def synchronize(self, optimizer: int, examples: float | None) -> None:
         """Averages the gradients over the processes that make the step together with this one."""
-        if self._setup.reducer is None or self._worker.should_stop:
+        if self._setup.reducer is None or self._worker.backend.stopping:
             return
         if examples is None:
             examples = self.data.examples()
@@ -268,7 +268,7 @@ class LoopJob:
         worker, group, reducer = self._worker, self._setup.process_group, self._setup.reducer
         if group is None or reducer is None or group.mesh.sharded or worker.backend.together:
             return
-        while not worker.should_stop and self._take_part(group, reducer):
+        while not worker.backend.stopping and self._take_part(group, reducer):
             pass
 
     def _take_part(self, process_group: ProcessGroup, reducer: Reducer) -> bool:

@@ -16,9 +16,8 @@ OTHER_VARIABLES = ("TRIREME_TASK", "TRIREME_SECRET", "TRIREME_LAUNCH")
 """The variables that are read from the environment and are no options."""
 
 _PREFIX = "TRIREME_"
-_ALIKE = (
-    0.75  # `WORKRS` and `WORKERS` are 0.92 alike; `DATA`, which is no option, and `TASK` are 0.5
-)
+# `WORKRS` and `WORKERS` are 0.92 alike; `DATA`, which is no option, and `TASK` are 0.5
+_ALIKE = 0.75
 
 
 def read_config(

@@ -18,15 +18,7 @@ from trireme.ps.extension import HeldExtension, held_extension
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.flat import FlatModel
 from trireme.ps.leader.example_ledgers import ExampleLedgers
-from trireme.ps.messages import (
-    Applied,
-    Lease,
-    Leased,
-    LeaseTerms,
-    OptimizerSpec,
-    PushTerms,
-    Span,
-)
+from trireme.ps.messages import Applied, Lease, Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
 from trireme.ps.optimizers import check_optimizer, members, named_state, restore_state
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule

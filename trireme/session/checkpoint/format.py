@@ -41,12 +41,7 @@ from trireme.session.checkpoint.manifest import (
     verify_files,
     write_manifest,
 )
-from trireme.session.checkpoint.place import (
-    Place,
-    RunDir,
-    place_of,
-    place_of_checkpoint,
-)
+from trireme.session.checkpoint.place import Place, RunDir, place_of, place_of_checkpoint
 from trireme.session.checkpoint.run_lock import writer_here
 from trireme.session.checkpoint.tensors import (
     INDEX,

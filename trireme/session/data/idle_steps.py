@@ -61,7 +61,7 @@ class IdleSteps:
         if rule.synchronous and 0 < rule.aggregate < setup.settings.task.workers:
             self._pause()
         for _ in range(self._updates or self._usual if rule.synchronous else 1):
-            if worker.should_stop:
+            if worker.backend.stopping:
                 break
             worker.begin_step()
             setup.flat.zero_gradients()
