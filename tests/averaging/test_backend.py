@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from trireme.averaging.backend import LocalSgd
+from trireme.errors import CheckpointError
 from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
 from trireme.ps.messages import Applied, OptimizerSpec, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import joined_spans
+from trireme.session.checkpoint import CheckpointData
+from trireme.session.checkpoint.restored import JobState
 
 EVERY = 2
 
@@ -131,6 +135,14 @@ def test_all_leave_the_state_of_the_step_that_the_chief_saves(
         late = saves
         if not is_late:
             hear()
+
+
+@pytest.mark.parametrize("name", ["x/w/step", "2/w/step", "-1/w/step", "01/w/step", "w"])
+def test_the_optimizer_of_no_worker(name: str) -> None:
+    data = CheckpointData(1, {}, local={"1/w/step": torch.tensor(3.0), name: torch.tensor(3.0)})
+    then = JobState(applies="deltas", workers=2)
+    with pytest.raises(CheckpointError, match=f"has state '{name}' of a worker's optimizer"):
+        Trainer(Board(), 0).backend.hand_out_states(data, then, 2)
 
 
 @given(st.integers(1, 20), st.integers(0, 100), st.integers(1, 100))

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
+from trireme.errors import CheckpointError
 from trireme.ps.client.lanes import ClientOptions
 from trireme.ps.client.server_links import Membership
 from trireme.ps.flat import FlatModel
@@ -27,6 +28,8 @@ from trireme.ps.rule import Rule
 from trireme.session.backends.base import FirstState, joined_spans
 from trireme.session.backends.parameter_server import ParameterServer
 from trireme.session.backends.together import Processes
+from trireme.session.checkpoint import CheckpointData
+from trireme.session.checkpoint.restored import JobState
 
 _LOCAL = ("local optimizer, even", "local optimizer, odd")
 """The topics of each worker's optimizer state after an exchange, in turn: the state after one
@@ -198,9 +201,20 @@ class LocalSgd(ParameterServer):
     def _parity(self, step: int) -> int:
         return -(-step // self._rule.period) % 2
 
-    def hand_out_states(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
+    def hand_out_states(self, data: CheckpointData, then: JobState, workers: int) -> str:
+        if then.applies == "gradients":
+            # The servers ran the same optimizer before: every worker continues with its state.
+            states = {worker: dict(data.optimizer) for worker in range(workers)}
+        elif then.workers == workers:
+            states = _local_states(data, workers)
+        else:
+            return (
+                f"the checkpoint has the optimizers of {then.workers} workers, and this job has "
+                f"{workers}: each worker's optimizer begins with fresh state"
+            )
         for worker, state in states.items():
-            self.share(f"{_RESTORED}{worker}", _encoded(step, state))
+            self.share(f"{_RESTORED}{worker}", _encoded(data.step, state))
+        return ""
 
     def take_state(self) -> bool:
         for data in self.collect(f"{_RESTORED}{self.options.worker}").values():
@@ -214,6 +228,20 @@ class LocalSgd(ParameterServer):
                 restore_state(self._optimizer, self._model.parameters, tensors)
                 return True
         return False
+
+
+def _local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:
+    """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`."""
+    states: dict[str, dict[str, torch.Tensor]] = {str(worker): {} for worker in range(workers)}
+    for name, tensor in data.local.items():
+        worker, _, key = name.partition("/")
+        if worker not in states:
+            raise CheckpointError(
+                f"the checkpoint of step {data.step} has state {name!r} of a worker's optimizer, "
+                f"and it was saved by {workers} workers"
+            )
+        states[worker][key] = tensor
+    return {int(worker): state for worker, state in states.items()}
 
 
 def _encoded(step: int, state: dict[str, torch.Tensor]) -> bytes:

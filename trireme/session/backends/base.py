@@ -19,6 +19,8 @@ from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Sp
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
+from trireme.session.checkpoint import CheckpointData
+from trireme.session.checkpoint.restored import JobState
 from trireme.session.model.extension import TrainedExtension
 
 if TYPE_CHECKING:
@@ -199,8 +201,9 @@ class Backend(ABC):
         """Returns the shared states of all workers' optimizers, by `WORKER/PARAMETER/STATE`."""
         return {}
 
-    def hand_out_states(self, step: int, states: dict[int, dict[str, torch.Tensor]]) -> None:
-        """Shares, as chief, the state that a checkpoint has for each worker's own optimizer."""
+    def hand_out_states(self, data: CheckpointData, then: JobState, workers: int) -> str:
+        """Shares, as chief, a checkpoint's states of workers' own optimizers; returns a warning."""
+        return ""
 
     def take_state(self) -> bool:
         """Restores what `hand_out_states` has shared; returns False where there is none to take."""

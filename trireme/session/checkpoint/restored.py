@@ -100,17 +100,3 @@ def _of_another(data: CheckpointData, why: str) -> CheckpointError:
         f"the checkpoint of step {data.step} {why}: it is of another model; choose another run "
         "directory"
     )
-
-
-def local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:
-    """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`."""
-    states: dict[str, dict[str, torch.Tensor]] = {str(worker): {} for worker in range(workers)}
-    for name, tensor in data.local.items():
-        worker, _, key = name.partition("/")
-        if worker not in states:
-            raise CheckpointError(
-                f"the checkpoint of step {data.step} has state {name!r} of a worker's optimizer, "
-                f"and it was saved by {workers} workers"
-            )
-        states[worker][key] = tensor
-    return {int(worker): state for worker, state in states.items()}

@@ -16,13 +16,7 @@ from trireme.ps.messages import OptimizerSpec
 from trireme.ps.optimizers import members, name_of
 from trireme.ps.snapshot import ModelState
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load
-from trireme.session.checkpoint.restored import (
-    JobState,
-    check_model,
-    converted,
-    job_state,
-    local_states,
-)
+from trireme.session.checkpoint.restored import JobState, check_model, converted, job_state
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.checkpoint.streamed import joined, renamed, shapes_of
 from trireme.session.checkpoint.tensors import held
@@ -137,8 +131,9 @@ class WorkerCheckpoints:
         self.known_kept = then.states
         for name, value in then.states.items():
             self._backend.share(f"kept/{name}", value)
-        if self._backend.trains_locally:
-            self._hand_out_states(data, then)
+        workers = self._setup.settings.task.workers
+        if warning := self._backend.hand_out_states(data, then, workers):
+            self._progress.warn(warning)
         # The chief hands out frozen parameters as constants, unless it does not hold them.
         held = named_parameters(self._setup.model) if self._setup.lean else flat.parameters.items()
         return ModelState(
@@ -162,20 +157,6 @@ class WorkerCheckpoints:
                 f"apply {now}: their optimizer begins with fresh state"
             )
         return {}
-
-    def _hand_out_states(self, data: CheckpointData, then: JobState) -> None:
-        count = self._setup.settings.task.workers
-        if then.applies == "gradients":
-            # The servers ran the same optimizer before: every worker continues with its state.
-            states = {worker: dict(data.optimizer) for worker in range(count)}
-            self._backend.hand_out_states(data.step, states)
-        elif then.workers == count:
-            self._backend.hand_out_states(data.step, local_states(data, count))
-        else:
-            self._progress.warn(
-                f"the checkpoint has the optimizers of {then.workers} workers, and this job has "
-                f"{count}: each worker's optimizer begins with fresh state"
-            )
 
     def follow_view(self) -> None:
         """Takes the run directory if this worker is chief, and releases it otherwise."""
