@@ -23,7 +23,6 @@ def write_atomically(
 
     The temporary file beside it has an unpredictable name and must not exist before, so that
     another user cannot have left a file or a link there.
-
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -50,7 +50,6 @@ _VICTIMS = (
 )
 """What a task raises when another task failed or did not come."""
 
-
 _GONE = re.compile(
     r"closed by peer|connection (reset|refused|closed)|broken pipe|socket error|"
     r"peer (closed|has)|ncclremoteerror|nccl (remote|communicator)|"

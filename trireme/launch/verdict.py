@@ -130,7 +130,6 @@ def _other_tasks(verdict: Verdict, names: Sequence[str], culprit: str) -> list[s
 _AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"
 _BY_ITSELF = "(--max-restarts N does so by itself)"
 
-
 _ADVICE: Mapping[Kind, str] = {
     "usage": "correct the error in its message above: the same command would be refused again",
     "exception": f"correct what the traceback shows, then {_AGAIN}",

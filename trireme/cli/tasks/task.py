@@ -138,7 +138,6 @@ def serve_parameters(task: TaskConfig, start: Start) -> JobOver | None:
         journal=start.journal,
         host=task.host,
     )
-
     measures = measures_of(server.index)
     with BackgroundWriter("records", _MOST_RECORDS) as records:
         write = _recorder(task)
@@ -147,12 +146,7 @@ def serve_parameters(task: TaskConfig, start: Start) -> JobOver | None:
             records.put(partial(write, time.time(), dict(status), last))
 
         with serve_metrics(task, (lambda: measures.numbers,), start.say):
-            return serve(
-                server,
-                on_listening=start.listens,
-                measures=measures,
-                record=record,
-            )
+            return serve(server, on_listening=start.listens, measures=measures, record=record)
 
 
 def _recorder(task: TaskConfig) -> Callable[[float, dict[str, float | str], bool], None]:

@@ -65,9 +65,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     secret: str = ""  # in hexadecimal digits; empty where no task connects to another
     certificates: str = ""  # the task's key and certificate and the authority's, in PEM, for TLS
     descriptors: dict[str, int] = {}
-    display: Literal["plain", "none"] = "plain"
-    """How progress is shown: lines; lines but for steps, which the launcher shows; not at all; or
-    what suits the terminal."""
+    display: Literal["plain", "none"] = "plain"  # progress as lines, or not at all
     dry_run: bool = False  # print what would be done, and end before training
     draw: int | None = None  # the processes on which to draw the model's graph; None trains
     connect_timeout: float = 300.0  # of the coordinator, in seconds

@@ -218,7 +218,6 @@ class ProgramEnd:
 _FAILED: list[BaseException] = []
 """The exceptions that ended the program of this process, for functions that run at exit."""
 
-
 _WATCHING: list[ProgramEnd] = []
 """Who watches for the end of this process's program."""
 

@@ -37,9 +37,7 @@ Transform = Callable[[Any], Any]
 class Computation:
     """Computes losses and gradients, and processes gradients before they are exchanged."""
 
-    pipeline: Any = (
-        None  # the log of stages, or of operations of a dataflow graph, if there are any
-    )
+    pipeline: Any = None  # the log of stages, or of operations of a dataflow graph, if any
 
     def __init__(
         self,
