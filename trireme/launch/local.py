@@ -39,10 +39,7 @@ CommandBuilder = Callable[[TaskConfig, Sequence[str]], Sequence[str]]
 
 
 def run_local(
-    job: Job,
-    directory: RunDirectory,
-    console: Console,
-    build_command: CommandBuilder | None = None,
+    job: Job, directory: RunDirectory, console: Console, build_command: CommandBuilder | None = None
 ) -> int:
     """Runs a job to its end and returns its exit status.
 

@@ -151,10 +151,15 @@ class DataMethods(JobMethods):
 
     def _all_epochs(self, count: int, name: str) -> Iterator[int]:
         yield from self._feed.epochs(count, name)
-        self._end_epochs()
+        if self._trains_parts:
+            self.worker.buffers.collect_values()
 
-    def _end_epochs(self) -> None:
-        """Called in every process when a loop over `epochs` has ended."""
+    @property
+    def _trains_parts(self) -> bool:
+        """Whether processes train parts of the model now, whose values can be collected."""
+        setup = self._setup
+        cut = setup.part is not None and not setup.lean and not setup.settings.task.servers
+        return cut and not self.job.ended
 
     def evaluate(
         self,

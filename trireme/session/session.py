@@ -248,17 +248,6 @@ class Session(DataMethods):
             self.worker.buffers.collect_values()
         return self._setup.model
 
-    @property
-    def _trains_parts(self) -> bool:
-        """Whether processes train parts of the model now, whose values can be collected."""
-        setup = self._setup
-        cut = setup.part is not None and not setup.lean and not setup.settings.task.servers
-        return cut and not self.job.ended
-
-    def _end_epochs(self) -> None:
-        if self._trains_parts:
-            self.worker.buffers.collect_values()
-
     def _collect_final_values(self) -> None:
         if self._setup.part is not None and not self._setup.lean:
             self.worker.buffers.collect_values(final=True)

@@ -41,11 +41,7 @@ class Local(Backend):
     stopping: bool = False
 
     def __init__(
-        self,
-        held: Trained,
-        optimizer: torch.optim.Optimizer,
-        replicas: int = 1,
-        replica: int = 0,
+        self, held: Trained, optimizer: torch.optim.Optimizer, replicas: int = 1, replica: int = 0
     ) -> None:
         check_optimizer(optimizer)
         self._held = held

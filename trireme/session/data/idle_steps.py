@@ -22,10 +22,7 @@ class IdleSteps:
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        flush: Callable[[], None],
-        sleep: Callable[[float], None] = time.sleep,
+        self, worker: Worker, flush: Callable[[], None], sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._worker = worker
         self._flush = flush

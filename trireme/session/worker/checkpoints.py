@@ -86,13 +86,12 @@ class WorkerCheckpoints:
 
     def _find(self) -> CheckpointData | None:
         resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
-        known = [] if run_dir is None else list_checkpoints(run_dir)
         if resume not in ("auto", "never"):
             newest, job = self._newest(), self._setup.settings.task.job
             if newest is not None and newest.state.get("job") == job != BY_HAND:
                 return newest  # the job was started again, and has saved since
             return load(resume, streamed=self._backend.streams)
-        if resume == "never" and known:
+        if resume == "never" and run_dir is not None and list_checkpoints(run_dir):
             raise ConfigurationError(
                 f"{run_dir} has checkpoints and resume is 'never': choose another run directory, "
                 "or move them away"
