@@ -69,6 +69,7 @@ class Loading:
 
     @property
     def arguments(self) -> dict[str, Any]:
+        """The arguments of a `DataLoader`."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         if not torch.cuda.is_available():  # torch would warn, and do the same
             named["pin_memory"] = False
