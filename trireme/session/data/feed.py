@@ -213,7 +213,7 @@ class DataFeed:
                     worker.come_back()
                     continue
                 self._recorder.phase("data", began, time.monotonic())
-                if worker.backend.stopping:  # the answer to a prefetched push has come
+                if worker.should_stop:  # the answer to a prefetched push has come
                     break
                 self._idle.over()
                 batch.dataset, self._last_epoch = dealer.name, batch.epoch

@@ -22,7 +22,10 @@ class IdleSteps:
     """
 
     def __init__(
-        self, worker: Worker, flush: Callable[[], None], sleep: Callable[[float], None] = time.sleep
+        self,
+        worker: Worker,
+        flush: Callable[[], None],
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._worker = worker
         self._flush = flush
@@ -58,7 +61,7 @@ class IdleSteps:
         if rule.synchronous and 0 < rule.aggregate < setup.settings.task.workers:
             self._pause()
         for _ in range(self._updates or self._usual if rule.synchronous else 1):
-            if worker.backend.stopping:
+            if worker.should_stop:
                 break
             worker.begin_step()
             setup.flat.zero_gradients()

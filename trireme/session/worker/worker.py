@@ -142,6 +142,10 @@ class Worker:
     def global_step(self) -> int:
         return self.backend.global_step
 
+    @property
+    def should_stop(self) -> bool:
+        return self.backend.stopping
+
     def asked_to_stop(self) -> bool:
         """Returns whether training should end, and notes that the program's loop has asked."""
         return self.last_iteration.asked(self.backend.stopping or self.passed)
