@@ -475,7 +475,7 @@ class TestCoordinatorGone:
         ):
             first.join()
             second.join()
-            view = first.next_view()
+            view, _ = first.next_view(), second.next_view()
             start = time.monotonic()
             host.stop()
             assert (first.over, second.over) == (None, None)
