@@ -17,7 +17,7 @@ from tests.harness import JOB, SECRET, Cluster, Ran, run_job
 from trireme.cluster.member import Member, Observer
 from trireme.errors import CheckpointError, CheckpointLockLost, JobFailed
 from trireme.ps.shard import shard
-from trireme.session.checkpoint import latest
+from trireme.session.checkpoint import latest, list_checkpoints, step_of
 from trireme.session.options import Checkpoint
 from trireme.session.session import Session
 from trireme.session.worker import lifecycle
@@ -104,6 +104,42 @@ def test_nobody_takes_over_from_a_chief_that_has_saved(tmp_path: Path) -> None:
     assert ran.values == [None, None]
     assert chiefs == [True, False]
     assert saved == STEPS
+
+
+def test_who_takes_over_from_a_chief_that_died_in_its_save_saves_at_its_next_step(
+    tmp_path: Path,
+) -> None:
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+
+    def session(worker: int) -> Session:
+        model = nn.Linear(8, 2)
+        return Session(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            checkpoint=Checkpoint(every_steps=STEPS // 2, every_seconds=None),
+            max_steps=STEPS,
+        )
+
+    def program(session: Session) -> None:
+        worker = session.worker
+
+        def die(*_: object, **__: object) -> None:
+            assert worker.lifecycle.member is not None
+            worker.lifecycle.member.close()
+            raise Killed
+
+        if session.is_chief:
+            worker.storage.submit = die  # type: ignore[method-assign]
+        while not session.should_stop():
+            session.step(batch)
+            worker.storage.settle()  # else one that is slow may be left out
+
+    policy = {"reconnect_grace": 0.2, "wait_for_restart": 0.0}
+    ran = run_job(Cluster(2, 1, "sync", run_dir=tmp_path, policy=policy), session, program)
+    assert {worker: type(error) for worker, error in ran.raised.items()} == {0: Killed}
+    steps = [step_of(path) for path in list_checkpoints(tmp_path)]
+    assert steps == [STEPS // 2 + 1, STEPS]
 
 
 def session(worker: int) -> Session:

@@ -94,7 +94,7 @@ class Storage:
         return self._schedule is not None and self._schedule.due(time.monotonic(), step)
 
     def begun(self, step: int) -> None:
-        """Notes that this worker, or the chief, saves a step."""
+        """Notes, in the chief, that it saves a step; its successor saves at once."""
         if self._schedule is not None:
             self._schedule.saved(time.monotonic(), step)
 

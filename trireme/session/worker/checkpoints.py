@@ -187,10 +187,9 @@ class WorkerCheckpoints:
             self._write()
         storage.look()
         agreed = backend.saves
-        if storage.due(backend.global_step) if agreed is None else agreed:
-            storage.begun(backend.global_step)
-            if self._lifecycle.is_chief or backend.together:
-                self._copy()
+        wanted = storage.due(backend.global_step) if agreed is None else agreed
+        if wanted and (self._lifecycle.is_chief or backend.together):
+            self._copy()
         if not backend.trains_locally:
             self._write()
 
@@ -202,7 +201,6 @@ class WorkerCheckpoints:
             return
         storage.look()
         if storage.due(step):
-            storage.begun(step)
             self._copy()
             self._write()
 
@@ -217,8 +215,10 @@ class WorkerCheckpoints:
             return
         self._write()
         with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
-            known = state.step == self._storage.submitted
-            if self._lifecycle.is_chief and not known:  # other workers only take part
+            if not self._lifecycle.is_chief:  # it only takes part
+                return
+            self._storage.begun(state.step)
+            if state.step != self._storage.submitted:
                 self._copied = self._checkpoint_of(state)
                 if self._backend.streams:  # while the other processes send their tensors
                     self._write(last=last)
