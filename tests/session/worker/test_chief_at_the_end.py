@@ -122,17 +122,20 @@ def test_who_takes_over_from_a_chief_that_died_in_its_save_saves_at_its_next_ste
         )
 
     def program(session: Session) -> None:
-        worker = session.worker
+        worker, member = session.worker, session.worker.lifecycle.member
+        assert member is not None
 
         def die(*_: object, **__: object) -> None:
-            assert worker.lifecycle.member is not None
-            worker.lifecycle.member.close()
+            member.close()
             raise Killed
 
         if session.is_chief:
             worker.storage.submit = die  # type: ignore[method-assign]
         while not session.should_stop():
             session.step(batch)
+            if session.global_step == STEPS // 2:
+                gone = member.wait_until(lambda: member.view.chief == 1, time.monotonic() + 30)
+                assert gone, "the chief has not left"
             worker.storage.settle()  # else one that is slow may be left out
 
     policy = {"reconnect_grace": 0.2, "wait_for_restart": 0.0}
