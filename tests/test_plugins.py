@@ -110,16 +110,29 @@ def test_one_that_fails_to_import_names_its_distribution_and_why(install: Instal
     install("broken", "one", "raise LookupError('no such thing')")
     with pytest.raises(
         ConfigurationError,
-        match=r"command one of broken 1\.5 cannot be imported: LookupError: no such thing",
+        match=r"one of broken 1\.5, broken_module:ONE, cannot be imported: LookupError: no such",
     ):
         COMMANDS.load("one")
     assert "one" in COMMANDS  # to list names imports nothing
 
 
-def test_one_of_another_class_is_refused(install: Install) -> None:
-    install("wrong", "one", "ONE = 'text'")
-    with pytest.raises(ConfigurationError, match=r"one of wrong 1\.5 is no Command"):
-        COMMANDS.load("one")
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("ONE = 'text'", "is no Command;"),
+        ("TWO = 'text'", "cannot be imported: AttributeError: module 'wrong_module' has no"),
+        (GOOD, "names main='none:main', of which comes ModuleNotFoundError: No module named 'no"),
+        (GOOD.replace('"none:main"', "print"), "names main=<built-in function print>, of which"),
+        (GOOD.replace("none:main", "math:main"), "AttributeError: module 'math' has no attribute"),
+    ],
+)
+def test_one_that_is_not_as_it_must_be_is_refused(install: Install, code: str, why: str) -> None:
+    install("wrong", "one", code)
+    with pytest.raises(ConfigurationError) as refused:
+        COMMANDS.imported("one", "main")
+    text = str(refused.value)
+    assert text.startswith("the command one of wrong 1.5, wrong_module:ONE, ") and why in text
+    assert text.endswith("; mend or uninstall that package")
 
 
 def test_two_of_one_name_are_refused_and_both_distributions_named(install: Install) -> None:

@@ -17,7 +17,7 @@ from trireme.errors import UsageError, suggestion
 from trireme.mesh import SCHEDULES, Mesh, Schedule
 from trireme.plugins import Plugins
 
-STRATEGIES = Plugins("trireme.strategies", "strategy", type)
+STRATEGIES = Plugins("trireme.strategies", "strategy", object)
 """The classes of every installed strategy; see `trireme.strategies`."""
 
 CODECS = ("none", "fp16", "bf16", "int8", "topk")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +129,7 @@ def open_store(where: RemotePath) -> tuple[StoreType, Any]:
     """Returns the kind of a run directory's object store, and the open store."""
     try:
         kind = STORES.load(where.scheme)
+        opened = STORES.imported(where.scheme, "open")
     except ConfigurationError as error:
         raise ConfigurationError(f"the run directory {where} cannot be opened: {error}") from error
-    return kind, pkgutil.resolve_name(kind.open)(where)
+    return kind, opened(where)

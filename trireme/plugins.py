@@ -21,6 +21,7 @@ from importlib.metadata import (
     distribution,
     entry_points,
 )
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from trireme.errors import ConfigurationError, UsageError, suggestion
@@ -93,13 +94,23 @@ class Plugins(Generic[_T]):
 
     def load(self, name: str) -> _T:
         """Returns the plug-in of a name, or raises `ConfigurationError`."""
-        point, loaded = _load(self.group, self._what, name)
+        loaded = _load(self.group, self._what, name)
         if not isinstance(loaded, self._kind):
-            raise ConfigurationError(
-                f"the {self._what} {name} of {_named(point)} is no {self._kind.__name__}, and "
-                f"{point.value} must name one; mend or uninstall that package"
-            )
+            raise self.refused(name, f"is no {self._kind.__name__}")
         return loaded
+
+    def imported(self, name: str, attribute: str) -> Any:
+        """Imports what an attribute of a plug-in names, as `package.module:name`."""
+        path = getattr(self.load(name), attribute)
+        try:
+            return resolve_name(path)
+        except Exception as error:  # whatever another's module raises
+            why = f"{type(error).__name__}: {error}"
+            raise self.refused(name, f"names {attribute}={path!r}, of which comes {why}") from error
+
+    def refused(self, name: str, why: str) -> ConfigurationError:
+        """Returns the error that a plug-in is not what its entry point must name."""
+        return _refused(self.group, self._what, name, why)
 
     def check(self, name: str) -> None:
         """Raises `UsageError` for a name of a plug-in of Trireme that is not installed here."""
@@ -145,7 +156,21 @@ def _names(group: str) -> tuple[str, ...]:
 
 
 @cache
-def _load(group: str, what: str, name: str) -> tuple[EntryPoint, Any]:
+def _load(group: str, what: str, name: str) -> Any:
+    point = _point(group, what, name)
+    if missing := _missing(point):
+        raise ConfigurationError(
+            f"the {what} {name} needs {missing}: pip install "
+            f"'{_source(point).name}[{','.join(point.extras)}]'"
+        )
+    try:
+        return point.load()
+    except Exception as error:  # whatever another's module raises
+        why = f"cannot be imported: {type(error).__name__}: {error}"
+        raise _refused(group, what, name, why) from error
+
+
+def _point(group: str, what: str, name: str) -> EntryPoint:
     points = [point for point in _points(group) if point.name == name]
     if not points:
         raise ConfigurationError(_unknown(group, what, name))
@@ -154,20 +179,15 @@ def _load(group: str, what: str, name: str) -> tuple[EntryPoint, Any]:
         raise ConfigurationError(
             f"there are two plug-ins for the {what} {name}, of {both}: uninstall one of them"
         )
-    (point,) = points
-    if missing := _missing(point):
-        raise ConfigurationError(
-            f"the {what} {name} needs {missing}: pip install "
-            f"'{_source(point).name}[{','.join(point.extras)}]'"
-        )
-    try:
-        loaded = point.load()
-    except Exception as error:  # whatever another's module raises
-        raise ConfigurationError(
-            f"the {what} {name} of {_named(point)} cannot be imported: {type(error).__name__}: "
-            f"{error}; mend or uninstall that package"
-        ) from error
-    return point, loaded
+    return points[0]
+
+
+def _refused(group: str, what: str, name: str, why: str) -> ConfigurationError:
+    point = _point(group, what, name)
+    return ConfigurationError(
+        f"the {what} {name} of {_named(point)}, {point.value}, {why}; mend or uninstall that "
+        "package"
+    )
 
 
 def _unknown(group: str, what: str, name: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import isabstract
 from typing import Any, ClassVar
+
+import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.job_config import OPTIONS, STRATEGIES, JobConfig
@@ -159,13 +162,15 @@ BACKENDS = Plugins("trireme.backends", "backend", BackendType)
 
 def strategy_class(name: str) -> type[Strategy]:
     """Returns the class of a strategy, by the name of its entry point."""
-    found = STRATEGIES.load(name)
-    if not issubclass(found, Strategy) or found.name != name:
-        raise ConfigurationError(
-            f"the strategy {name} is {found.__module__}.{found.__qualname__}, which is no Strategy "
-            "of that name: mend or uninstall its package"
+    found: Any = STRATEGIES.load(name)
+    derived = isinstance(found, type) and issubclass(found, Strategy)
+    whole = derived and "__dataclass_fields__" in vars(found) and not isabstract(found)
+    if not whole or getattr(found, "name", "") != name:
+        raise STRATEGIES.refused(
+            name, f"is no frozen dataclass derived from Strategy, with rule() and name = {name!r}"
         )
-    return found
+    chosen: type[Strategy] = found
+    return chosen
 
 
 def resolve(name: str, config: JobConfig) -> Strategy:
@@ -180,12 +185,39 @@ def resolve(name: str, config: JobConfig) -> Strategy:
             given[option.field] = value
         elif option.group == "training" and option.field not in ("strategy", "compress"):
             having = option.help.partition(":")[0]
+            also = ", also where the program chooses it" * (config.training.strategy is None)
             raise ConfigurationError(
                 f"{option.name} is {value} ({config.origin(option.field)}), which {name} does not "
-                f"have, only {having}: add --strategy {having.replace(', ', ' or ')}, or leave it "
-                "out"
+                f"have, only {having}: add --strategy {having.replace(', ', ' or ')}{also}, or "
+                "leave it out"
             )
     return chosen(**given)
+
+
+class _Outer(msgspec.Struct, forbid_unknown_fields=True):
+    """The arguments of SGD that `Strategy.outer` may return."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+
+def _check_answers(strategy: Strategy, workers: int) -> None:
+    """Checks what a strategy, perhaps of another package, has servers do."""
+    rule, outer = strategy.rule(), strategy.outer(workers)
+    try:
+        msgspec.convert(msgspec.structs.asdict(rule), Rule).check()
+        if outer is not None:
+            msgspec.convert(outer, _Outer)
+        if (outer is None) != (rule.every is None):
+            raise ConfigurationError("a rule with `every` needs outer(), and only that")
+    except (msgspec.ValidationError, TypeError, ConfigurationError) as error:
+        raise ConfigurationError(
+            f"the strategy {strategy.name} has the rule {rule} and, for deltas, {outer}: {error}"
+        ) from error
 
 
 def choose(
@@ -200,6 +232,7 @@ def choose(
     chosen = config.training.strategy or (default if own == "auto" else own)
     try:
         strategy = chosen if isinstance(chosen, Strategy) else resolve(chosen, config)
+        _check_answers(strategy, workers)
         strategy.check(workers=workers, servers=servers)
     except ConfigurationError as error:
         if config.training.strategy is None:

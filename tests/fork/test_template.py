@@ -279,6 +279,14 @@ def test_a_template_that_is_never_ready_is_given_up(
     assert "had not imported PyTorch after 0.2 s" in out.getvalue()
 
 
+def test_where_an_engine_builds_commands_no_template_starts(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("")
+    show, out = (lambda *_: None), io.StringIO()
+    with HostEngine(["program.py"], os.environ, show, lambda *_: ["true"]) as engine:
+        engine.fork_tasks(Console(out, out, {}))
+        assert engine._template is None
+
+
 def test_a_program_that_sets_variables_before_torch_is_spawned(tmp_path: Path) -> None:
     source = "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n"
     (tmp_path / "program.py").write_text(textwrap.dedent(source))

@@ -93,6 +93,7 @@ def run_programs(
     limits: SupervisionLimits | None = None,
     script: Script | None = None,
     later: Collection[str] = (),
+    through: Sequence[str] = (),
 ) -> Ran:
     """Runs a job in which each task is a program of its own, by the task's name.
 
@@ -102,6 +103,7 @@ def run_programs(
         limits: the limits of its supervision.
         script: what its coordinator says; it has one if it has servers.
         later: the tasks that the job does not begin with.
+        through: what starts each task, before its command.
     """
     first = programs.keys() - later
     servers = sum(name.startswith("ps:") for name in first)
@@ -116,7 +118,8 @@ def run_programs(
     def build(config: TaskConfig, program: Sequence[str]) -> list[str]:
         started.append(config)
         prelude = PRELUDE.format(here=str(directory))
-        return [sys.executable, "-S", "-c", prelude + textwrap.dedent(programs[config.name])]
+        code = prelude + textwrap.dedent(programs[config.name])
+        return [*through, sys.executable, "-S", "-c", code]
 
     job = Job(
         program=("program.py",),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from trireme.errors import UsageError
 from trireme.launch.config.sources import read_config
-from trireme.launch.engines import ENGINES, all_options, check_engine
+from trireme.launch.engines import ENGINES, EngineType, all_options, check_engine
 
 
 def test_this_host_is_an_engine_without_options() -> None:
@@ -29,3 +30,11 @@ def test_this_host_is_an_engine_without_options() -> None:
 def test_what_contradicts_an_engine_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_engine(read_config(given, {}, None))
+
+
+def test_an_option_of_an_engine_without_a_default_is_refused_where_the_engine_is_made() -> None:
+    class Options(msgspec.Struct, kw_only=True):
+        command: str
+
+    with pytest.raises(TypeError, match=r"Options.command has no default"):
+        EngineType("through a command", "none:run", Options)

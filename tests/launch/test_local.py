@@ -41,6 +41,18 @@ def test_shows_each_line_under_the_name_of_its_task(tmp_path: Path) -> None:
     assert (ran.record.state, ran.record.status) == ("finished", 0)
 
 
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_command_that_does_not_exist_is_an_error_of_its_engine(
+    tmp_path: Path, servers: int
+) -> None:
+    tasks = [f"ps:{index}" for index in range(servers)] + ["worker:0", "worker:1"]
+    ran = run_programs(tmp_path, dict.fromkeys(tasks, "pass"), through=["no-such-wrapper"])
+    assert ran.status == 2
+    wrong = "--on local cannot start it: [Errno 2] No such file or directory: 'no-such-wrapper'"
+    assert f"First {tasks[0]} failed: {wrong}" in ran.err
+    assert ran.record.state == "failed"
+
+
 def test_tells_each_task_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     os.mkfifo(tmp_path / "ps.fifo")

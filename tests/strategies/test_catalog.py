@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +58,83 @@ def test_what_makes_sense_passes(given: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a strategy whose package cannot be imported."""
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Installs a package with the strategy `own`, from the code of its module."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "torn_strategies.py").write_text("raise LookupError('no such thing')")
-    points = "[trireme.strategies]\ntorn = torn_strategies:Torn"
-    write_metadata(tmp_path, "torn-strategies", points=points)
-    yield "torn"
+
+    def installed(code: str) -> None:
+        (tmp_path / "own_strategies.py").write_text(code)
+        points = "[trireme.strategies]\nown = own_strategies:Own"
+        write_metadata(tmp_path, "own-strategies", points=points)
+
+    yield installed
+    sys.modules.pop("own_strategies", None)
     monkeypatch.undo()
     forget()
 
 
-def test_a_broken_package_stops_only_the_jobs_that_ask_for_its_strategy(broken: str) -> None:
+Install = Callable[[str], None]
+OWN = JobConfig().replaced("a test", strategy="own")
+CLASS = """
+from dataclasses import dataclass
+from trireme.strategies import Rule, Strategy
+
+@dataclass(frozen=True)
+class Own(Strategy):
+    name = "own"
+    def rule(self):
+        return Rule(aggregate=0, staleness=0, every=4)
+    def outer(self, workers):
+        return {"lr": 1}
+"""
+
+
+def test_a_broken_package_stops_only_the_jobs_that_ask_for_its_strategy(install: Install) -> None:
+    install("raise LookupError('no such thing')")
     asked = JobConfig().with_values({"strategy": "ssp", "staleness": 2, "ps": 1}, {})
     assert choose(asked, workers=2, servers=1) == SSP(2)
     assert choose(JobConfig(), workers=2, servers=1).name == "async"
-    with pytest.raises(ConfigurationError, match=r"torn of torn-strategies 1\.5 cannot be impor"):
-        choose(JobConfig().replaced("a test", strategy=broken), workers=2, servers=1)
+    with pytest.raises(ConfigurationError, match=r"own of own-strategies 1\.5, own_str.*, cannot"):
+        choose(OWN, workers=2, servers=1)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ("class Own(Strategy)", "class Own", "is no frozen dataclass derived"),
+        (
+            "@dataclass(frozen=True)\nclass Own",
+            "Own = 1\nclass Other",
+            "is no frozen dataclass derived",
+        ),
+        ("@dataclass(frozen=True)", "", "is no frozen dataclass derived"),
+        ("def rule", "def rules", r"with rule\(\) and name = 'own'"),
+        ('name = "own"', "", r"with rule\(\) and name = 'own'"),
+        ("aggregate=0", "aggregate='all'", r"Expected `int`, got `str` - at `\$.aggregate`"),
+        ("staleness=0", "staleness=3", "aggregate is 0: it must be 1 unless staleness is 0"),
+        ("return Rule", "Rule", "the rule None"),
+        (", every=4", "", "a rule with `every` needs outer"),
+        ('{"lr": 1}', "None", "a rule with `every` needs outer"),
+        ('{"lr": 1}', "1", "Expected `object`, got `int`"),
+        ('"lr": 1', '"learning_rate": 1', "unknown field `learning_rate`"),
+        ('"lr": 1', '"lr": "1"', "Expected `float`, got `str`"),
+    ],
+)
+def test_a_strategy_that_is_wrong_is_refused_at_launch(
+    install: Install, right: str, wrong: str, why: str
+) -> None:
+    assert right in CLASS
+    install(CLASS.replace(right, wrong))
+    with pytest.raises(ConfigurationError, match=why):
+        choose(OWN, workers=2, servers=1)
+
+
+def test_a_strategy_of_another_package_is_chosen_by_its_name(install: Install) -> None:
+    install(CLASS)
+    assert choose(OWN, workers=2, servers=1).name == "own"
+
+
+def test_an_option_that_only_the_programs_strategy_may_have_says_to_name_it_at_launch() -> None:
+    config = JobConfig().replaced("command line", staleness=2)
+    with pytest.raises(ConfigurationError, match="ssp or averaging, also where the program choos"):
+        choose(config, workers=2, servers=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -141,10 +140,6 @@ class Command:
     # the function that runs it, as `package.module:function`. It takes the arguments after the
     # command's name and returns the exit status. It is imported when the command runs
     main: str
-
-    def run(self, arguments: Sequence[str]) -> int:
-        main: Callable[[Sequence[str]], int] = pkgutil.resolve_name(self.main)
-        return main(arguments)
 
 
 COMMANDS = Plugins("trireme.commands", "command", Command)

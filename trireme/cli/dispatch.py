@@ -82,7 +82,8 @@ def _run(arguments: Sequence[str]) -> int:
     if name.startswith("-"):
         close = suggestion(name, ("--help", "--version"))
         raise UsageError(f"there is no option {name}{close}; `trireme --help` lists them")
-    return COMMANDS.load(name).run(rest)
+    status: int = COMMANDS.imported(name, "main")(rest)
+    return status
 
 
 def overview() -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 
 import msgspec
 
@@ -35,7 +34,7 @@ from trireme.launch.process_setup.resources import (
     threads_of_task,
 )
 from trireme.launch.program_directory import unlink_name
-from trireme.launch.run_directory import RunDirectory, claim, claim_free
+from trireme.launch.run_directory import claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.location import RemotePath, local_directory, location, open_store
 from trireme.monitor.records import records_directory
@@ -135,8 +134,7 @@ def start(
     `watch` shows the job in a run directory while the context that it returns lasts.
     """
     config = task.config
-    engine = ENGINES.load(config.launch.on)
-    run: Callable[[Job, RunDirectory, Console], int] = resolve_name(engine.run)
+    engine, run = ENGINES.load(config.launch.on), ENGINES.imported(config.launch.on, "run")
     if config.output.run_dir is not None:
         _check_remote(config.output.run_dir)
         directory = claim(local_directory(config.output.run_dir))
@@ -161,7 +159,8 @@ def start(
             coordinate=partial(HostedCoordinator, console) if task.servers else None,
         )
         with watch(directory.path):
-            return run(job, directory, console)
+            status: int = run(job, directory, console)
+            return status
     finally:
         directory.release()
 

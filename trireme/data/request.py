@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -72,7 +71,7 @@ class Request:
         plain = type(sampler) is RandomSampler and not sampler.replacement
         if plain and sampler.num_samples == size:
             return Order(size, seed)
-        ordered: Order = pkgutil.resolve_name(ORDERS.load("samplers").open)(self, size, seed)
+        ordered: Order = ORDERS.imported("samplers", "open")(self, size, seed)
         return ordered
 
 

@@ -41,6 +41,11 @@ class EngineType:
     check: Callable[[JobConfig], object] = lambda config: None
     one_host: bool = False
 
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(self.options):
+            if field.default is msgspec.NODEFAULT:
+                raise TypeError(f"{self.options.__name__}.{field.name} has no default")
+
 
 ENGINES = Plugins("trireme.engines", "engine", EngineType)
 """Every installed engine."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pkgutil import resolve_name
 from typing import Any
 
 from trireme.job_config import JobConfig, Option
@@ -41,7 +40,7 @@ def launched_hooks(config: JobConfig) -> tuple[Any, ...]:
     """Returns the hooks that the launch of a job adds."""
     given = {name: config.plugin_options.get(_field(name)) for name in LAUNCH_HOOKS}
     return tuple(
-        resolve_name(LAUNCH_HOOKS.load(name).make)(value)
+        LAUNCH_HOOKS.imported(name, "make")(value)
         for name, value in given.items()
         if value is not None
     )

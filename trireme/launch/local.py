@@ -19,14 +19,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 
 import msgspec
 
 from trireme.cluster.spec import LOOPBACK
 from trireme.launch.config.secret import SECRET_VARIABLE, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TASK_WORD, TaskConfig, encode_task
-from trireme.launch.exit_reason import describe_status
+from trireme.launch.exit_reason import ExitReason, Kind, describe_status
 from trireme.launch.launcher import Event, Job, Launcher, StopSignalled, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process import TEMPLATES, Child, TaskProcess, Template
@@ -127,16 +126,16 @@ class HostEngine:
                 self._waker.send(b"\0")
 
     def fork_tasks(self, console: Console) -> None:
-        """Has servers and workers forked, where that is installed and safe."""
-        if (kind := TEMPLATES.find("fork")) is not None:
-            self._template = resolve_name(kind.open)(
+        """Has tasks forked, where that is installed and safe, and no engine builds commands."""
+        if "fork" in TEMPLATES and self._build_command is task_command:
+            self._template = TEMPLATES.imported("fork", "open")(
                 self._environment(), self._program, self._directory, console
             )
         if self._template is not None:
             self._selector.register(self._template.fileno(), selectors.EVENT_READ, self._template)
 
     def start(self, config: TaskConfig) -> None:
-        if self._template is not None and self._build_command is task_command:
+        if self._template is not None:
             self._waiting[config.name] = config
             self._start_waiting()
         else:
@@ -157,17 +156,22 @@ class HostEngine:
         output, error, launcher = (writer for _, writer in pipes)
         try:
             with _inherited(config.inheriting(launcher=launcher), self._host) as config:
+                if group is not None and not config.group.rank:
+                    self.process_groups[group] = config.group.address
                 child = self._child(config, template, output, error)
             process = TaskProcess(child, *readers, show=partial(self._show, name))
-        except BaseException:
+        except BaseException as problem:
             for reader in readers:
                 reader.close()
-            raise
+            if not isinstance(problem, OSError):
+                raise
+            summary = f"--on {config.config.launch.on} cannot start it: {problem}"
+            kind: Kind = "usage" if problem.filename else "error"  # of its command, or of the host
+            self._events.append(TaskEnded(name, 127, ExitReason(kind=kind, summary=summary)))
+            return
         finally:
             for writer in (output, error, launcher):
                 os.close(writer)
-        if group is not None and not config.group.rank:
-            self.process_groups[group] = config.group.address
         self._processes[name] = process
         self.pids[name] = process.pid
         for pipe in process.pipes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ def expose(sources: Sequence[object], task: TaskConfig) -> Exposition | None:
     port = task.scrape_port
     if port is None:
         return None
-    exporter = Plugins("trireme.exporters", "exporter", Exporter).load("prometheus")
-    opened: Exposition | None = pkgutil.resolve_name(exporter.open)(
-        sources, task.name, task.config.output.metrics_host, port
-    )
+    exporter = Plugins("trireme.exporters", "exporter", Exporter).imported("prometheus", "open")
+    opened: Exposition | None = exporter(sources, task.name, task.config.output.metrics_host, port)
     return opened

@@ -7,7 +7,6 @@ are updated by pushes, replicated, copied and divided anew with the parameters.
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +144,7 @@ def of_extension(kind: str, what: str) -> Any:
     Raises:
         ConfigurationError: it is not installed, or a package that it needs is not.
     """
-    return pkgutil.resolve_name(getattr(EXTENSIONS.load(kind), what))
+    return EXTENSIONS.imported(kind, what)
 
 
 def held_extension(shown: ShownExtension, bounds: Sequence[int], shard: int) -> HeldExtension:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
@@ -93,5 +92,5 @@ class Together(ABC):
 
 def together(settings: Settings) -> Together:
     """Returns what has the processes of this job, or of this worker, hold one model."""
-    made: Together = pkgutil.resolve_name(BACKENDS.load(settings.backend).open)()
+    made: Together = BACKENDS.imported(settings.backend, "open")()
     return made

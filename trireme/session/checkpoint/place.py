@@ -26,10 +26,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from pkgutil import resolve_name
 
 from trireme.files import make_directory, sync_directory
-from trireme.location import Location, location, open_store
+from trireme.location import STORES, Location, location, open_store
 from trireme.session.checkpoint.manifest import CHECKPOINTS, in_order, order_of
 from trireme.session.checkpoint.run_lock import LocalLock, RunLock, Writer
 from trireme.session.checkpoint.tensors import WriteFile, write_file
@@ -156,8 +155,7 @@ def place_of(run_dir: RunDir) -> Place:
     where = location(run_dir)
     if isinstance(where, Path):
         return LocalPlace(where)
-    kind, store = open_store(where)
-    found = resolve_name(kind.place)(store)
+    found = STORES.imported(where.scheme, "place")(open_store(where)[1])
     assert isinstance(found, Place)
     return found
 

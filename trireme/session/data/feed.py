@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -101,7 +100,7 @@ class DataFeed:
             self._worker.progress.warn(note)
         loader: SpanLoader
         if is_stream(request.dataset):
-            opened = pkgutil.resolve_name(STREAMS.load("streams").open)
+            opened = STREAMS.imported("streams", "open")
             loader, dealer = opened(self._worker, request, name, transform, resized=resized)
         else:
             loader, dealer = self._of_dataset(request, name, transform, resized=resized)

@@ -7,7 +7,6 @@ plug-in finds the writes.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +49,8 @@ class WritesType:
 
 def own_writes_of(setup: Any) -> OwnWrites:
     """Returns what judges the writes of the program to a model."""
-    kind = Plugins("trireme.writes", "watch", WritesType).find("watched")
-    made: OwnWrites = OwnWrites() if kind is None else pkgutil.resolve_name(kind.open)(setup)
-    return made
+    kinds = Plugins("trireme.writes", "watch", WritesType)
+    if "watched" not in kinds:
+        return OwnWrites()
+    watched: OwnWrites = kinds.imported("watched", "open")(setup)
+    return watched

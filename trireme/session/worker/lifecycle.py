@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pkgutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -130,7 +129,7 @@ class Lifecycle:
         processes = None if group is None else together(setup.settings).processes(setup)
         if setup.outer is None:
             return ParameterServer(options, self.member, flat, processes)
-        backend: Callable[..., ParameterServer] = pkgutil.resolve_name(BACKENDS.load("local").open)
+        backend: Callable[..., ParameterServer] = BACKENDS.imported("local", "open")
         return backend(options, self.member, flat, setup.optimizer, processes)
 
     def _unreached(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,4 +63,4 @@ OBSERVERS = Plugins("trireme.observers", "observer", ObserverType)
 
 def observers_of(worker: Any) -> dict[str, Any]:
     """Returns the observers of a worker, by the names of their entry points."""
-    return {name: pkgutil.resolve_name(kind.open)(worker) for name, kind in OBSERVERS.all().items()}
+    return {name: OBSERVERS.imported(name, "open")(worker) for name in OBSERVERS}
