@@ -107,10 +107,7 @@ def with_untouched_memory(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _registering(call: Callable[[nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
-    """Calls a function with each parameter that a module registers, or that is a copy of one.
-
-    The function may return another parameter in its place.
-    """
+    """Replaces each parameter that a module registers, or that is a copy of one."""
     original = nn.Parameter.__deepcopy__
 
     def copied(self: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
@@ -187,7 +184,6 @@ def _is_meta(value: Any) -> bool:
 
 
 def _scratch(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor itself, or real memory of the shape of a meta tensor."""
     if not _is_meta(tensor):
         return tensor
     with torch._C.DisableTorchFunction():

@@ -194,10 +194,7 @@ class BucketedMean(_WeightedMean):
 def _average(
     parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None, replicas: int
 ) -> None:
-    """Makes separate gradients the means over a group of replicas.
-
-    A parameter without a gradient in all replicas keeps none.
-    """
+    """Averages separate gradients; a parameter without a gradient in all replicas keeps none."""
     kinds: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault(parameter.dtype, []).append(parameter)

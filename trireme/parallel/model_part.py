@@ -219,11 +219,7 @@ def _one_piece_if_carried(model: nn.Module, config: PipelineConfig) -> PipelineC
 
 
 def _share_state(module: nn.Module, model: nn.Module) -> None:
-    """Makes a copied part of a model share the buffers and state dictionaries of the model.
-
-    A program that changes them in the model, such as to reset a recurrent layer, then changes the
-    copy too.
-    """
+    """Shares buffers and state dictionaries: programs change them in the model."""
     own = dict(model.named_buffers())
     for name, _ in list(module.named_buffers()):
         path, _, last = name.rpartition(".")

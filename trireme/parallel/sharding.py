@@ -50,7 +50,6 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _refuse_sparse(module: nn.Module) -> None:
-    """Refuses modules whose gradients are sparse, which FSDP cannot scatter."""
     for name, one in module.named_modules():
         if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
             raise ConfigurationError(
@@ -90,7 +89,6 @@ def _flatten_output(module: nn.Module, args: object, output: Any) -> Any:
 
 
 def _restore_output(module: nn.Module, args: object, output: Any) -> Any:
-    """Returns the output in the module's own form, with the tensors that FSDP has hooked."""
     if isinstance(output, torch.Tensor):
         return output
     *tensors, original = output

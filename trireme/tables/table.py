@@ -279,7 +279,6 @@ class Table:
         return f"table {self.spec.name!r}"
 
     def _changed(self) -> None:
-        """Notes a change after which addresses are no longer valid."""
         self._changes += 1
         self._recent.clear()
 

@@ -258,7 +258,6 @@ def copy_for_backward(graph: fx.Graph, module: nn.Module) -> None:
 
 
 def _returns_first_argument(node: fx.Node) -> bool:
-    """Returns whether a node changes its first argument and returns it."""
     if not isinstance(node.target, OpOverload) or not node.args:
         return False
     returns = node.target._schema.returns

@@ -212,7 +212,6 @@ def _is_composite(target: OpOverload) -> bool:
 
 
 def _is_arithmetic(target: Any) -> bool:
-    """Returns whether a function computes with numbers, as those of sizes do."""
     name = getattr(target, "__name__", "")
     known = getattr(operator, name, None) is target or getattr(math, name, None) is target
     symbolic = name.startswith("sym_") and getattr(torch, name, None) is target

@@ -45,10 +45,7 @@ def optimised(captured: Capture, devices: Mapping[str, str] | None = None) -> Ca
 
 
 def _merge_common(graph: fx.Graph, memory: Memory, devices: Mapping[str, str]) -> None:
-    """Merges nodes that apply the same operator to the same values.
-
-    A value whose memory a node changes, or a result that the caller gets, is not merged.
-    """
+    """Merges nodes that apply the same operator to the same unchanged values."""
     first: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or is_impure(node) or not memory.is_private(node):

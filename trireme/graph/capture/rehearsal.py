@@ -212,10 +212,7 @@ def _custom_functions(outputs: list[Any]) -> tuple[str, ...]:
 
 
 def _is_torchs_operator(function: Any) -> bool:
-    """Returns whether torch made a function for an operator, which the graph keeps.
-
-    So it does for custom operators, and for those that take functions, such as torch.cond.
-    """
+    """Returns whether torch made a function for an operator: custom, or torch.cond."""
     forward = getattr(type(function), "_forward_cls", None)
     inside = getattr(forward, "__module__", "").startswith("torch._higher_order_ops.")
     return inside or type(function).__name__.startswith("Generated")

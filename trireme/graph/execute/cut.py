@@ -277,7 +277,6 @@ class _Cutter:
         )
 
     def _leaves(self, value: fx.Node, reader: fx.Node) -> bool:
-        """Returns whether a value leaves its segment, or its place, to be read."""
         if value.op == "get_attr":  # each segment of its place reads it by itself
             return not self._is_local(value, reader)
         return reader is self._output or self._segment_of(value) != self._segment_of(reader)

@@ -83,7 +83,6 @@ class _Peer:
         )
 
     def _trips(self, size: int, seconds: float) -> list[float]:
-        """Returns the durations of round trips."""
         self._trip(size, last=False)  # makes the connection
         until, trips, last = time.perf_counter() + seconds, list[float](), False
         while not last:

@@ -83,7 +83,6 @@ class Trials:
         return max(took - self._start_seconds, 0.0)
 
     def _cool(self, recent: Sequence[Any]) -> None:
-        """Makes the caches forget everything but what has been computed just before."""
         self._other.sum()
         for each in tensors(recent):
             if 0 < each.nbytes <= _OTHER_BYTES // 4:

@@ -234,14 +234,12 @@ class Simulator:
         return max(time + update for time, update in zip(now, updates, strict=True))
 
     def _stored_transfers(self, transfers: Transfers) -> list[tuple[int, int, int, float, bool]]:
-        """Returns (number, sender, receiver, size, whether it returns) of what is sent once."""
         at = np.flatnonzero(transfers.stored)
         _, _, senders, receivers, sizes, returns, _ = (each[at] for each in transfers)
         rows = (each.tolist() for each in (at, senders, receivers, sizes, returns))
         return list(zip(*rows, strict=True))
 
     def _order(self, depths: int) -> list[tuple[bool, int, int]]:
-        """Returns (whether backward, depth, micro-batch) in the order of execution."""
         if depths not in self._orders:
             pairs = [(at, number) for at in range(depths) for number in range(self.micro_batches)]
             keyed = [(at + 2 * number, False, at, number) for at, number in pairs]

@@ -127,7 +127,6 @@ class Collective(Local):
         return replace(found, values=values, average=average, optimizer=optimizer)
 
     def _holds(self, key: str) -> bool:
-        """Returns whether a tensor, by `KIND/NAME`, is of a parameter of this process."""
         if self.grows:
             return True  # also what a checkpoint has of parameters to come
         kind, _, name = key.partition("/")
@@ -135,11 +134,7 @@ class Collective(Local):
         return parameter in self._held.parameters
 
     def _agree(self, action: _Action) -> None:
-        """Takes part in the chief's actions until the chief takes the given action too.
-
-        The chief can thus evaluate or save without a call in the programs of the others. Where
-        every process holds the whole model, the chief needs no other process for these.
-        """
+        """Takes part in the chief's actions, such as saving, until the chief takes this one too."""
         if not self.group.mesh.sharded:
             return
         word = torch.tensor([_ACTIONS.index(action)])
@@ -197,7 +192,6 @@ class Collective(Local):
         self._agree(_Action.STEP)
 
     def _apply(self, examples: Sequence[Span], *, skip: bool) -> None:
-        """Applies the mean gradient, which the parameters' gradients already are."""
         if self._agree_on_skips:
             skip = self.group.total([float(skip)])()[0] > 0
         self._vote_totals = self.group.vote()
@@ -230,7 +224,6 @@ class Collective(Local):
         return self.step + 1
 
     def _end_together(self) -> None:
-        """Waits until all have ended; meanwhile this process takes part in the chief's actions."""
         self._watch.ended(self.step)
         self._agree(_Action.END)
         self._watch.meet_at_the_end()
@@ -300,11 +293,7 @@ class Collective(Local):
 
     @contextmanager
     def _streamed(self) -> Iterator[ModelState]:
-        """Yields the state, whose tensors the chief reads one at a time; the others send them.
-
-        Elsewhere than in the chief the state has no tensors, and the block begins when the chief's
-        has ended.
-        """
+        """Yields the state, whose tensors the others send one at a time; none of it elsewhere."""
         tensors, lacks = self._tensors(state=True)
         head = self._state({}, self._all_consumed(), lacks)
         stream = TensorStream(self.group, tensors)
@@ -323,7 +312,6 @@ class Collective(Local):
             stream.close()
 
     def _all_consumed(self) -> tuple[Span, ...]:
-        """Returns the positions that all replicas have finished."""
         everyones = self.group.exchange(msgspec.msgpack.encode(self._ledgers.consumed()))
         return joined_spans(
             span for data in everyones for span in msgspec.msgpack.decode(data, type=list[Span])

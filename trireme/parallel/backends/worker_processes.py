@@ -245,13 +245,11 @@ class WorkerProcess(Backend):
 
 
 def _filled(pieces: list[Span], replicas: int) -> list[Span]:
-    """Returns pieces of which each replica has as many; the last ones may be empty."""
     lacks = -len(pieces) % replicas
     return pieces + [Span(each.dataset, each.stop, each.stop) for each in pieces[-1:]] * lacks
 
 
 def _cut(spans: Iterable[Span], batch: int) -> Iterator[Span]:
-    """Cuts spans into pieces of at most `batch` examples."""
     for span in spans:
         for start in range(span.start, span.stop, batch):
             yield Span(span.dataset, start, min(start + batch, span.stop))

@@ -313,7 +313,6 @@ def _framed(data: bytes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _received(head: torch.Tensor, receive: Callable[[torch.Tensor], object]) -> bytes:
-    """Returns the bytes that a head begins; `receive` fills a tensor with what follows it."""
     length = int.from_bytes(head[:_LENGTH].numpy().tobytes(), "little")
     rest = torch.empty(max(length - _INLINE, 0), dtype=torch.uint8)
     if rest.numel():
@@ -373,10 +372,7 @@ def _rendezvous(config: ProcessGroupConfig) -> Store:
 
 
 def _listen(config: ProcessGroupConfig) -> int | None:
-    """Returns the socket at which rank 0 serves the store; None lets torch open it.
-
-    Torch would listen on every address, even where all processes run on this host.
-    """
+    """Returns rank 0's socket for the store: torch would listen on every address."""
     if config.rank or config.prefix or config.listen_fd is not None:
         return config.listen_fd if config.rank == 0 else None
     if not is_loopback(config.address):
@@ -393,7 +389,6 @@ def _listen(config: ProcessGroupConfig) -> int | None:
 
 
 def _generation_store(store: Store, prefix: str) -> Store:
-    """Returns a store for the present generation, which `ProcessGroup.close` ends."""
     return PrefixStore(f"{prefix}/{store.add(f'{prefix}/{_GENERATION}', 0)}", store)
 
 
@@ -418,11 +413,7 @@ def _wait_for_all(store: Store, config: ProcessGroupConfig) -> None:
 
 
 def _refuse_shared_gpus(store: Store, config: ProcessGroupConfig) -> None:
-    """Compares the GPUs of all processes: NCCL needs one for each.
-
-    Raises:
-        ConfigurationError: several processes compute on one GPU.
-    """
+    """Refuses several processes on one GPU: NCCL needs one for each."""
     ranks: dict[bytes, list[int]] = {}
     for rank in range(config.mesh.size):
         ranks.setdefault(store.get(f"here/{rank}"), []).append(rank)

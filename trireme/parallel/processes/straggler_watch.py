@@ -318,7 +318,6 @@ class StragglerWatch:
                 known.alive = now
 
     def _read_reason(self) -> None:
-        """Tells the others why the process group is broken, or learns it from them."""
         mine, data = self._broken, self._group.get(BROKEN)
         if data is not None:
             self._published = True

@@ -414,7 +414,6 @@ def connect(
 
 
 def _plain(values: Any) -> Array:
-    """Returns numbers as an array, those of a tensor too, whatever device it is on."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
     try:

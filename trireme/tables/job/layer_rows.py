@@ -88,7 +88,6 @@ class LayerRows(TableExtension):
         return rows
 
     def _take(self, place: int, keys: Keys, rows: torch.Tensor) -> None:
-        """Takes rows into the step; backward calls it when it has computed their gradients."""
         taken = self._taken.setdefault(place, [])
         if not any(rows is known for _, known in taken):
             taken.append((keys, rows))
@@ -202,10 +201,7 @@ def rows_of_layers(
 
 
 def _seed_of(table: str) -> int:
-    """Returns the seed of a table's first values, another one for each name.
-
-    With one seed for all, the user and the item of the same key would begin with the same row.
-    """
+    """Returns another seed for each table: else rows of the same key would begin alike."""
     digest = hashlib.blake2b(str(table).encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

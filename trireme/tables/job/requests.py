@@ -160,7 +160,6 @@ class RowParts(ExtraParts):
         self._divided = [split(np.ascontiguousarray(e.keys), owners, shards) for e in entries]
 
     def _places(self, shard: int) -> list[Counts] | None:
-        """Returns the places of a shard's keys by entry; None where it has all of them."""
         if not self._divided and (self._request.updates or self._request.wanted):
             return None
         return [places[ends[shard] : ends[shard + 1]] for places, ends in self._divided]

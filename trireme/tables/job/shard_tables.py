@@ -54,7 +54,6 @@ class ShardTables(HeldExtension):
 
     @property
     def _present(self) -> tuple[int, int]:
-        """The slots whose rows are here: [start, stop)."""
         return self.slots[0], self.slots[1] - self.lacks
 
     def mismatch(self, extra: Extra) -> str | None:
@@ -195,7 +194,6 @@ class ShardTables(HeldExtension):
         return given
 
     def _moved(self, slots: tuple[int, int]) -> list[Table]:
-        """Moves the rows of some slots, [start, stop), to other tables."""
         moved = [Table(spec) for spec in self.specs]
         for source, target in zip(self.tables, moved, strict=True):
             for block in source.export(slots=range(*slots)):
