@@ -19,13 +19,7 @@ class StageOperation(msgspec.Struct, frozen=True):
 
 
 class OperationLog:
-    """The operations of this process, while they are recorded.
-
-    Attributes:
-        operations: what has been recorded; None while nothing is. What computes appends to it.
-        graph: the graph that is computed, placed on devices; None for the stages of a pipeline, and
-            before the first step.
-    """
+    """The operations of this process, None while none are recorded, and the graph they are of."""
 
     graph: Any = None
 

@@ -19,9 +19,8 @@ Link = tuple[str, nn.Module]
 class Stage(nn.Module):
     """Consecutive layers of a model, under their names in the model.
 
-    Attributes:
-        rehearses: whether the next pass must not change the layers' state: torch's schedules infer
-            shapes with it, from uninitialised memory.
+    Where it `rehearses`, the next pass does not change the layers' state: torch's schedules infer
+    shapes with it, from uninitialised memory.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:

@@ -143,30 +143,13 @@ def slots_of(keys: Keys) -> Counts:
 
 
 def unique(keys: Keys) -> tuple[Keys, Counts]:
-    """Returns each key once, in the order in which they first appear, and the inverse.
-
-    Args:
-        keys: int64 of shape (n,), with n below 2**30.
-
-    Returns:
-        The unique keys, of shape (u,), and for each of `keys` its place among them, int64 of shape
-        (n,): `unique[inverse]` equals `keys`.
-    """
+    """Returns each key once, as they first appear, and for each key its place among these."""
     found: tuple[Keys, Counts] = _unique(plain(keys), np.uint64(randbits(64)))
     return found
 
 
 def sum_rows(rows: npt.NDArray[Any], inverse: Counts, count: int) -> npt.NDArray[Any]:
-    """Returns the sums of the rows that belong to one key, added in the order of the batch.
-
-    Args:
-        rows: of one of the dtypes of a table and of shape (n, width).
-        inverse: for each row the number of its key, as `unique` returns it.
-        count: the number of unique keys.
-
-    Returns:
-        An array of shape (count, width) and of the dtype of `rows`.
-    """
+    """Returns the sum of the rows of each number in `inverse`, added in the order of the batch."""
     sums = np.zeros((count, rows.shape[1]), rows.dtype)
     _sum_rows(plain(rows), plain(inverse), sums)
     return sums
@@ -180,14 +163,8 @@ def put_rows(rows: npt.NDArray[Any], places: Counts, out: npt.NDArray[Any]) -> N
 def split(keys: Keys, owners: Counts, parts: int) -> tuple[Counts, Counts]:
     """Divides keys among the owners of their slots, such as servers.
 
-    Args:
-        keys: int64 of shape (n,).
-        owners: the owner of each slot, from 0 to `parts` - 1; int64 of shape (`SLOTS`,).
-        parts: the number of owners.
-
-    Returns:
-        The places of the keys, grouped by owner and in their order within one; and where each
-        group begins and the last one ends, of shape (parts + 1,).
+    Returns the places of the keys, grouped by owner and in their order within one; and where each
+    group begins and the last one ends, of shape (parts + 1,).
     """
     divided: tuple[Counts, Counts] = _split(plain(keys), plain(owners), parts)
     return divided

@@ -256,11 +256,7 @@ class RowIndex:
         return found, missing
 
     def check_room(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Returns how many of some keys without a record belong to each slot: shape (SLOTS,).
-
-        Raises:
-            Rejected: a slot would have more than `MOST_RECORDS` records with them.
-        """
+        """Returns how many keys without a record each slot gets; Rejected if one has no room."""
         more = np.bincount(slots_of(keys), minlength=SLOTS)
         needed = self.storage.counts + more
         if needed.max() > MOST_RECORDS:
@@ -272,12 +268,7 @@ class RowIndex:
         return more
 
     def reserve(self, keys: Keys) -> None:
-        """Makes room for keys without a record.
-
-        Raises:
-            Rejected: a slot would have more than `MOST_RECORDS` records.
-            MemoryError: the system has no memory for them.
-        """
+        """Makes room for keys without a record, or raises as `check_room`, or MemoryError."""
         more = self.check_room(keys)
         needed = self.storage.counts + more
         self.storage.reserve(needed)
@@ -290,9 +281,7 @@ class RowIndex:
     ) -> tuple[Addresses, npt.NDArray[np.int64]]:
         """Adds records of keys, for which there is room; only their headers are written.
 
-        Returns:
-            The address of each key's record, which it may have had before, and the places of those
-            among `keys` that are new.
+        Returns the address of each key's record, and the places of the new ones among `keys`.
         """
         addresses = np.empty(keys.size, np.uint64)
         fresh = np.empty(keys.size, np.int64)

@@ -185,11 +185,7 @@ PLUGGED = Plugins("trireme.row_optimizers", "row optimizer", RowOptimizer)
 
 
 def row_optimizer(optimizer: Optimizer) -> RowOptimizer:
-    """Returns what a table does under an optimizer.
-
-    Raises:
-        ConfigurationError: it is of a package that is not installed here.
-    """
+    """Returns what a table does under an optimizer."""
     if isinstance(optimizer, Plugged):
         return PLUGGED.load(optimizer.name)
     return ROW_OPTIMIZERS[type(optimizer)]

@@ -130,10 +130,7 @@ def _drop(slot: Any, count: Any, oldest: Any, memory: Any) -> Any:
 
 
 class RowStorage:
-    """The records of a table's keys, by slot and number.
-
-    A record has so many bytes after its header, a multiple of 4.
-    """
+    """The records of a table's keys, by slot and number; a payload is a multiple of 4 bytes."""
 
     def __init__(self, payload_bytes: int) -> None:
         self.counts = np.zeros(SLOTS, np.int64)  # the number of records of each slot
@@ -156,11 +153,7 @@ class RowStorage:
         return Memory(self._blocks, np.uint64(self._shift), np.uint64(self._record_bytes))
 
     def reserve(self, counts: npt.NDArray[np.int64]) -> None:
-        """Makes room for a number of records in each slot, those included that it has.
-
-        Raises:
-            MemoryError: the system has no memory for them; no record has changed.
-        """
+        """Makes room for a number of records in each slot; with a MemoryError none has changed."""
         needed = -(-counts >> np.int64(self._shift))
         for slot in np.flatnonzero(needed > self._block_counts):
             while self._block_counts[slot] < needed[slot]:

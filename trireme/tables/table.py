@@ -97,11 +97,7 @@ class Table:
         return rows * size + waiting * 24
 
     def pull(self, keys: Keys) -> Rows:
-        """Returns the rows of keys; of a key without one its first values. Changes no row.
-
-        Args:
-            keys: int64 of shape (n,), in any order; keys may repeat.
-        """
+        """Returns the rows of keys, which may repeat; first values without one. Changes no row."""
         keys = self._checked_keys(keys)
         out = np.empty((keys.size, self.spec.width), self.spec.dtype)
         addresses, missing = self._recent.find(keys), 0
@@ -165,11 +161,7 @@ class Table:
                 each.check_room(keys[addresses == 0])
 
     def drop_unused(self, step: int) -> int:
-        """Drops the keys that no update has touched in the last `drop_after` steps before one.
-
-        Returns:
-            The number of keys that were dropped, with rows and without; 0 where `drop_after` is 0.
-        """
+        """Drops keys that no update touched in the last `drop_after` steps; returns how many."""
         self._check_step(step)
         if not self.spec.drop_after:
             return 0
@@ -212,14 +204,7 @@ class Table:
         """Yields what the table holds of some slots, block by block: first rows, then other keys.
 
         A table of the same specification that loads all blocks in this order continues as this
-        one, bit for bit.
-
-        Args:
-            slots: the slots.
-            block_bytes: the most bytes of a block, unless one row is larger.
-
-        Raises:
-            RuntimeError: the table was changed before the end was reached.
+        one, bit for bit. The table must not change meanwhile.
         """
         changes = self._changes
         made = self._blocks(self._checked_slots(slots), block_bytes)
@@ -311,10 +296,7 @@ class Table:
 
 
 def prepare(spec: TableSpec) -> None:
-    """Compiles the kernels of a table ahead of their first use, or loads them from the cache.
-
-    On a core of 2025 they take 7 seconds to compile and half a second to load.
-    """
+    """Compiles the kernels of a table (7 s), or loads them from the cache (0.5 s)."""
     table = Table(replace(spec, width=1, admit_after=1, drop_after=1))
     keys, inverse = unique(np.arange(2))
     rows = table.pull(keys)

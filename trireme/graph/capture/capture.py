@@ -49,11 +49,7 @@ class Capture:
         return self.module(*args, **kwargs)
 
     def flat(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Returns inputs of the model in the order of the graph's.
-
-        Raises:
-            ConfigurationError: they differ in structure from those of the capture.
-        """
+        """Returns inputs of the model in the order of the graph's; their structure is checked."""
         codegen: Any = self.module.graph._codegen
         try:
             return list(codegen.pytree_info.in_spec.flatten_up_to((args, kwargs)))
@@ -62,12 +58,7 @@ class Capture:
             raise self._refusal(why) from error
 
     def check(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Checks inputs of the model, and returns them as `flat` does.
-
-        Raises:
-            ConfigurationError: they differ in structure from those of the capture, or in a shape
-                that the graph relies on.
-        """
+        """Checks inputs, also the shapes that the graph relies on, and returns them as `flat`."""
         flat = self.flat(*args, **kwargs)
         try:
             self.checks(*args, **kwargs)

@@ -47,10 +47,7 @@ return its input or a view of it, which schemas do not say of them (`dropout` in
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """Returns the value of an operator's argument by its name in the schema.
-
-    Returns None for an argument that the operator does not have.
-    """
+    """Returns the value of an operator's argument by its name; None for one it does not have."""
     if name in node.kwargs:
         return node.kwargs[name]
     assert isinstance(node.target, OpOverload)
@@ -61,10 +58,7 @@ def argument(node: fx.Node, name: str) -> Any:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Returns whether a node draws from a random generator.
-
-    Dropout in evaluation mode, and recurrent layers and attention without dropout, do not.
-    """
+    """Returns whether a node draws from a random generator; dropout in evaluation does not."""
     if not _may_be_random(node):
         return False
     if argument(node, "train") is False or argument(node, "training") is False:
@@ -74,10 +68,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Returns whether nothing is known of what a node does.
-
-    Such are the regions under `torch.no_grad` or `torch.autocast`, and any call of a module.
-    """
+    """Returns whether nothing is known of a node, as of regions under `torch.no_grad`."""
     if node.op in ("call_module", "call_method"):
         return True
     target = node.target
@@ -107,11 +98,7 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Returns whether a node does anything besides computing its value.
-
-    Such a node is never removed, merged or folded. Inputs, outputs, and checks of values at run
-    time count too.
-    """
+    """Returns whether a node is never removed, merged or folded: it has effects, or is a check."""
     if is_random(node) or is_opaque(node) or written(node):
         return True
     # torch takes dropout for random in evaluation mode too.
@@ -176,10 +163,7 @@ class Memory:
         return node
 
     def is_private(self, node: fx.Node) -> bool:
-        """Returns whether no node changes a value's memory and the caller does not get it.
-
-        Only then may another value, or a constant, stand in for it.
-        """
+        """Returns whether no node changes the memory of a value, and the caller does not get it."""
         group = self.group(node)
         return group not in self._changes and group not in self._returned
 

@@ -77,10 +77,7 @@ def called_on() -> str | None:
 
 
 def requested(module: fx.GraphModule, model: nn.Module) -> dict[str, str]:
-    """Returns the devices that scopes say of operators and parameters, by the names of nodes.
-
-    Only a parameter's device can be `ps:0`.
-    """
+    """Returns the devices that scopes say of operators and parameters, by the names of nodes."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[str, str | None] = {}
     for node in module.graph.nodes:
@@ -131,19 +128,13 @@ _NOTES = ("device", "line")
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """Notes at each node that torch.export makes in the context its line and its device.
-
-    They are in the node's metadata under `custom`, as `line` and `device`.
-    """
+    """Notes, in `custom` of each node that torch.export makes, its `line` and its `device`."""
     with preserve_node_meta(), _Notes():
         yield
 
 
 def keep_notes(module: fx.GraphModule) -> None:
-    """Removes torch's own notes, and gives regions (as under `torch.no_grad`) notes.
-
-    A region is one node, which has the notes of the first operator in it.
-    """
+    """Removes torch's own notes; a region has those of the first operator in it."""
     for node in module.graph.nodes:
         custom = node.meta.pop("custom", {})
         if not custom and node.op == "call_function":

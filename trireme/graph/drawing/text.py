@@ -37,11 +37,7 @@ def text(picture: Picture) -> str:
 
 
 def placement_table(picture: Picture) -> str:
-    """Returns the table of places: a line for each module, or run of nodes, with costs.
-
-    Durations are for one micro-batch, in milliseconds. Columns are aligned; no line is longer than
-    100 characters.
-    """
+    """Returns the table of places: a line for each module, or run of nodes, with costs."""
     return "\n".join(_placement_lines(picture, WIDTH))
 
 

@@ -55,11 +55,7 @@ class Microbatch:
 
 
 class Executor:
-    """Computes the segments of one task.
-
-    Attributes:
-        record: called after each segment with its times; None for nobody.
-    """
+    """Computes the segments of one task; `record` is called after each, with its times."""
 
     def __init__(
         self,

@@ -76,11 +76,7 @@ class Transfers:
                 self._coming[message] = dist.irecv(buffer, sender, self._group, tag), buffer
 
     def take(self, message: Message) -> torch.Tensor | None:
-        """Waits for a value, and returns it on the device of its place; None for no gradient.
-
-        Raises:
-            RuntimeError: the other task has gone, or the group's timeout is over.
-        """
+        """Waits for a value, and returns it on the device of its place; None for no gradient."""
         if message in self._local:
             return self._local.pop(message)
         self.expect(message)
@@ -139,10 +135,7 @@ def _is_none(buffer: torch.Tensor) -> bool:
 
 @contextmanager
 def _exchanging(rank: int, *, begins: bool = False) -> Iterator[None]:
-    """Says in errors of torch.distributed which task they are about.
-
-    Where a transfer only `begins`, other errors are this task's own.
-    """
+    """Says whom torch's errors are about; where a transfer `begins`, others are this task's own."""
     try:
         yield
     except RuntimeError as error:

@@ -53,10 +53,7 @@ def measure_links(
 
 
 def bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
-    """Returns the bytes per second of a link, on which a message of more bytes takes longer.
-
-    On a busy machine, all small messages may be later than a large one.
-    """
+    """Returns the bytes per second of a link; differences that are noise are limited."""
     return size / max(large_seconds - small_seconds, _NOISE * large_seconds)
 
 
@@ -104,10 +101,7 @@ class _Peer:
         return time.perf_counter() - began, bool(message[0])
 
     def _work(self, size: int, seconds: float) -> float:
-        """Returns the seconds of the processor that a transfer takes at this end.
-
-        Both ends send at the same time, while both compute, as in a step.
-        """
+        """Returns the processor's seconds of a transfer, while both ends send and compute."""
         mine, work = torch.zeros(size // 8, dtype=torch.int64), list[float]()
         until, last = time.perf_counter() + seconds, False
         while not last:

@@ -15,10 +15,7 @@ _ELEMENTS = 1 << 18  # of the parameter whose update is measured
 
 
 def state_factor(optimizer: torch.optim.Optimizer) -> float:
-    """Returns how many bytes of state an optimizer has for each byte of a parameter.
-
-    An optimizer of the same class and hyper-parameters makes a step on a small tensor.
-    """
+    """Returns how many bytes of state such an optimizer has for each byte of a parameter."""
     parameter = torch.zeros(64, 64)
     another = _stepped(optimizer, parameter)
     tensors = [each for each in tree_leaves(dict(another.state)) if isinstance(each, torch.Tensor)]

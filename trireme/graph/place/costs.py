@@ -99,11 +99,7 @@ class Hardware:
         return {device.name: number for number, device in enumerate(self.devices)}
 
     def number(self, name: str) -> int:
-        """Returns the number of a device.
-
-        Raises:
-            ConfigurationError: there is none of this name.
-        """
+        """Returns the number of a device."""
         if name not in self.numbers:
             names = ", ".join(self.numbers)
             raise ConfigurationError(

@@ -71,11 +71,7 @@ def problem_of(
     constraints: Constraints,
     micro_batches: int,
 ) -> Problem:
-    """Returns the problem of placing each operation of a graph.
-
-    Raises:
-        ConfigurationError: the constraints name an unknown device, or leave none for an operation.
-    """
+    """Returns the problem of placing each operation of a graph, if the constraints allow one."""
     places, count, devices = graph.positions, len(graph.operations), len(hardware.devices)
     allowed = np.ones((count, devices), dtype=bool)
     for name, device in constraints.pinned.items():

@@ -33,10 +33,7 @@ _SAMPLES = 8
 
 
 class GraphComputation(ProcessGroupComputation):
-    """Computes this process's operations of a dataflow graph.
-
-    All processes know the loss; the one that receives the model's outputs has them.
-    """
+    """Computes a graph's operations here. All know the loss; one has the outputs."""
 
     def __init__(
         self,
@@ -116,11 +113,7 @@ class GraphComputation(ProcessGroupComputation):
         return dict(zip(totals, sums.tolist(), strict=True))
 
     def _prepared(self, pieces: Sequence[Piece]) -> PlacedGraph:
-        """Returns the graph of the model's present mode; makes it if there is none.
-
-        Checks that the tasks have batches of one size, and a few equal numbers in them. Where sizes
-        differ gloo would end the process.
-        """
+        """Returns the graph of the model's mode; gloo would end the process if sizes differed."""
         mine = torch.tensor([signature(pieces)], dtype=torch.float64)
         both = torch.cat([mine, -mine])
         with lost_peer():
@@ -149,10 +142,7 @@ class GraphComputation(ProcessGroupComputation):
 
 
 def signature(pieces: Sequence[Piece]) -> float:
-    """Returns a number that differs, most likely, for different batches.
-
-    Of the first and of the last micro-batch every tensor takes part, with a few of its elements.
-    """
+    """Returns a number that differs, most likely, for different batches: of some elements."""
     found = zlib.crc32(repr([examples for *_, examples in pieces]).encode())
     for call, targets, _ in (pieces[0], pieces[-1]):
         for tensor in tensors_in((*call[0], call[1], targets)):

@@ -101,10 +101,7 @@ class GraphPart(MeshPart):
         return super().buffer_names if self._buffers is None else self._buffers
 
     def graph(self, example: Example, *, early: bool = False) -> PlacedGraph:
-        """Returns the graph of the model's present mode; makes it if there is none.
-
-        Before training, `early`, nothing is shown yet.
-        """
+        """Returns the graph of the model's present mode; made `early`, it is shown later."""
         trained = (known.requires_grad for known in self._known.values())
         mode = (*(module.training for module in self.modules[0].modules()), *trained)
         if mode not in self._graphs:

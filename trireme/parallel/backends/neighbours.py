@@ -23,10 +23,7 @@ class Neighbours:
         put(f"process/{rank}", msgspec.msgpack.encode((pid, process_birth(pid))))
 
     def used(self, rank: int) -> float | None:
-        """Returns the seconds of the processor that a process has used, in all its threads.
-
-        None where it has ended, or does not run on this host.
-        """
+        """Returns the processor's seconds of all threads of a process; None if it is not here."""
         if rank not in self._known:
             data = self._get(f"process/{rank}")
             if data is None:

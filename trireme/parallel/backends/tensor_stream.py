@@ -24,11 +24,7 @@ class TensorStream:
     """The tensors of all processes, which the chief reads one at a time, in any order.
 
     All processes make it together. Then the chief reads, and closes it; every other process
-    serves until then.
-
-    Attributes:
-        shapes: a meta tensor of the dtype and shape of each tensor, by name, in the same order in
-            every process.
+    serves until then. `shapes` are meta tensors, in the same order in every process.
     """
 
     def __init__(self, process_group: TorchProcessGroup, mine: Mapping[str, torch.Tensor]) -> None:

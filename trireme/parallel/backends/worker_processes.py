@@ -38,10 +38,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class _Share(msgspec.Struct, frozen=True):
-    """The part of one process in a step: weight and positions of its examples.
-
-    `stop` is why the process requests the end of the job; None if it does not.
-    """
+    """What one process adds to a step; `stop` is why it requests the end of the job."""
 
     weight: float
     examples: tuple[Span, ...] = ()
@@ -138,12 +135,7 @@ class WorkerProcesses(Processes):
     ) -> Leased:
         """Leases, as rank 0, the next examples of all replicas, and returns those of its own.
 
-        Args:
-            ask: asks the servers for a number of batches of a size.
-            dataset: the data set's name.
-            batch: the number of examples in a batch of one replica.
-            count: the number of batches of each replica; 0 for none.
-            terms: see `trireme.ps.messages.Lease`.
+        `count` is the number of batches of each replica, of `batch` examples; 0 asks for none.
         """
         replicas = self._replicas
         left_out = self._left_out.setdefault(dataset, [])
@@ -225,10 +217,7 @@ class WorkerProcess(Backend):
         return self._processes.dealt()
 
     def stop(self, reason: str) -> int:
-        """Passes the request to rank 0 with the next step.
-
-        With a single replica the program of rank 0 makes the same request.
-        """
+        """Passes the request to rank 0 with the next step."""
         self._wants_stop = reason
         return self.step + 1
 

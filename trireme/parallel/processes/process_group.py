@@ -251,10 +251,7 @@ class TorchProcessGroup(ProcessGroup):
         return [part * per_part for part in range(self.mesh.parts)]
 
     def put(self, key: str, value: bytes) -> None:
-        """Stores bytes under a key for all processes, without waiting for any of them.
-
-        The store refuses more than 8 MiB: see `LargeValues`.
-        """
+        """Stores at most 8 MiB under a key for all processes, without waiting for any of them."""
         with lost_peer():
             store_of_all().set(key, value)  # type: ignore[arg-type]
 

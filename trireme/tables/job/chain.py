@@ -31,8 +31,7 @@ DROPPED = "dropped_keys"
 def merged(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Returns the tables that a whole and changes are, by "TABLE/ARRAY", in the order of keys.
 
-    An entry of a later part takes the place of an earlier one. A key that a later part has dropped,
-    or has among the other kind of entries, has none of the earlier parts.
+    What a later part has of a key, dropped or not, takes the place of all that earlier ones have.
     """
     found: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(key.rpartition("/")[0] for part in parts for key in part):

@@ -20,10 +20,7 @@ _STATE = {"states": "state", "steps": "last_step", "touches": "touches"}
 
 
 def export_tables(path: str | Location, output: str | Path, *, state: bool = False) -> list[Path]:
-    """Writes each sparse table of a checkpoint as a Parquet file, its rows in the order of keys.
-
-    The columns are `key` (int64) and `row` (a list of the row's numbers).
-    """
+    """Writes each sparse table of a checkpoint as a Parquet file, its rows in the order of keys."""
     try:
         import pyarrow
         import pyarrow.parquet

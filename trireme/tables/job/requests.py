@@ -70,11 +70,7 @@ def raw(array: npt.NDArray[Any]) -> bytes:
 
 
 def decoded(extra: Extra, specs: Sequence[TableSpec]) -> tuple[list[RowUpdates], list[RowKeys]]:
-    """Returns updates and wanted keys from a message, whose bytes they are.
-
-    Raises:
-        Rejected: they are of no such tables.
-    """
+    """Returns updates and wanted keys from a message, whose bytes they are, or raises Rejected."""
     if not extra:
         return [], []
     header, *arrays = bytes_in(extra)
@@ -112,12 +108,7 @@ def _rows_in(data: bytes, spec: TableSpec) -> Rows:
 
 
 def slots_of_shard(bounds: Sequence[int], shard: int) -> tuple[int, int]:
-    """Returns the slots of tables that a shard has: [start, stop).
-
-    Args:
-        bounds: the slots of the job at which shards begin, and the number of these slots, which
-            divides `SLOTS`.
-    """
+    """Returns the slots of tables that a shard has, [start, stop), of `SLOTS`."""
     each = SLOTS // bounds[-1]
     return bounds[shard] * each, bounds[shard + 1] * each
 
@@ -225,14 +216,10 @@ def mean_of(
     specs: Sequence[TableSpec],
     scale: float = 1.0,
 ) -> list[RowUpdates]:
-    """Returns the weighted mean of several workers' updates, in which a missing row counts as 0.
+    """Returns the weighted mean of workers' updates, in their order; a missing row counts as 0.
 
     Updates of a table whose optimizer is `Add` are summed instead: they are no means. Equal weights
     are added as they are and divided by their number, as `total_of` does.
-
-    Args:
-        updates: by worker, in the order in which they are added: the weight, above 0, and the
-            updates.
     """
     weights = [weight for weight, _ in updates]
     equal = len(set(weights)) == 1

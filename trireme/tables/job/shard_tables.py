@@ -37,11 +37,7 @@ _SHOWN = 100
 
 
 class ShardTables(HeldExtension):
-    """All tables of one shard.
-
-    Args:
-        specs: the tables, in the order in which the workers have shown them.
-    """
+    """All tables of one shard, in the order in which the workers have shown them."""
 
     def __init__(self, specs: Sequence[TableSpec], slots: tuple[int, int] = (0, SLOTS)) -> None:
         self.specs = tuple(specs)
@@ -239,11 +235,7 @@ def within(arrays: Arrays, slots: tuple[int, int]) -> dict[str, npt.NDArray[Any]
 
 
 def tensors_of(name: str, arrays: Arrays) -> Tensors:
-    """Returns arrays of a table as flat tensors of a snapshot.
-
-    Args:
-        arrays: the arrays, of `FIELDS`.
-    """
+    """Returns the arrays of a table, of `FIELDS`, as flat tensors of a snapshot."""
     entries = []
     for field in FIELDS:
         tensor = torch.from_numpy(np.ascontiguousarray(arrays[field]).reshape(-1))
