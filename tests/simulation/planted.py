@@ -37,7 +37,6 @@ from trireme.ps.replication.dispatcher import Dispatcher
 from trireme.ps.rule import Rule
 from trireme.ps.shard.additions import Additions
 from trireme.ps.shard.answers import Answers, PushAnswer
-from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.execution import Updates
 from trireme.ps.shard.follower import Follower
 from trireme.ps.shard.instructions import Instruction, Reply
@@ -45,6 +44,7 @@ from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending, PushTable, WorkerRecord
 from trireme.ps.shard.quiet_state import Quiet
 from trireme.ps.shard.shard import Shard
+from trireme.ps.shard.snapshots import Snapshots
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.parameters import Values, ValuesFactory
 from trireme.ps.shard.values.snapshot_tensors import Tensors
@@ -74,7 +74,7 @@ class _WithParts(Shard):
     replies: type[Answers] = Answers
     changes: type[Updates] = Updates
     follows: type[Follower] = Follower
-    holds: type[Copies] = Copies
+    holds: type[Snapshots] = Snapshots
     adds: type[Additions] = Additions
 
     def __init__(self, server: int, factory: ValuesFactory = Values) -> None:
@@ -88,7 +88,7 @@ class _WithParts(Shard):
         execution.answers = self.replies(self.state)
         execution.updates = self.changes(self.state, execution.answers)
         execution.follower = self.follows()
-        execution.copies = self.holds(self.state)
+        execution.snapshots = self.holds(self.state)
         execution.additions = self.adds(self.state, factory, execution.follower.held)
 
 
@@ -218,10 +218,10 @@ class CutsWithoutHold(_WithParts):
     def snapshot(
         self, now: float, route: object, who: Participant, request: TakeSnapshot
     ) -> list[Instruction]:
-        refused = self.execution.copies.ask(now, route, who, request)
+        refused = self.execution.snapshots.ask(now, route, who, request)
         if refused is not None:
             return [Reply(route, refused)]
-        return [*self.execution.copies.make(who.worker, request.token)]
+        return [*self.execution.snapshots.make(who.worker, request.token)]
 
 
 class CutsTooEarly(Shard):
@@ -231,11 +231,11 @@ class CutsTooEarly(Shard):
         self, now: float, route: object, who: Participant, request: TakeSnapshot
     ) -> list[Instruction]:
         out = super().snapshot(now, route, who, request)
-        held = self.execution.copies.tokens.get(who.worker)
+        held = self.execution.snapshots.tokens.get(who.worker)
         return (
             out
             if held is None or not self.number
-            else [*out, *self.execution.copies.make(who.worker, held)]
+            else [*out, *self.execution.snapshots.make(who.worker, held)]
         )
 
 
@@ -323,8 +323,8 @@ class _Believing(Leader):
 
     def believe(self, shard: int, *pushes: PushId) -> None:
         """Takes pushes as if a shard had reported them."""
-        copies = self.reported[shard].copies if shard in self.reported else ()
-        super().hear(shard, Held(0, pushes, copies))
+        snapshots = self.reported[shard].snapshots if shard in self.reported else ()
+        super().hear(shard, Held(0, pushes, snapshots))
 
 
 class _TakesAll(_Believing):

@@ -18,7 +18,7 @@ from trireme.cluster.messages import ReadyToSwitch
 from trireme.cluster.state import State
 from trireme.cluster.view import View
 from trireme.ps.replication import replicas
-from trireme.ps.replication.log import ReplicationLog, _Follower
+from trireme.ps.replication.log import ReplicationLog, _Receiver
 from trireme.ps.replication.messages import Replicate
 from trireme.ps.replication.replica import Replica
 from trireme.ps.replication.replicas import Replicas
@@ -63,7 +63,7 @@ def drops_an_entry() -> AbstractContextManager[Any]:
     def drops(self: Any, message: Replicate, *said: Any) -> Any:
         if self._position % 7 == 6 and message.position == self._position + 1:
             self._position += 1
-            self._note_term(message.position, message.term)
+            self._note_since(message.position, message.since)
             return iter(())
         return replicate(self, message, *said)
 
@@ -100,9 +100,9 @@ def answers_when_its_backups_are_gone() -> AbstractContextManager[Any]:
     """A primary that was replaced does not wait for a backup that it has lost, and goes on."""
 
     def lost(self: Any, link: Any) -> None:
-        for server, follower in [*self._followers.items()]:
-            if follower.link is link:
-                del self._followers[server]
+        for server, receiver in [*self._receivers.items()]:
+            if receiver.link is link:
+                del self._receivers[server]
                 self.backups -= {server}
 
     return patch.object(ReplicationLog, "lost", lost)
@@ -168,7 +168,7 @@ def counts_the_ready_of_an_earlier_view() -> AbstractContextManager[Any]:
 
 def compares_only_positions() -> AbstractContextManager[Any]:
     """A backup that has heard entries of the primary before counts as equal to the present one."""
-    return patch.object(Replica, "_term_at", lambda self, position: 0)
+    return patch.object(Replica, "_since_at", lambda self, position: 0)
 
 
 def waits_for_who_lacks_entries() -> AbstractContextManager[Any]:
@@ -220,7 +220,7 @@ def forgets_that_it_has_stopped() -> AbstractContextManager[Any]:
 
 def counts_on_who_lacks_rows() -> AbstractContextManager[Any]:
     """A replica has caught up before all of its rows have come."""
-    return patch.object(_Follower, "holds", property(lambda self: self.confirmed))
+    return patch.object(_Receiver, "holds", property(lambda self: self.confirmed))
 
 
 def answers_with_later_values() -> AbstractContextManager[Any]:
@@ -239,7 +239,7 @@ def answers_with_later_values() -> AbstractContextManager[Any]:
         log = self.log
         if log.active:
             yield from log.append(now, who, message, raw, lent)
-            self._note_term(log.position, log.term)
+            self._note_since(log.position, log.since)
         all_of_it = [*self.shard.request(now, route, who, message, what)]
         while self.shard.due:
             all_of_it += self.shard.go_on()

@@ -21,12 +21,12 @@ from trireme.errors import CheckpointError
 from trireme.ps.client.lanes import ClientOptions
 from trireme.ps.client.server_links import Membership
 from trireme.ps.flat import FlatModel
-from trireme.ps.messages import OptimizerSpec, PushTerms, Span
+from trireme.ps.messages import OptimizerSpec, PushFields, Span
 from trireme.ps.optimizers import check_optimizer, export_state, restore_state
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import FirstState, joined_spans
-from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.backends.servers import ServerBackend
 from trireme.session.backends.together import Processes
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.restored import JobState
@@ -51,7 +51,7 @@ class _Left(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
 
 
-class LocalSgd(ParameterServer):
+class LocalSgd(ServerBackend):
     """The backend of a worker whose own optimizer makes the steps between two exchanges.
 
     Its state is shared at shard 0, where the chief reads that of all workers for a checkpoint.
@@ -107,9 +107,9 @@ class LocalSgd(ParameterServer):
     def pending_steps(self) -> int:
         return self._made
 
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
+    def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
         """As `Backend.push`; sends a delta at the end of a period."""
-        weight = self._united(weight, terms)
+        weight = self._united(weight, fields)
         if self.stopping:
             raise after_the_end(self.options.worker, self.global_step)
         self.check()  # else a failure would show only at the next exchange
@@ -121,7 +121,7 @@ class LocalSgd(ParameterServer):
             self._optimizer.step()
         self._made += 1
         self._weight += weight
-        self._examples += terms.get("examples", ())
+        self._examples += fields.get("examples", ())
         if (self._hurries and self._rule.synchronous) or self._made >= self._length:
             self._exchange()
 
@@ -136,7 +136,7 @@ class LocalSgd(ParameterServer):
         for base, value, gradient in zip(self._base, flat.values, flat.gradients, strict=True):
             torch.sub(base, value, out=gradient)
         flat.restore_gradients()  # they hold the deltas
-        super(ParameterServer, self).push(
+        super(ServerBackend, self).push(
             self._weight,
             examples=joined_spans(self._examples),
             steps=self._made,
@@ -160,7 +160,7 @@ class LocalSgd(ParameterServer):
         if not self._sent:
             return None
         began = self.step
-        result = msgspec.structs.replace(super(ParameterServer, self).wait(), steps=self._made)
+        result = msgspec.structs.replace(super(ServerBackend, self).wait(), steps=self._made)
         self._begin_here()
         self.saves = self._save_requested(began)
         if self.saves:

@@ -48,7 +48,7 @@ MODULES = (
     "torch",
     "torch._dynamo",  # the first optimizer of a process imports it
     "trireme.session.session",
-    "trireme.session.backends.parameter_server",
+    "trireme.session.backends.servers",
     "trireme.session.worker.recorder",
     "trireme.ps.server.service",
     "trireme.monitor.records",

@@ -57,14 +57,14 @@ def all_options() -> tuple[Option, ...]:
     """Returns every option of a job, then those of the installed hooks and engines."""
     engines = ENGINES.all()
     where = "; ".join(f"{name}: {engine.summary}" for name, engine in engines.items())
-    told = (
+    listed = (
         replace(option, help=f"where tasks run: {where} (default local)")
         if option.field == "on"
         else option
         for option in OPTIONS
     )
     own = (o for name, engine in engines.items() for o in declared(engine.options, engine=name))
-    return (*told, *hook_options(), *own)
+    return (*listed, *hook_options(), *own)
 
 
 def engine_options(config: JobConfig, kind: type[_O]) -> _O:

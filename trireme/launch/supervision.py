@@ -95,11 +95,11 @@ class Supervision:
             return []  # it counted as ended already, and the kernel has ended it after all
         if task.given_up is not None and reason.kind == "signal":
             reason = task.given_up
-        ended_well = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
-        failure = None if ended_well or task.ended_by_us(status, reason) else Failure(name, reason)
+        left = status in (0, INTERRUPTED) or (status == LEFT and task.terminated)
+        failure = None if left or task.ended_by_us(status, reason) else Failure(name, reason)
         task.alive, task.due, task.status = False, None, status
         if self.phase is Phase.RESTARTING and task in self._restarting:
-            task.finished = task.worker and ended_well
+            task.finished = task.worker and left
             self._saved_early |= task.finished and status != 0
             self._causes += [failure] if failure is not None else []
             return self._proceed_with_restart(now)
@@ -107,7 +107,7 @@ class Supervision:
         if task.dismissed:
             how = "has left" if failure is None else f"left, and {failure.reason.summary}"
             actions = [Notify(f"{name} {how}: the job was made smaller")]
-        elif ended_well:
+        elif left:
             task.finished = task.worker
             # A server that the launcher ends says that the job is interrupted, whatever it was.
             early = status != 0 and (task.worker or not task.terminated)
@@ -245,7 +245,7 @@ class Supervision:
             # The coordinator waits for the lost worker: it had something left to do.
             self._fail(now, self._last_worker)
             self.phase = Phase.ENDING
-        waited = self.phase is Phase.ENDING and self._ended_well and not self.verdict.failed
+        waited = self.phase is Phase.ENDING and self._left and not self.verdict.failed
         warning = [Notify(f"{names} did not end with the job: terminated")] if waited else []
         return [*warning, *(task.terminate() for task in due if not task.terminated)]
 
@@ -273,8 +273,8 @@ class Supervision:
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
             if together:
                 return self._begin_restart(now, self._workers, failure, self._limits.regroup)
-            told = kind in ("left", "silent")
-            how = str(failure) if told else f"{task.name} failed: {failure.reason.summary}"
+            left = kind in ("left", "silent")
+            how = str(failure) if left else f"{task.name} failed: {failure.reason.summary}"
             again = f"started again {self._counted(task.restarts)}"
             return [Notify(f"{how}; {again}"), task.restart()]
         sudden = failure.reason.sudden and self.phase in (Phase.RUNNING, Phase.STOPPING)
@@ -283,7 +283,7 @@ class Supervision:
         if kind == "victim" and not together:
             if task.given_up is not None and self.phase is Phase.RUNNING:
                 return self._lose_worker(now, failure)
-            if self._job_over or (task.restarts and self._ended_well):
+            if self._job_over or (task.restarts and self._left):
                 return [Notify(f"{task.name} came too late: the others had finished")]
         self._fail(now, failure)
         return []
@@ -431,15 +431,15 @@ class Supervision:
         hopeless = self.verdict.failed or self._joined is False
         patience = self._limits.give_up if hopeless else self._limits.end
         asked = any(task.terminated for task in workers)
-        informed = self._ended_well > 0 or (self.verdict.failed and not asked)
+        informed = self._left > 0 or (self.verdict.failed and not asked)
         self._phase_deadline = now + (patience if informed else 0.0)
         return self.tick(now)
 
     def _conclude(self) -> None:
         workers = [task.name for task in self._workers]
-        if self._ended_well and not self._saved_early and not self.verdict.unsaved:
+        if self._left and not self._saved_early and not self.verdict.unsaved:
             self.verdict.interrupted = False  # the request came when there was nothing left to do
-        saved = self._ended_well > 0
+        saved = self._left > 0
         self.verdict.settle(workers, self._joined, achieved=self._achieved, saved=saved)
         self.phase = Phase.DONE
         self._phase_deadline = None
@@ -462,14 +462,14 @@ class Supervision:
         return forming and others and self.phase is Phase.RUNNING
 
     @property
-    def _ended_well(self) -> int:
+    def _left(self) -> int:
         """How many workers ended by themselves, finished or interrupted."""
         return sum(task.finished and not task.dismissed for task in self._tasks.values())
 
     @property
     def _achieved(self) -> bool:
         """Whether a worker has ended well, even if it was killed before its process ended."""
-        return self._ended_well > 0 or (self._job_over and bool(self._workers))
+        return self._left > 0 or (self._job_over and bool(self._workers))
 
 
 def _names(tasks: Iterable[SupervisedTask]) -> str:

@@ -194,7 +194,7 @@ class Push(FromWorker, frozen=True, array_like=True):
     written: Number = 0
 
 
-class PushTerms(TypedDict, total=False):
+class PushFields(TypedDict, total=False):
     """What a push is of, besides its weight; what is left out is as in `Push`."""
 
     hyper: tuple[GroupSpec, ...] | None  # the present ones; None where the worker has its own
@@ -304,15 +304,15 @@ class Lease(FromWorker, frozen=True, array_like=True):
 
     @classmethod
     def of(
-        cls, dataset: str, size: int, batch: int, count: int, number: int, terms: LeaseTerms
+        cls, dataset: str, size: int, batch: int, count: int, number: int, fields: LeaseFields
     ) -> Lease:
-        named: dict[str, Any] = {**terms}
+        named: dict[str, Any] = {**fields}
         for field in ("lacks", "left_out"):
             named[field] = tuple(named.get(field, ()))
         return cls(0, dataset, size, batch, count, number, **named)
 
 
-class LeaseTerms(TypedDict, total=False):
+class LeaseFields(TypedDict, total=False):
     """Those fields of `Lease` that may be left out; see there."""
 
     resized: bool

@@ -41,7 +41,7 @@ from trireme.tracking.trace import (
 )
 
 if TYPE_CHECKING:
-    from trireme.session.backends.parameter_server import ParameterServer
+    from trireme.session.backends.servers import ServerBackend
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
@@ -171,13 +171,13 @@ class Profile(Hook):
         session.worker.progress.message(f"trace: {path} (https://ui.perfetto.dev opens it)")
 
 
-def _traces(session: Session, connected: ParameterServer) -> ServerTraces:
+def _traces(session: Session, connected: ServerBackend) -> ServerTraces:
     view = session.worker.lifecycle.view
     assert view is not None  # it has joined
     return ServerTraces(connected.options, view)
 
 
-def _notes(session: Session, connected: ParameterServer) -> list[ServerPart]:
+def _notes(session: Session, connected: ServerBackend) -> list[ServerPart]:
     """Returns the parts of the servers."""
     servers = _traces(session, connected)
     parts = [ServerPart(index, *said) for index, said in sorted(servers.ask("read").items())]
@@ -273,7 +273,7 @@ def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:
     return TraceSpan(event["name"], event["cat"], began, ended, int(event["tid"]))
 
 
-def _steps(connected: ParameterServer) -> dict[int, int]:
+def _steps(connected: ServerBackend) -> dict[int, int]:
     """Returns the step that contains the last push, by the number of each server that applied it.
 
     A server with the primaries of several shards has applied it to all of them in that step.

@@ -42,7 +42,7 @@ class Deciding:
         self.leader.loaded = True
         self.step = 5
         self.live: Mapping[int, int] = LIVE
-        self.copies: dict[int, int] = {}
+        self.snapshots: dict[int, int] = {}
         self.square = 0.0
         self.measured: list[Sequence[PushId]] = []
         for push in held:
@@ -52,7 +52,7 @@ class Deciding:
         self.leader.hear(shard, Held(**{"known": 0, "pushes": pushes, **said}))  # type: ignore[arg-type]
 
     def decide(self) -> Decision | None:
-        decision = self.leader.decide(self.step, self.live, self.copies, self._measure)
+        decision = self.leader.decide(self.step, self.live, self.snapshots, self._measure)
         if isinstance(decision, Apply):
             self.step = decision.step
         return decision
@@ -290,18 +290,18 @@ def test_a_gradient_of_nothing_is_not_clipped() -> None:
 
 def test_a_copy_is_made_once_every_shard_was_asked() -> None:
     job = Deciding(ASYNC, 3)
-    job.copies = {7: 99}
-    job.hear(1, copies=((7, 99),))
-    job.hear(2, copies=((7, 98),))  # of an earlier request
+    job.snapshots = {7: 99}
+    job.hear(1, snapshots=((7, 99),))
+    job.hear(2, snapshots=((7, 98),))  # of an earlier request
     assert job.decide() is None
-    assert job.leader.missing_copy(7, 99, MOVED) == ("ps:0",)
-    job.hear(2, copies=((7, 99),))
+    assert job.leader.missing_snapshot(7, 99, MOVED) == ("ps:0",)
+    job.hear(2, snapshots=((7, 99),))
     assert job.decide() == Cut(5, 7, 99)
 
 
 def test_nothing_waits_for_a_copy_that_not_every_shard_was_asked_for() -> None:
     job = Deciding(ASYNC, 2, A)
-    job.copies = {7: 99}
+    job.snapshots = {7: 99}
     job.hear(1, A)
     assert job.decide() == Apply(6, (A,))
 

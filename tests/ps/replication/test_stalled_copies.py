@@ -167,7 +167,7 @@ def test_a_copy_that_takes_its_first_state_over_is_waited_for_while_it_is_connec
     link = primary.follow()
     log = primary.replica.log
     assert log is not None
-    log._followers[1].confirmed = -1  # the state is sent, and not confirmed
+    log._receivers[1].confirmed = -1  # the state is sent, and not confirmed
     primary.taken[link] = 7
     primary.wait(3.3)
     assert primary.replicas.reports() == [LOST]  # bytes wait, and none leaves

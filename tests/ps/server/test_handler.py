@@ -217,7 +217,7 @@ class Measured(Measures):
 
 def test_a_server_tells_its_status_each_half_second_and_not_more_often() -> None:
     told, handler = list[Report](), ShardHandler(0)
-    handler.told = told.append
+    handler.on_report = told.append
     for now in (1.0, 1.4, 1.6):
         handler.tick(now)
     assert len(told) == 2
@@ -414,7 +414,7 @@ def test_a_backup_with_too_little_memory_for_the_model_ends() -> None:
     handler.connected(cast(Link, link), Peer(0, True, 0))
     attach = Attach(1, bench.layout.spec, bench.optimizer, ASYNC)
     view_comes = Fill(handler.replicas.view, b"", ())
-    entry = Replicate(1, 1.0, 0, 1, event_kind=attach.kind, event=EVENTS.encode(attach), term=1)
+    entry = Replicate(1, 1.0, 0, 1, event_kind=attach.kind, event=EVENTS.encode(attach), since=1)
     server = Server.__new__(Server)
     server.handler = handler
     server.hear(link, view_comes)

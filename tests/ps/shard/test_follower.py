@@ -36,10 +36,10 @@ def following(*pushes: PushId) -> tuple[Follower, list[Pending]]:
 
 
 def report(
-    follower: Follower, needed: int = 1, clips: bool = False, copies: Sequence[tuple[int, int]] = ()
+    follower: Follower, needed: int = 1, clips: bool = False, asked: Sequence[tuple[int, int]] = ()
 ) -> list[Held]:
     square = (lambda pushes: float(len(pushes))) if clips else None
-    held = follower.report(needed, LIVE, copies, square)
+    held = follower.report(needed, LIVE, asked, square)
     return [] if held is None else [held]
 
 
@@ -78,7 +78,7 @@ def test_pushes_of_workers_that_are_out_are_not_enough() -> None:
 
 def test_copies_are_reported_at_once() -> None:
     follower, _ = following(A)
-    assert report(follower, needed=3, copies=((7, 99),)) == [Held(0, (A,), ((7, 99),))]
+    assert report(follower, needed=3, asked=((7, 99),)) == [Held(0, (A,), ((7, 99),))]
 
 
 def test_a_shard_measures_what_it_holds_and_then_what_is_proposed() -> None:

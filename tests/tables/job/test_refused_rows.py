@@ -123,7 +123,7 @@ def test_a_replica_without_all_rows_begins_again_where_rows_could_not_be_applied
     primary = Primary()
     log = primary.replica.log
     assert log is not None
-    log._followers[1].lacks = 7
+    log._receivers[1].lacks = 7
     monkeypatch.setattr(row_optimizers, "apply", fails)
     primary.push(1, 5)
     assert log.useless == {(1, 1)}

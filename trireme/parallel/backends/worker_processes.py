@@ -15,7 +15,7 @@ import torch
 
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
+from trireme.ps.messages import Leased, LeaseFields, OptimizerSpec, PushFields, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -131,7 +131,7 @@ class WorkerProcesses(Processes):
             self._part.fill({n: p.detach() for n, p in self.flat.parameters.items()})
 
     def deal(
-        self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, terms: LeaseTerms
+        self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, fields: LeaseFields
     ) -> Leased:
         """Leases, as rank 0, the next examples of all replicas, and returns those of its own.
 
@@ -139,13 +139,13 @@ class WorkerProcesses(Processes):
         """
         replicas = self._replicas
         left_out = self._left_out.setdefault(dataset, [])
-        left_out += self.all_left_out(terms.pop("left_out", ()))
+        left_out += self.all_left_out(fields.pop("left_out", ()))
         spans = [*_cut(self._undealt.pop(dataset, []), batch)] if count else []
         leased = Leased(())
         while len(spans) < replicas:  # examples of lost workers may come in short spans
-            terms["left_out"] = self._left_out.pop(dataset, ())
-            leased = ask(batch * replicas, count, **terms)
-            terms["lacks"] = ()
+            fields["left_out"] = self._left_out.pop(dataset, ())
+            leased = ask(batch * replicas, count, **fields)
+            fields["lacks"] = ()
             if not leased.spans:  # no more are left
                 break
             for span in leased.spans:
@@ -194,9 +194,9 @@ class WorkerProcess(Backend):
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._receive()
 
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
+    def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
         self._processes.gather()
-        self._processes.unite(weight, terms.get("examples", ()), self._wants_stop)
+        self._processes.unite(weight, fields.get("examples", ()), self._wants_stop)
         self._wants_stop = None
 
     def wait(self) -> PushResult | None:
@@ -211,9 +211,9 @@ class WorkerProcess(Backend):
         return answer
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+        self, dataset: str, size: int, batch: int, count: int, **fields: Unpack[LeaseFields]
     ) -> Leased:
-        self._processes.all_left_out(terms.get("left_out", ()))
+        self._processes.all_left_out(fields.get("left_out", ()))
         return self._processes.dealt()
 
     def stop(self, reason: str) -> int:

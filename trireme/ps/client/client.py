@@ -32,8 +32,8 @@ from trireme.ps.messages import (
     PulledExtra,
     PullReply,
     Push,
+    PushFields,
     PushReply,
-    PushTerms,
     Verdict,
 )
 from trireme.ps.packing import PACKING, Packer, Residuals
@@ -209,14 +209,14 @@ class Client:
         """Returns while the job runs; raises `JobFailed` when it has ended."""
         self._membership.check()
 
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
+    def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
         """Sends the flat gradients to all servers; `wait` has the answer. One push at a time.
 
-        The weight is the number of examples that the gradient is the mean of; see `PushTerms`.
+        The weight is the number of examples that the gradient is the mean of; see `PushFields`.
         """
         protocol = self._protocol
-        terms.setdefault("absent", self._flat.absent)
-        protocol.push(protocol.next_push(weight, self._written, **terms))
+        fields.setdefault("absent", self._flat.absent)
+        protocol.push(protocol.next_push(weight, self._written, **fields))
         self._written = 0
         self._flat.collect_gradients()
         with suppress(Divided):  # else it is sent to other shards when it is waited for

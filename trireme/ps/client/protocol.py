@@ -228,9 +228,9 @@ class ClientProtocol:
         return self.pushed is not None and self._settled is None
 
     def next_push(
-        self, weight: float, written: int = 0, **terms: Unpack[messages.PushTerms]
+        self, weight: float, written: int = 0, **fields: Unpack[messages.PushFields]
     ) -> messages.Push:
-        named: dict[str, Any] = {**terms}
+        named: dict[str, Any] = {**fields}
         hyper, pulled = named.pop("hyper", None), named.pop("pulled", None)
         named["examples"] = tuple(named.get("examples", ()))
         self._extra, self._parts = named.pop("extra", None), None
@@ -375,11 +375,11 @@ class ClientProtocol:
         size: int,
         batch: int,
         count: int,
-        **terms: Unpack[messages.LeaseTerms],
+        **fields: Unpack[messages.LeaseFields],
     ) -> Operation[messages.Leased]:
-        """Asks for the next examples: `count` spans of `batch`; see `Lease` for the terms."""
+        """Asks for the next examples: `count` spans of `batch`; see `Lease` for the fields."""
         self._leases += 1
-        request = messages.Lease.of(dataset, size, batch, count, self._leases, terms)
+        request = messages.Lease.of(dataset, size, batch, count, self._leases, fields)
         return (yield from self._ask_first(request, messages.Leased))
 
     def stop(self, reason: str) -> Operation[int]:

@@ -83,7 +83,7 @@ class Held(FromServer, frozen=True, array_like=True):
     kind: ClassVar[int] = 98
     known: Number  # how many decisions it has received
     pushes: Pushes  # the pushes that it holds
-    copies: Pairs = ()  # the requests for a copy that it holds: pairs (worker, token)
+    snapshots: Pairs = ()  # the requests for a snapshot that it holds: pairs (worker, token)
     # the pushes whose mean gradient `square` is of; none where nothing is clipped
     measured: Pushes = ()
     square: float = 0.0  # the squared L2 norm of this shard's part of that mean

@@ -8,8 +8,8 @@ the shards stop to be divided anew.
 
 A worker may die when its push has reached some shards and not others, and an update cannot be taken
 back from an optimizer with momentum. So the leader decides to apply a push only when every shard
-has reported that it holds it, and copies likewise: nothing waits for a copy that not every shard
-was asked for. Where shard 0 is the only one, nobody is asked and nothing is sent.
+has reported that it holds it, and snapshots likewise: nothing waits for one that not all are
+asked for. Where shard 0 is the only one, nobody is asked and nothing is sent.
 
 This is the two-phase commit of databases, with the leader as its coordinator. Source: Bernstein,
 Hadzilacos, Goodman, Concurrency Control and Recovery in Database Systems (1987), section 7.4.
@@ -57,8 +57,8 @@ class _Shard(msgspec.Struct):
     view: int = -1  # the number of the view that was last sent to it
     # the newest push of each worker that it holds: (incarnation, sequence)
     pushes: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
-    # the tokens of the copies that it was asked for, by worker
-    copies: dict[int, int] = msgspec.field(default_factory=dict)
+    # the tokens of the snapshots that it was asked for, by worker
+    snapshots: dict[int, int] = msgspec.field(default_factory=dict)
     additions: Collection[tuple[int, int]] = ()  # the requests to add parameters that it holds
     # as in its last `Held` that had them
     measured: tuple[PushId, ...] = ()
@@ -152,16 +152,16 @@ class Leader:
 
         Neither does a message of a shard that the job does not have.
         """
-        told = self._others.get(shard)
-        if told is None:
+        other = self._others.get(shard)
+        if other is None:
             return
-        told.known = max(told.known, min(message.known, self._first + len(self._log)))
-        told.copies, told.additions = dict(message.copies), message.additions
+        other.known = max(other.known, min(message.known, self._first + len(self._log)))
+        other.snapshots, other.additions = dict(message.snapshots), message.additions
         if message.measured:
-            told.measured, told.square = message.measured, message.square
+            other.measured, other.square = message.measured, message.square
         for push in message.pushes:
             worker, *newest = push
-            told.pushes[worker] = max(told.pushes.get(worker, (0, 0)), (newest[0], newest[1]))
+            other.pushes[worker] = max(other.pushes.get(worker, (0, 0)), (newest[0], newest[1]))
             if push in self._waiting and not self._lacking(push):
                 self._ready[push] = self._waiting.pop(push)
 
@@ -171,7 +171,7 @@ class Leader:
         self,
         step: int,
         live: Live,
-        copies: Mapping[int, int],
+        snapshots: Mapping[int, int],
         square: Square,
         additions: Collection[tuple[int, int]] = (),
     ) -> Decision | None:
@@ -180,10 +180,10 @@ class Leader:
         Shard 0 has carried out all decisions before.
 
         Args:
-            copies: the tokens of the copies that shard 0 is asked for, by worker.
+            snapshots: the tokens of the snapshots that shard 0 is asked for, by worker.
             additions: the requests to add parameters that shard 0 holds: (worker, token).
         """
-        decision = self._next(step, live, copies, square, additions)
+        decision = self._next(step, live, snapshots, square, additions)
         return None if decision is None else self.write(decision)
 
     def write(self, decision: Decision) -> Decision:
@@ -196,7 +196,7 @@ class Leader:
         self,
         step: int,
         live: Live,
-        copies: Mapping[int, int],
+        snapshots: Mapping[int, int],
         square: Square,
         additions: Collection[tuple[int, int]],
     ) -> Decision | None:
@@ -210,8 +210,8 @@ class Leader:
             self._waiting.clear()
             self._ready.clear()
             return Stop(step)
-        for worker, token in copies.items():
-            if all([other.copies.get(worker) == token for other in self._others.values()]):
+        for worker, token in snapshots.items():
+            if all([other.snapshots.get(worker) == token for other in self._others.values()]):
                 return Cut(step, worker, token)
         for worker, token in additions:
             # In rounds all workers add the same before the same step: the chief's values count.
@@ -239,13 +239,13 @@ class Leader:
         if self._rule.clip_norm is not None:
             if len(self._proposed) >= needed and {*ready} >= {*self._proposed}:
                 members = self._proposed  # their norms are known already, or on their way
-            told = [other.square for other in self._others.values() if other.measured == members]
-            if len(told) < len(self._others):
+            squares = [other.square for other in self._others.values() if other.measured == members]
+            if len(squares) < len(self._others):
                 if self._proposed == members:
                     return None
                 self._proposed = members
                 return Measure(step, members)
-            scale = clip_factor(square(members) + sum(told), self._rule.clip_norm)
+            scale = clip_factor(square(members) + sum(squares), self._rule.clip_norm)
         steps = max([self._ready[push] for push in members])
         self._waiting.clear()
         self._ready.clear()
@@ -255,14 +255,14 @@ class Leader:
     def tell(self, view: int) -> list[tuple[int, Decided]]:
         end = self._first + len(self._log)
         out = []
-        for shard, told in self._others.items():
+        for shard, other in self._others.items():
             # A shard that has held nothing need not know the view.
-            if told.sent < end or (told.pushes and told.view < view):
-                told.sent, told.view = end, view
-                decisions = tuple(islice(self._log, told.known - self._first, None))
-                out.append((shard, Decided(told.known, decisions, view)))
+            if other.sent < end or (other.pushes and other.view < view):
+                other.sent, other.view = end, view
+                decisions = tuple(islice(self._log, other.known - self._first, None))
+                out.append((shard, Decided(other.known, decisions, view)))
         if out:
-            known = min(told.known for told in self._others.values())
+            known = min(other.known for other in self._others.values())
             while self._first < known:  # every shard knows these decisions
                 self._log.popleft()
                 self._first += 1
@@ -275,9 +275,9 @@ class Leader:
         shards = {shard for push in pushes for shard in self._lacking(push)}
         return tuple(map(view.primary_name, sorted(shards)))
 
-    def missing_copy(self, worker: int, token: int, view: View) -> tuple[str, ...]:
+    def missing_snapshot(self, worker: int, token: int, view: View) -> tuple[str, ...]:
         """Returns the tasks with shards that were not asked for a copy that shard 0 was."""
-        shards = (s for s, other in self._others.items() if other.copies.get(worker) != token)
+        shards = (s for s, other in self._others.items() if other.snapshots.get(worker) != token)
         return tuple(map(view.primary_name, shards))
 
     def _lacking(self, push: PushId) -> list[int]:

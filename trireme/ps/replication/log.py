@@ -74,16 +74,16 @@ class _Entry(msgspec.Struct):
         self.payload = [memoryview(bytes(view)) for view in self.payload]
         self.lent = None
 
-    def to(self, follower: _Follower[_L], link: _L) -> Tell[_L]:
+    def to(self, receiver: _Receiver[_L], link: _L) -> Tell[_L]:
         """Returns how a replica is sent it, which may have mapped the memory of the payload."""
         lent = self.lent
-        if lent is None or lent.memory not in follower.memories:
+        if lent is None or lent.memory not in receiver.memories:
             return Tell(link, self.message, self.payload)
         named = msgspec.structs.replace(self.message, memory=lent.memory, places=lent.places)
         return Tell(link, named)
 
 
-class _Follower(msgspec.Struct, Generic[_L]):
+class _Receiver(msgspec.Struct, Generic[_L]):
     """A replica that the primary sends entries to."""
 
     incarnation: int  # of its server
@@ -111,17 +111,17 @@ class ReplicationLog(Generic[_L]):
 
     Args:
         position: of the last entry that this replica has applied.
-        term: the number of the view that made it the primary.
+        since: the number of the view since which it is the primary.
         patience: after so many seconds without progress another replica is overdue.
 
     Attributes:
         appended, appended_bytes: the entries that were appended here, and their bytes.
     """
 
-    def __init__(self, position: int, term: int = 0, patience: float = math.inf) -> None:
+    def __init__(self, position: int, since: int = 0, patience: float = math.inf) -> None:
         self.position = position  # of the last entry
         self.appended = self.appended_bytes = 0
-        self.term = term  # as given; that of the entries to come
+        self.since = since  # as given; that of the entries to come
         # the servers whose replicas count, by the newest view
         self.backups: frozenset[int] = frozenset()
         self.joining: frozenset[int] = frozenset()  # the servers whose replicas catch up
@@ -129,7 +129,7 @@ class ReplicationLog(Generic[_L]):
         self.caught_up: list[tuple[int, int]] = []
         # replicas that this primary cannot bring up to date: (server, incarnation)
         self.useless: set[tuple[int, int]] = set()
-        self._followers: dict[int, _Follower[_L]] = {}
+        self._receivers: dict[int, _Receiver[_L]] = {}
         self._entries: deque[_Entry] = deque()  # up to `position`
         self._bytes = 0  # of the entries
         self._held: deque[tuple[int, list[Instruction]]] = deque()
@@ -141,7 +141,7 @@ class ReplicationLog(Generic[_L]):
         """The servers whose replicas make no progress, or do not connect and lack too much."""
         if self._bytes <= BACKLOG_BYTES:
             return self._stalls.overdue
-        linked = {s for s, each in self._followers.items() if each.link is not None}
+        linked = {s for s, each in self._receivers.items() if each.link is not None}
         late = self._stalls.after(_CONNECT_SECONDS) - linked
         return self._stalls.overdue | (self.joining & late)
 
@@ -153,8 +153,8 @@ class ReplicationLog(Generic[_L]):
     @property
     def complete(self) -> bool:
         """Whether no replica joins, and all others have a whole state."""
-        followers = self._followers
-        have = {server for server, each in followers.items() if each.holds >= 0}
+        receivers = self._receivers
+        have = {server for server, each in receivers.items() if each.holds >= 0}
         return not self.joining and self.backups <= have
 
     @property
@@ -176,10 +176,10 @@ class ReplicationLog(Generic[_L]):
         self.caught_up = [each for each in self.caught_up if each[0] in self.joining]
         here = self.backups | self.joining
         self.useless = {each for each in self.useless if each[0] in here}
-        self._followers = {s: f for s, f in self._followers.items() if s in here}
+        self._receivers = {s: f for s, f in self._receivers.items() if s in here}
         for server in self.backups - promised:
-            if server in self._followers:
-                self._followers[server].waited_from = None
+            if server in self._receivers:
+                self._receivers[server].waited_from = None
         return self._settle()
 
     def follow(
@@ -202,35 +202,35 @@ class ReplicationLog(Generic[_L]):
         first = self.position - len(self._entries)
         if server not in self.backups | self.joining or not first <= position <= self.position:
             return None
-        before = self._followers.get(server)
+        before = self._receivers.get(server)
         waited = before.waited_from if before and before.incarnation == incarnation else None
         confirmed = -1 if filled else position
-        follower = _Follower(incarnation, link, position, confirmed, waited, lacks, lacks)
-        self._followers[server] = follower
-        return [*self._pump(follower), *self._settle()]
+        receiver = _Receiver(incarnation, link, position, confirmed, waited, lacks, lacks)
+        self._receivers[server] = receiver
+        return [*self._pump(receiver), *self._settle()]
 
     def borrows(self, link: _L, memories: Sequence[int]) -> None:
         """Notes which lent memory the server of a replica has mapped."""
-        if (follower := self._of(link)) is not None:
-            follower.memories = frozenset(memories)
+        if (receiver := self._of(link)) is not None:
+            receiver.memories = frozenset(memories)
 
     def lost(self, link: _L) -> None:
         """Notes that a connection is gone: the replica connects again, or is lost."""
-        if (follower := self._of(link)) is not None:
-            follower.link = None
+        if (receiver := self._of(link)) is not None:
+            receiver.link = None
 
     def confirm(self, link: _L, position: int, lacks: int = 0) -> Iterator[Instruction | Tell[_L]]:
         """Takes a replica's confirmation; yields more entries for it, and what can go out."""
-        follower = self._of(link)
-        if follower is None or not follower.confirmed <= position <= follower.sent:
+        receiver = self._of(link)
+        if receiver is None or not receiver.confirmed <= position <= receiver.sent:
             return
-        if lacks not in (follower.lacks, follower.will_lack):
+        if lacks not in (receiver.lacks, receiver.will_lack):
             return
-        follower.lacks = lacks
-        for place in range(max(follower.confirmed, 0) + 1, position + 1):
-            follower.bytes -= self._at(place).nbytes
-        follower.confirmed = position
-        yield from self._pump(follower)
+        receiver.lacks = lacks
+        for place in range(max(receiver.confirmed, 0) + 1, position + 1):
+            receiver.bytes -= self._at(place).nbytes
+        receiver.confirmed = position
+        yield from self._pump(receiver)
         yield from self._settle()
 
     def wants_extra(self, link: _L) -> int:
@@ -238,15 +238,15 @@ class ReplicationLog(Generic[_L]):
 
         They are as after the last entry, so they are sent after it.
         """
-        follower = self._of(link)
-        if follower is None or follower.confirmed < 0 or follower.sent < self.position:
+        receiver = self._of(link)
+        if receiver is None or receiver.confirmed < 0 or receiver.sent < self.position:
             return 0
-        return follower.lacks if follower.will_lack == follower.lacks else 0
+        return receiver.lacks if receiver.will_lack == receiver.lacks else 0
 
     def extra_sent(self, link: _L, lacks: int) -> None:
         """Notes that extra values are sent, after which a replica lacks so many slots."""
-        if (follower := self._of(link)) is not None:
-            follower.will_lack = lacks
+        if (receiver := self._of(link)) is not None:
+            receiver.will_lack = lacks
 
     def look(self, now: float, taken: Callable[[_L], int]) -> list[Instruction]:
         """Passes the time; returns what is withheld no longer.
@@ -255,15 +255,15 @@ class ReplicationLog(Generic[_L]):
         """
         marks = dict[int, Hashable]()
         for server in self.backups | self.joining:
-            follower = self._followers.get(server)
-            if follower is None:
+            receiver = self._receivers.get(server)
+            if receiver is None:
                 marks[server] = None
-            elif follower.link is None or follower.holds < self.position:
-                leaving = 0 if follower.link is None else taken(follower.link)
+            elif receiver.link is None or receiver.holds < self.position:
+                leaving = 0 if receiver.link is None else taken(receiver.link)
                 # How long a first state takes nobody knows, once all of it has left. The connection
                 # breaks if nobody is there, and heartbeats tell of a server that hangs.
-                if follower.link is None or leaving or follower.confirmed >= 0:
-                    marks[server] = follower.confirmed, follower.lacks, leaving
+                if receiver.link is None or leaving or receiver.confirmed >= 0:
+                    marks[server] = receiver.confirmed, receiver.lacks, leaving
         self._stalls.look(now, marks)
         return self._settle()
 
@@ -304,18 +304,18 @@ class ReplicationLog(Generic[_L]):
             *who,
             event_kind=message.kind,
             event=EVENTS.encode(message),
-            term=self.term,
+            since=self.since,
         )
         entry = _Entry(event, payload, sum(view.nbytes for view in payload) + 64, lent)
-        waited = {s for s, each in self._followers.items() if each.waited_from is not None}
+        waited = {s for s, each in self._receivers.items() if each.waited_from is not None}
         if not self.joining <= waited:
             entry.own()  # its answer does not wait for those
         self._entries.append(entry)
         self._bytes += entry.nbytes
         self.appended += 1
         self.appended_bytes += entry.nbytes
-        for follower in self._followers.values():
-            yield from self._pump(follower)
+        for receiver in self._receivers.values():
+            yield from self._pump(receiver)
 
     def hold(self, instructions: list[Instruction]) -> list[Instruction]:
         """Returns what can be carried out now; withholds the rest until it is confirmed."""
@@ -352,7 +352,7 @@ class ReplicationLog(Generic[_L]):
     def drop_unfilled(self) -> None:
         """Notes that replicas without all extra values cannot follow an entry: they begin again."""
         self.useless |= {
-            (server, each.incarnation) for server, each in self._followers.items() if each.lacks
+            (server, each.incarnation) for server, each in self._receivers.items() if each.lacks
         }
 
     def own(self) -> None:
@@ -362,19 +362,19 @@ class ReplicationLog(Generic[_L]):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _of(self, link: _L) -> _Follower[_L] | None:
-        return next((each for each in self._followers.values() if each.link is link), None)
+    def _of(self, link: _L) -> _Receiver[_L] | None:
+        return next((each for each in self._receivers.values() if each.link is link), None)
 
     def _counted(self) -> dict[int, int]:
         """Returns the positions that the replicas that count have confirmed, by server."""
         counted = dict[int, int]()
         full = self._bytes > BACKLOG_BYTES
         for server in self.backups | self.joining:
-            follower = self._followers.get(server)
+            receiver = self._receivers.get(server)
             if server in self.backups:
-                counted[server] = -1 if follower is None else follower.holds
-            elif full or (follower is not None and follower.waited_from is not None):
-                counted[server] = -1 if follower is None else follower.confirmed
+                counted[server] = -1 if receiver is None else receiver.holds
+            elif full or (receiver is not None and receiver.waited_from is not None):
+                counted[server] = -1 if receiver is None else receiver.confirmed
         return counted
 
     @property
@@ -385,14 +385,14 @@ class ReplicationLog(Generic[_L]):
     def _at(self, position: int) -> _Entry:
         return self._entries[position - self.position - 1]
 
-    def _pump(self, follower: _Follower[_L]) -> list[Tell[_L]]:
+    def _pump(self, receiver: _Receiver[_L]) -> list[Tell[_L]]:
         out: list[Tell[_L]] = []
-        link = follower.link
-        while link is not None and follower.sent < self.position and follower.bytes <= WINDOW_BYTES:
-            follower.sent += 1
-            entry = self._at(follower.sent)
-            follower.bytes += entry.nbytes
-            out.append(entry.to(follower, link))
+        link = receiver.link
+        while link is not None and receiver.sent < self.position and receiver.bytes <= WINDOW_BYTES:
+            receiver.sent += 1
+            entry = self._at(receiver.sent)
+            receiver.bytes += entry.nbytes
+            out.append(entry.to(receiver, link))
         return out
 
     def _settle(self) -> list[Instruction]:
@@ -400,7 +400,7 @@ class ReplicationLog(Generic[_L]):
         for server in self.joining:
             self._look_after(server)
         everybody = [
-            follower.confirmed if (follower := self._followers.get(server)) else -1
+            receiver.confirmed if (receiver := self._receivers.get(server)) else -1
             for server in self.backups | self.joining
         ]
         first = min(everybody, default=self.position) + 1  # that somebody lacks
@@ -414,16 +414,16 @@ class ReplicationLog(Generic[_L]):
 
     def _look_after(self, server: int) -> None:
         """Begins to wait for a joining replica that is nearly there, or notes that it is there."""
-        follower = self._followers.get(server)
-        if follower is None or follower.holds < 0:
+        receiver = self._receivers.get(server)
+        if receiver is None or receiver.holds < 0:
             return
-        if (server, follower.incarnation) in self.caught_up:
+        if (server, receiver.incarnation) in self.caught_up:
             return
-        near = follower.sent == self.position and follower.bytes <= _CLOSE_BYTES
-        if follower.waited_from is None and near:
-            follower.waited_from = self.position
-        if follower.waited_from is not None and follower.confirmed >= follower.waited_from:
-            self.caught_up.append((server, follower.incarnation))
+        near = receiver.sent == self.position and receiver.bytes <= _CLOSE_BYTES
+        if receiver.waited_from is None and near:
+            receiver.waited_from = self.position
+        if receiver.waited_from is not None and receiver.confirmed >= receiver.waited_from:
+            self.caught_up.append((server, receiver.incarnation))
 
 
 class _Kept(tuple[torch.Tensor, ...]):

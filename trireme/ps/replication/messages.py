@@ -44,7 +44,7 @@ class FollowPrimary(FromServer, frozen=True, array_like=True):
     position: Number  # the position of the last entry that it has
     began: Number  # the number of the view in which it has begun; 0 where it has no state
     incarnation: Number  # this start of the server
-    term: Number = 0  # that of the last entry; see `Replicate`
+    since: Number = 0  # that of the last entry; see `Replicate`
     lacks: Number = 0  # how many of the shard's last slots it has no extra values of
 
 
@@ -81,9 +81,9 @@ class Replicate(FromServer, frozen=True, array_like=True):
     incarnation: Number  # that task's
     event_kind: int  # the kind of the event's message
     event: bytes  # the message, encoded
-    # the number of the view that made its sender the primary. Two primaries, one after the other,
-    # may give one position to different entries, of which nobody was told but one.
-    term: Number = 0
+    # the number of the view since which its sender is the primary. Two primaries, one after the
+    # other, may give one position to different entries, of which at most one was confirmed.
+    since: Number = 0
     memory: Number = 0  # the identity of the memory in which the payload lies; 0 where it follows
     places: Pairs = ()  # the payload's (offset, length) there, in bytes
 

@@ -99,7 +99,7 @@ class Replica(Generic[_L]):
         self._patience = patience
         self._noticed = 0.0
         self._position = 0  # while it is not the primary
-        self._terms: list[tuple[int, int]] = []  # (position, term): of the first entry of each
+        self._since: list[tuple[int, int]] = []  # (position, view): see `Replicate`
         # The state it has begun with, for joining replicas, and the slots whose extra values that
         # lacks.
         self._first: tuple[Fill, Sequence[memoryview], int] | None = None
@@ -115,13 +115,13 @@ class Replica(Generic[_L]):
         extension = self.shard.state.extension
         return 0 if extension is None else extension.lacks
 
-    def _note_term(self, position: int, term: int) -> None:
-        if not self._terms or self._terms[-1][1] != term:
-            self._terms.append((position, term))
+    def _note_since(self, position: int, since: int) -> None:
+        if not self._since or self._since[-1][1] != since:
+            self._since.append((position, since))
 
-    def _term_at(self, position: int) -> int:
-        """Returns the term of an entry; 0 for none."""
-        return next((term for first, term in reversed(self._terms) if first <= position), 0)
+    def _since_at(self, position: int) -> int:
+        """Returns the view since which the primary of an entry is it; 0 for none."""
+        return next((since for first, since in reversed(self._since) if first <= position), 0)
 
     @property
     def slots(self) -> tuple[int, int] | None:
@@ -210,7 +210,7 @@ class Replica(Generic[_L]):
             self.source = None
             self.shard.state.shows_extra = True
         elif not self.log.position:
-            self.log.term = view.number
+            self.log.since = view.number
         out = self.log.members(entry.backups, entry.joining)
         if not entry.backups and not entry.joining:
             self._first = None
@@ -219,7 +219,7 @@ class Replica(Generic[_L]):
     def _forget_all(self) -> None:
         """Becomes a replica without a state."""
         self.began = self._position = 0
-        self._terms.clear()
+        self._since.clear()
         self.dispatcher = self._make(self.number)
         self.shard = self.dispatcher.shard
 
@@ -281,7 +281,7 @@ class Replica(Generic[_L]):
         assert log is not None
         if log.active:
             yield from log.append(now, who, message, raw, lent)
-            self._note_term(log.position, log.term)
+            self._note_since(log.position, log.since)
         failed = counters["failed"]
         instructions = self.shard.request(now, route, who, message, what)
         while True:
@@ -329,8 +329,8 @@ class Replica(Generic[_L]):
             return None
         server, out = link.identity.index, list[Output[_L]]()
         position, lacks = message.position, message.lacks
-        last = position and self._term_at(position)  # else it has heard another primary
-        filled = message.began != self.began or position > log.position or message.term != last
+        last = position and self._since_at(position)  # else it has heard another primary
+        filled = message.began != self.began or position > log.position or message.since != last
         followed = None
         if not filled or self._first is not None:
             if filled and self._first is not None:
@@ -400,7 +400,7 @@ class Replica(Generic[_L]):
                 f"{self._position + 1} was due"
             )
         self._position += 1
-        self._note_term(message.position, message.term)
+        self._note_since(message.position, message.since)
         self.shard.state.shows_extra = False  # nobody hears what a backup answers
         who = Participant(message.index, message.incarnation)
         yield from self.shard.request(message.now, route, who, event, what)
@@ -409,9 +409,9 @@ class Replica(Generic[_L]):
 
     def follows(self, incarnation: int) -> FollowPrimary:
         """Returns the message by which this replica asks its primary for entries."""
-        term = self._term_at(self._position)
+        since = self._since_at(self._position)
         return FollowPrimary(
-            self.number, self.generation, self._position, self.began, incarnation, term, self.lacks
+            self.number, self.generation, self._position, self.began, incarnation, since, self.lacks
         )
 
 

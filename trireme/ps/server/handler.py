@@ -97,7 +97,7 @@ class ShardHandler:
         # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
         # takes the server's status every half second
-        self.told: Callable[[Report], object] = lambda status: None
+        self.on_report: Callable[[Report], object] = lambda status: None
         # takes what this server did, when it began and ended, for which task, and the step made
         self.note: Callable[[str, float, float, str, int], object] | None = None
         self._numbered = 0  # how many connections were made
@@ -105,7 +105,7 @@ class ShardHandler:
         self._due = 0.0  # when the next status is
         self._applied = 0  # how many updates were applied when that was looked at last
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
-        self._followers: set[Link] = set()  # the connections of other replicas
+        self._replica_links: set[Link] = set()  # the connections of other replicas
         self._confirms: dict[Replica[Link], None] = {}  # that have applied entries in this turn
         self._buffers: dict[Replica[Link], ReceiveBuffer] = {}
         self._borrowed = BorrowedMemory()
@@ -180,7 +180,7 @@ class ShardHandler:
 
     def closed(self, link: Link, error: WireError | None) -> None:
         self._early = [each for each in self._early if each[0] is not link]
-        self._followers.discard(link)
+        self._replica_links.discard(link)
         self._extra.remove(link)
         self.replicas.closed(link)
         replica = self._bound.pop(link, None)
@@ -209,7 +209,7 @@ class ShardHandler:
         self._tell_coordinator()
         if now >= self._due:
             self._due = now + _STATUS_SECONDS
-            self.told(self.status())
+            self.on_report(self.status())
 
     def status(self) -> Report:
         logs = [each.log for each in self.replicas.by_shard.values() if each.log is not None]
@@ -234,7 +234,7 @@ class ShardHandler:
         for gone in self._buffers.keys() - here:
             del self._buffers[gone]
         for link, replica in [*self._bound.items()]:
-            if replica not in here or (link in self._followers and not replica.primary):
+            if replica not in here or (link in self._replica_links and not replica.primary):
                 link.close()
         self.peers_changed(self.replicas.peers(), view)
         early, self._early = self._early, []
@@ -280,7 +280,7 @@ class ShardHandler:
         else:
             replica, outputs = self.replicas.followed(link, message) or (None, ())
             if replica is not None:
-                self._followers.add(link)
+                self._replica_links.add(link)
         if replica is None:
             link.close()  # both sides have the newest view within moments
             return
@@ -300,7 +300,7 @@ class ShardHandler:
     ) -> None:
         now, task = self._now(), link.identity.task
         if isinstance(message, (Replicated, Borrows)):
-            if link not in self._followers:
+            if link not in self._replica_links:
                 raise FrameError(f"{task} confirms what was not sent to it")
             if isinstance(message, Borrows):
                 replica.borrows(link, message.memories)

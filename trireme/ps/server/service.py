@@ -113,7 +113,7 @@ class _Server:
             measures=measures,
             patience=server.policy.heartbeat_timeout,
         )
-        self._handler.told = self._report
+        self._handler.on_report = self._report
         parts = _PARTS.all().values()
         handlers: list[Handler] = [self._handler, *(part.open(self._handler) for part in parts)]
         epoch = ""  # until this server has joined

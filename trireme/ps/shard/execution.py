@@ -26,12 +26,12 @@ from trireme.ps.messages import Applied, FromServer, GroupSpec, Push, RejectedVe
 from trireme.ps.shard import push_table
 from trireme.ps.shard.additions import Additions
 from trireme.ps.shard.answers import Answers, PushAnswer, Wait, wait
-from trireme.ps.shard.copies import Copies
 from trireme.ps.shard.follower import Follower
 from trireme.ps.shard.instructions import Instruction, Send
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.rounds import Mean
+from trireme.ps.shard.snapshots import Snapshots
 from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import ValuesFactory
@@ -242,7 +242,7 @@ class Execution:
         self.answers = Answers(state)
         self.updates = Updates(state, self.answers)
         self.follower = Follower()
-        self.copies = Copies(state)
+        self.snapshots = Snapshots(state)
         self.additions = Additions(state, factory, self.follower.held)
         self.due = False  # whether `proceed` is to be called before the next event
         self._state = state
@@ -322,9 +322,9 @@ class Execution:
                 out.append(Send(0, held))
             return [*out, *self.answers.proceed()]
         while not self.follower.decided:
-            live, copies = state.participants.live, self.copies.tokens
+            live, snapshots = state.participants.live, self.snapshots.tokens
             additions = self.additions.tokens
-            decision = leader.decide(state.step, live, copies, self._square, additions)
+            decision = leader.decide(state.step, live, snapshots, self._square, additions)
             if decision is None:
                 break
             self.follower.decided.append(decision)
@@ -333,8 +333,8 @@ class Execution:
                 break
             out += self._follow()
         if not leader.alone:
-            told = leader.tell(state.participants.view.number)
-            out += [Send(shard, message) for shard, message in told]
+            messages = leader.tell(state.participants.view.number)
+            out += [Send(shard, message) for shard, message in messages]
         return [*out, *self.answers.proceed()]
 
     def _follow(self) -> list[Instruction]:
@@ -355,7 +355,7 @@ class Execution:
         if isinstance(decision, Apply):
             self._apply(decision)
         elif isinstance(decision, Cut):
-            return self.copies.make(decision.worker, decision.token)
+            return self.snapshots.make(decision.worker, decision.token)
         elif isinstance(decision, Add):
             self.updates.begin()
             return self.additions.make(decision.worker, decision.token)
@@ -380,9 +380,9 @@ class Execution:
     def _report(self) -> Held | None:
         rule, live = self._state.rule, self._state.participants.live
         square = self._square if rule.clip_norm is not None else None
-        copies = self.copies.tokens.items()
+        snapshots = self.snapshots.tokens.items()
         needed, additions = needed_for(rule, live), self.additions.tokens
-        return self.follower.report(needed, live, copies, square, additions)
+        return self.follower.report(needed, live, snapshots, square, additions)
 
     def _square(self, pushes: Sequence[PushId]) -> float:
         held = self.follower.held
@@ -394,7 +394,7 @@ class Execution:
         for pending in self.follower.held.values():
             if not pending.answered:
                 yield wait(now, pending, *self._missing(pending))
-        yield from self.copies.waits(now)
+        yield from self.snapshots.waits(now)
         yield from self.additions.waits(now)
         yield from self.answers.waits(now)
 

@@ -113,18 +113,18 @@ class Follower:
         self,
         needed: int,
         live: Live,
-        copies: Collection[tuple[int, int]],
+        snapshots: Collection[tuple[int, int]],
         square: Square | None,
         additions: tuple[tuple[int, int], ...] = (),
     ) -> Held | None:
         """Returns what to report to the leader, if there is anything new that is of use to it.
 
         Args:
-            copies: the requests for copies that are held: (worker, token).
+            snapshots: the requests for snapshots that are held: (worker, token).
             square: measures pushes that are held; None where nothing is clipped.
             additions: the requests to add parameters that are held: (worker, token).
         """
-        wanted = bool(copies or additions or self.proposed)
+        wanted = bool(snapshots or additions or self.proposed)
         if not self.news or not (wanted or 0 < needed <= len(self.held)):
             return None
         counting = self.counting(live)
@@ -135,7 +135,7 @@ class Follower:
         self._reported.update(pushes)
         measured = () if square is None else self.proposed or counting
         norm = square(measured) if square is not None and measured else 0.0
-        return Held(self.known, pushes, tuple(copies), measured, norm, additions)
+        return Held(self.known, pushes, tuple(snapshots), measured, norm, additions)
 
 
 def _pushes_of(decision: Decision) -> tuple[PushId, ...]:

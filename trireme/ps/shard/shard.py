@@ -51,7 +51,7 @@ from trireme.ps.snapshot_messages import AddParameters, Load, Loaded, TakeSnapsh
 from trireme.wire.message import Message
 
 NOTICE_SECONDS = 5.0
-"""How often a worker whose answer is withheld is told for whom it waits."""
+"""How often a worker whose answer is withheld hears which workers it waits for."""
 
 _OF_A_VIEW = (
     messages.Attach,
@@ -122,7 +122,8 @@ class Shard:
             return []
         staying = participants.take(view)
         out = self._replace(table.records.keys() - staying, staying)
-        gone = [*execution.answers.take_fenced_pulls(), *execution.copies.take_routes(absent=True)]
+        gone = execution.answers.take_fenced_pulls()
+        gone += execution.snapshots.take_routes(absent=True)
         gone += execution.additions.take_routes(absent=True)
         out += [self._refused(route, "fenced", "the view has changed") for route in gone]
         if state.leader is not None:
@@ -372,7 +373,7 @@ class Shard:
         self, now: float, route: object, who: Participant, request: TakeSnapshot
     ) -> list[Instruction]:
         """Takes a request for a copy, which is made where the leader decides."""
-        refused = self.execution.copies.ask(now, route, who, request)
+        refused = self.execution.snapshots.ask(now, route, who, request)
         if refused is not None:
             return [Reply(route, refused)]
         self.execution.follower.news = True
@@ -385,7 +386,7 @@ class Shard:
         execution = self.execution
         fenced = messages.FencedVerdict(view, "the shards were divided anew")
         refused = messages.PushReply(fenced, self.state.step, 0, False)
-        others = [*execution.answers.take_routes(), *execution.copies.take_routes()]
+        others = [*execution.answers.take_routes(), *execution.snapshots.take_routes()]
         others += execution.additions.take_routes()
         return [
             *(Reply(pending.route, refused) for pending in execution.unanswered()),

@@ -15,7 +15,7 @@ from trireme.data.order import SAME_ORDER
 from trireme.errors import Rejected
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.flat import NamedGroups
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
+from trireme.ps.messages import Leased, LeaseFields, OptimizerSpec, PushFields, Span
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.ps.snapshot import ModelState
@@ -96,7 +96,7 @@ class Backend(ABC):
         """Synchronises with the processes that make the step together with this one."""
 
     @abstractmethod
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
+    def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
         """Starts an exchange of gradients that are the mean of `weight` examples; 0: of none."""
 
     @abstractmethod
@@ -141,7 +141,7 @@ class Backend(ABC):
 
     @abstractmethod
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+        self, dataset: str, size: int, batch: int, count: int, **fields: Unpack[LeaseFields]
     ) -> Leased:
         """Leases the next examples of a data set: `count` spans of `batch` examples.
 

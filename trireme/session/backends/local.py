@@ -18,7 +18,7 @@ from trireme.ps.extension import HeldExtension, held_extension
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.flat import FlatModel
 from trireme.ps.leader.example_ledgers import ExampleLedgers
-from trireme.ps.messages import Applied, Lease, Leased, LeaseTerms, OptimizerSpec, PushTerms, Span
+from trireme.ps.messages import Applied, Lease, Leased, LeaseFields, OptimizerSpec, PushFields, Span
 from trireme.ps.optimizers import check_optimizer, members, named_state, restore_state
 from trireme.ps.results import PushResult, after_the_end
 from trireme.ps.rule import Rule
@@ -115,13 +115,13 @@ class Local(Backend):
     def _ended(self) -> bool:
         return self._end is not None and self.step >= self._end
 
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
+    def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
         if self.stopping:
             raise after_the_end(0 if self.group is None else self.group.rank, self.step)
         if self.group is None:
             self._held.collect_gradients()
-        self._apply(terms.get("examples", ()), skip=weight == 0)
-        extra = terms.get("extra")
+        self._apply(fields.get("examples", ()), skip=weight == 0)
+        extra = fields.get("extra")
         if self._extra is not None and weight > 0 and extra is not None:
             self._extra.apply(extra.divided(_WHOLE).of_shard(0), self.step + 1)
 
@@ -148,9 +148,9 @@ class Local(Backend):
         return PushResult(Applied(self.step), self.step, 0, self.stopping)
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+        self, dataset: str, size: int, batch: int, count: int, **fields: Unpack[LeaseFields]
     ) -> Leased:
-        request = Lease.of(dataset, size, batch, count, 0, terms)
+        request = Lease.of(dataset, size, batch, count, 0, fields)
         try:
             # Positions returned before a resume go to the first request: all request in one order.
             leased = [self._ledgers.lease(replica, request).spans for replica in self._replicas]

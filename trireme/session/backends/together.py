@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.ps.messages import Leased, LeaseTerms, Span
+from trireme.ps.messages import Leased, LeaseFields, Span
 from trireme.ps.results import PushResult
 from trireme.session.backends.base import Backend
 from trireme.session.loss import Loss
@@ -43,7 +43,7 @@ class Processes(ABC):
 
     @abstractmethod
     def deal(
-        self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, terms: LeaseTerms
+        self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, fields: LeaseFields
     ) -> Leased:
         """Leases, as rank 0, the next examples of all replicas, and returns those of its own."""
 

@@ -25,7 +25,7 @@ from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.ps.client.lanes import ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
-from trireme.session.backends.parameter_server import ParameterServer
+from trireme.session.backends.servers import ServerBackend
 from trireme.session.backends.together import together
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import Liveness
@@ -57,7 +57,7 @@ class Lifecycle:
         self.task = setup.settings.task
         self.state = "new"
         self.member: Member | None = None  # the connection to the coordinator, where there is one
-        self.servers: ParameterServer | None = None  # the backend, where there are servers
+        self.servers: ServerBackend | None = None  # the backend, where there are servers
         self.liveness = Liveness()
         self.draining = False  # whether this worker has retired, and waits until the others have
         self.stop_sent = False
@@ -89,7 +89,7 @@ class Lifecycle:
         self._joined = True
         return self.backend
 
-    def _join_servers(self) -> ParameterServer:
+    def _join_servers(self) -> ServerBackend:
         setup, flat, group = self.setup, self.setup.flat, self.setup.process_group
         self.enter("joining", f"the coordinator at {self.task.coordinator}")
         secret = bytes.fromhex(self.task.secret)
@@ -128,8 +128,8 @@ class Lifecycle:
         )
         processes = None if group is None else together(setup.settings).processes(setup)
         if setup.outer is None:
-            return ParameterServer(options, self.member, flat, processes)
-        backend: Callable[..., ParameterServer] = BACKENDS.imported("local", "open")
+            return ServerBackend(options, self.member, flat, processes)
+        backend: Callable[..., ServerBackend] = BACKENDS.imported("local", "open")
         return backend(options, self.member, flat, setup.optimizer, processes)
 
     def _unreached(self) -> str:

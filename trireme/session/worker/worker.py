@@ -14,7 +14,7 @@ import torch
 
 from trireme.errors import ConfigurationError, Fenced
 from trireme.ps.extra import ExtraRequest
-from trireme.ps.messages import PushTerms, Span, Stale
+from trireme.ps.messages import PushFields, Span, Stale
 from trireme.ps.results import PushResult
 from trireme.ps.snapshot import ModelState
 from trireme.session.backends.base import Backend
@@ -254,11 +254,11 @@ class Worker:
         try:
             if (written := self.setup.own_writes.to_send()) is not None:
                 backend.write_values(*written)
-            terms = PushTerms(hyper=self._hyper.now(), examples=examples)
+            fields = PushFields(hyper=self._hyper.now(), examples=examples)
             if not counts:
-                terms["steps"] = 0
+                fields["steps"] = 0
             push = self._push_ahead if self._prefetches else self._push
-            result = push(weight, terms, meanwhile)
+            result = push(weight, fields, meanwhile)
         except Fenced:
             result = self.rejoin()
         lifecycle.liveness.stepped()
@@ -285,12 +285,12 @@ class Worker:
         self._parameters.remember()
 
     def _push(
-        self, weight: float, terms: PushTerms, meanwhile: Callable[[], None]
+        self, weight: float, fields: PushFields, meanwhile: Callable[[], None]
     ) -> PushResult | None:
         backend, extension, began = self.backend, self.setup.extension, time.monotonic()
         if extension is not None:
-            terms["extra"] = extension.request()
-        backend.push(weight, **terms)
+            fields["extra"] = extension.request()
+        backend.push(weight, **fields)
         pushed = time.monotonic()
         meanwhile()
         waiting = time.monotonic()
@@ -304,7 +304,7 @@ class Worker:
         return result
 
     def _push_ahead(
-        self, weight: float, terms: PushTerms, meanwhile: Callable[[], None]
+        self, weight: float, fields: PushFields, meanwhile: Callable[[], None]
     ) -> PushResult | None:
         """Waits for the previous push, and pushes without waiting; returns the previous result."""
         backend = self.backend
@@ -314,8 +314,8 @@ class Worker:
         began = time.monotonic()
         self.push_under_way = False
         if before is None or not before.stop:
-            terms["pulled"] = basis
-            backend.push(weight, **terms)
+            fields["pulled"] = basis
+            backend.push(weight, **fields)
             self.push_under_way = True
         self.update_times = UpdateTimes(began, time.monotonic(), waiting, began)
         return before

@@ -1,4 +1,4 @@
-"""Copies of one shard at a point of the sequence of decisions, which is the same on every shard."""
+"""Snapshots of one shard at one point of the sequence of decisions, the same on every shard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trireme.ps.shard.state import ShardState
 from trireme.ps.snapshot_messages import Snapshot, TakeSnapshot
 
 
-class Copies:
-    """Holds the requests for copies until the leader has decided where to make them."""
+class Snapshots:
+    """Holds the requests for snapshots until the leader has decided where to make them."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
@@ -23,7 +23,7 @@ class Copies:
 
     @property
     def tokens(self) -> Mapping[int, int]:
-        """The tokens of the copies that are not made, by worker."""
+        """The tokens of the snapshots that are not made, by worker."""
         return {worker: held.request.token for worker, held in self._held.items()}
 
     def ask(
@@ -80,5 +80,5 @@ class Copies:
         for worker, held in self._held.items():
             names: tuple[str, ...] = (view.primary_name(0),)
             if leader is not None:
-                names = leader.missing_copy(worker, held.request.token, view)
+                names = leader.missing_snapshot(worker, held.request.token, view)
             yield wait(now, held, "a copy of every shard", names)

@@ -12,14 +12,14 @@ from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import ClientOptions
 from trireme.ps.client.server_links import Membership
 from trireme.ps.flat import FlatModel, NamedGroups
-from trireme.ps.messages import Leased, LeaseTerms, OptimizerSpec, PushTerms
+from trireme.ps.messages import Leased, LeaseFields, OptimizerSpec, PushFields
 from trireme.ps.results import PushResult
 from trireme.ps.rule import Rule
 from trireme.session.backends.base import Backend, FirstState
 from trireme.session.backends.together import Processes
 
 
-class ParameterServer(Client, Backend):
+class ServerBackend(Client, Backend):
     """The backend of parameter servers; see `Client` for the first arguments.
 
     The `processes` compute this worker's updates together; this is rank 0 of them.
@@ -64,14 +64,16 @@ class ParameterServer(Client, Backend):
         if incarnation > self.options.incarnation:
             self.renew(incarnation)
 
-    def push(self, weight: float, **terms: Unpack[PushTerms]) -> None:
-        super().push(self._united(weight, terms), **terms)
+    def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
+        super().push(self._united(weight, fields), **fields)
 
-    def _united(self, weight: float, terms: PushTerms) -> float:
+    def _united(self, weight: float, fields: PushFields) -> float:
         """Unites the update with those of the other processes; returns its weight."""
         if (processes := self._processes) is not None:
             processes.gather()
-            weight, terms["examples"], reasons = processes.unite(weight, terms.get("examples", ()))
+            weight, fields["examples"], reasons = processes.unite(
+                weight, fields.get("examples", ())
+            )
             for reason in reasons:
                 self.stop(reason)
         return weight
@@ -86,12 +88,12 @@ class ParameterServer(Client, Backend):
             self._processes.spread(self.global_step, self.stopping, result)
 
     def lease(
-        self, dataset: str, size: int, batch: int, count: int, **terms: Unpack[LeaseTerms]
+        self, dataset: str, size: int, batch: int, count: int, **fields: Unpack[LeaseFields]
     ) -> Leased:
         ask = super().lease
         if self._processes is None:
-            return ask(dataset, size, batch, count, **terms)
-        return self._processes.deal(partial(ask, dataset, size), dataset, batch, count, terms)
+            return ask(dataset, size, batch, count, **fields)
+        return self._processes.deal(partial(ask, dataset, size), dataset, batch, count, fields)
 
     def stop(self, reason: str) -> int:
         self._stop_reason = reason
