@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -48,8 +49,11 @@ class SharedMemory:
         self.nbytes = nbytes
         self.identity = os.fstat(descriptor).st_ino
         self._descriptor = descriptor
-        self._map = mmap.mmap(descriptor, nbytes)
+        self._map = mmap.mmap(
+            descriptor, nbytes
+        )  # with a descriptor of its own, while it is mapped
         self.view = memoryview(self._map)
+        self._close = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
@@ -98,9 +102,8 @@ class SharedMemory:
         return tuple(self.view[offset : offset + length] for offset, length in places)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._close()  # once
+        self._descriptor = -1
 
 
 class Lending:

@@ -276,12 +276,14 @@ class Client:
 
     def renew(self, incarnation: int) -> None:
         """Begins again as another incarnation: this worker had been taken for lost."""
-        self.close()
+        self._servers.close()
         self._servers.lanes.options = replace(self.options, incarnation=incarnation)
         self._protocol.renew()
 
     def close(self) -> None:
         self._servers.close()
+        if self._flat.memory is not None:
+            self._flat.memory.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
