@@ -34,12 +34,14 @@ from tests.faults.proxy import unnoticed
 from trireme.cluster.coordinator import Coordinator
 from trireme.cluster.messages import JobOver
 from trireme.cluster.state import Policy
+from trireme.cluster.view import View
 from trireme.job_config import STRATEGIES, JobConfig
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.ps.packing import PACKING
 from trireme.ps.server.service import ServerConfig, serve
 from trireme.ps.shard.values.segment_optimizer import load_optimizers
 from trireme.session.session import Session
+from trireme.session.worker.worker import Worker
 from trireme.strategies import BACKENDS
 from trireme.wire.refusals import ServiceLimits
 from trireme.wire.service import Service
@@ -138,6 +140,15 @@ class Ran(Generic[T]):
 
 
 _VICTIMS = ("JobFailed", "WaitTimeout")
+
+
+def newer_view(worker: Worker, number: int) -> View:
+    """Waits until a worker has a view with a higher number, and returns it."""
+    lifecycle, member = worker.lifecycle, worker.lifecycle.member
+    assert member is not None
+    newer = member.wait_until(lambda: lifecycle.view_number > number, time.monotonic() + 20)
+    assert newer and member.view is not None, f"there is no view after {number}"
+    return member.view
 
 
 def run_job(cluster: Cluster, make: Callable[[int], Session], program: Program[T]) -> Ran[T]:

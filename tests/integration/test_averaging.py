@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.faults import Proxy
-from tests.harness import Cluster, run_job
+from tests.harness import Cluster, newer_view, run_job
 from tests.integration.shell import PROGRAMS, ROOT, Shell
 from trireme.ps.messages import Stale, WorkerProgress
 from trireme.session.checkpoint import CheckpointData, latest
@@ -270,13 +270,13 @@ def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_coun
     def checker(session: Session) -> tuple[int, int, list[float]]:
         worker = session.worker
         assert held.wait(20)
-        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+        without = newer_view(worker, 1)
         assert [entry.index for entry in without.workers] == [0]
         evicted.set()
         while not worker.backend.status()[0].counters.get("fenced"):
             pass  # until its push has come, and was refused
         proxies[1].flow()
-        again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+        again = newer_view(worker, without.number)
         assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
         return count(session)
 

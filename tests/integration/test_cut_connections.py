@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.faults import Proxies, Proxy
-from tests.harness import Cluster, run_job
+from tests.harness import Cluster, newer_view, run_job
 from trireme.ps.client.client import Client
 from trireme.ps.client.lanes import Lanes
 from trireme.ps.messages import Applied, Stale
@@ -178,12 +178,12 @@ def test_whatever_a_worker_taken_for_lost_asks_first_brings_it_back(
 
     def checker(session: Session) -> tuple[Counts, int]:
         worker = session.worker
-        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+        without = newer_view(worker, 1)
         assert [entry.index for entry in without.workers] == [0]
         worker.backend.pull(train=False)  # an answer under this view: the server has taken it too
         worker.remember()  # the values that came are the job's
         evicted.set()
-        worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+        newer_view(worker, without.number)
         return count(session), worker.backend.options.incarnation
 
     (first, one), (second, two) = run_job(
@@ -227,14 +227,14 @@ def test_a_worker_taken_for_lost_comes_back_and_no_update_counts_twice(first_wor
     def checker(session: Session) -> tuple[Counts, int]:
         worker = session.worker
         assert held.wait(20)
-        without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+        without = newer_view(worker, 1)
         assert [entry.index for entry in without.workers] == [0]
         worker.backend.pull(train=False)  # an answer under this view: the server has taken it too
         worker.remember()  # the values that came are the job's
         evicted.set()
         assert fenced.wait(20)
         proxies[1].flow()
-        again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+        again = newer_view(worker, without.number)
         assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
         return count(session), worker.backend.options.incarnation
 
@@ -284,9 +284,9 @@ def test_a_worker_taken_for_lost_at_the_very_end_comes_back_and_holds_nobody_up(
         if worker.lifecycle.is_chief:
             assert waits.wait(20) and worker.lifecycle.member is not None
             proxies[1].hold()
-            without = worker.lifecycle.member.wait_for_view(newer_than=1, timeout=20)
+            without = newer_view(worker, 1)
             proxies[1].flow()
-            again = worker.lifecycle.member.wait_for_view(newer_than=without.number, timeout=20)
+            again = newer_view(worker, without.number)
             assert [(entry.index, entry.incarnation) for entry in again.workers] == [(0, 1), (1, 2)]
         return retire(worker)
 

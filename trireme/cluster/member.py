@@ -100,12 +100,11 @@ class Member(MemberProtocol):
 
     def wait_for_view(
         self,
-        newer_than: int = 0,
         *,
         timeout: float,
         on_waiting: Callable[[Sequence[str], float], None] | None = None,
     ) -> View:
-        """Blocks until there is a view with a number above `newer_than`, and returns the newest.
+        """Blocks until there is a view, and returns the newest.
 
         `on_waiting` is called in this thread, every few seconds, with the names of the tasks that
         the job waits for, and the seconds until the job fails.
@@ -113,26 +112,20 @@ class Member(MemberProtocol):
         deadline = time.monotonic() + timeout
         notified: tuple[WaitingFor, float] | None = None
 
-        def newer() -> bool:
-            return self.view is not None and self.view.number > newer_than
-
         def news() -> bool:
-            return newer() or self.waiting is not notified
+            return self.view is not None or self.waiting is not notified
 
         while True:
             changed = self._wait(news, deadline - time.monotonic())
             self._check_running()
-            if newer():
-                assert self.view is not None
+            if self.view is not None:
                 return self.view
             notified = self.waiting
             if not changed:
                 why = "ask the coordinator with `trireme status`"
                 if notified is not None:
                     why = f"the job waits for {', '.join(notified[0].names)}"
-                raise WaitTimeout(
-                    f"no view after number {newer_than} came within {timeout:g} s: {why}"
-                )
+                raise WaitTimeout(f"no view came within {timeout:g} s: {why}")
             if notified is not None and on_waiting is not None:
                 on_waiting(notified[0].names, max(0.0, notified[1] - time.monotonic()))
 
